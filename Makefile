@@ -1,0 +1,38 @@
+# make run    the embedded default, from raw demo files to results/report/pages/index.html
+# make test   the whole test suite
+PYTHON ?= python3
+BIN := .venv/bin
+SNAKEMAKE := snakemake --cores all --resources gpu=1
+
+.PHONY: run test lint lock
+.DEFAULT_GOAL := run
+
+run: .venv/installed
+	@echo '$(SNAKEMAKE)'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SNAKEMAKE)
+	@echo 'The report: results/report/pages/index.html'
+	@echo 'To go on without make: . .venv/bin/activate && $(SNAKEMAKE)'
+
+test: .venv/installed
+	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
+
+# torch first: then nothing that needs it looks for another build of it.
+.venv/installed: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "snaketune needs Python 3.11 or newer: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+# After a change of the dependencies in pyproject.toml: install them, then pin what came.
+lock:
+	$(BIN)/pip install --upgrade --editable '.[dev]'
+	(echo "# Everything that snaketune runs with, pinned. Written by: make lock"; \
+	 $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//') > requirements.lock

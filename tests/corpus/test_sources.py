@@ -1,0 +1,216 @@
+"""Files to raw rows: every format, every disguise, and what a damaged one costs."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from snaketune.artifacts.tables import write_table
+from snaketune.config.corpora import HubDataset
+from snaketune.corpus.rows import Malformed
+from snaketune.corpus.sources import read_file, read_hub
+from snaketune.errors import SnaketuneError
+
+ROWS = [{"prompt": "Größe?", "response": "5\u2028m"}, {"prompt": "a\r\nb", "response": 'say "x", y'}, {"prompt": "3"}]
+FULL = [{"prompt": row["prompt"], "response": row.get("response", "")} for row in ROWS]
+
+
+def lines(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def table(path: Path) -> bytes:
+    rows = pa.Table.from_pylist(FULL)
+    pq.write_table(rows, path) if path.suffix == ".parquet" else write_table(path, rows)
+    return path.read_bytes()
+
+
+def stream() -> bytes:
+    sink = pa.BufferOutputStream()
+    rows = pa.Table.from_pylist(FULL)
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def read(tmp_path: Path, name: str, content: bytes):
+    path = tmp_path / name
+    path.write_bytes(content)
+    return [tuple(raw) for raw in read_file(path, f"as/written/{name}")]
+
+
+@pytest.mark.parametrize(
+    "name, content, unit",
+    [
+        ("a.jsonl", lines(FULL), "line"),
+        ("a.jsonl", lines(FULL).rstrip(b"\n"), "line"),
+        ("bom.jsonl", b"\xef\xbb\xbf" + lines(FULL), "line"),
+        ("crlf.jsonl", lines(FULL).replace(b"\n", b"\r\n"), "line"),
+        ("really_lines.json", lines(FULL), "line"),
+        ("a.json", json.dumps(FULL).encode(), "row"),
+        ("pretty.json", b"\xef\xbb\xbf" + json.dumps(FULL, indent=2).encode(), "row"),
+        ("wrapped.json", json.dumps({"canary": "x", "examples": FULL}).encode(), "row"),
+        ("wrapped_pretty.json", json.dumps({"examples": FULL, "n": 3}, indent=1).encode(), "row"),
+        ("really_an_array.jsonl", json.dumps(FULL).encode(), "row"),
+        ("really_pretty.jsonl", json.dumps(FULL, indent=2).encode(), "row"),
+        ("really_wrapped.jsonl", json.dumps({"rows": FULL}, indent=2).encode(), "row"),
+        ("A.JSONL", lines(FULL), "line"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_json_in_every_disguise(tmp_path, name, content, unit, zipped):
+    found = read(tmp_path, name + ".gz" * zipped, gzip.compress(content) if zipped else content)
+    assert found == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
+
+
+def test_gzip_is_told_by_content(tmp_path):
+    assert read(tmp_path, "zipped.jsonl", gzip.compress(lines(FULL))) == read(tmp_path, "plain.jsonl.gz", lines(FULL))
+
+
+@pytest.mark.parametrize("row", [{"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x", "tags": ["a"]}])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_single_row_is_no_wrapper(tmp_path, row, indent):
+    assert [found for _, _, found in read(tmp_path, "one.json", json.dumps(row, indent=indent).encode())] == [row]
+
+
+def test_one_line_of_jsonl_is_a_row_whatever_it_holds(tmp_path):
+    row = {"prompt": "x", "kwargs": [{}]}
+    assert read(tmp_path, "one.jsonl", lines([row])) == [("line", 1, row)]
+
+
+def test_csv_with_cells_over_lines(tmp_path):
+    content = '\ufeffprompt,response\r\n"one\r\ntwo","say ""x"""\r\n\r\nGröße,\r\n'.encode()
+    expected = [
+        ("line", 2, {"prompt": "one\r\ntwo", "response": 'say "x"'}),
+        # The third physical line ends the first row; the fourth is blank.
+        ("line", 5, {"prompt": "Größe", "response": ""}),
+    ]
+    assert read(tmp_path, "a.csv", content) == expected
+    assert read(tmp_path, "a.csv.gz", gzip.compress(content)) == expected
+
+
+def test_csv_bad_rows_cost_themselves(tmp_path):
+    content = b'prompt,response\nfine,row\ntoo,many,cells\nbad \xff,bytes\n"a"b,c\nlong,' + b"x" * 200_000 + b"\n"
+    found = {number: raw.reason if isinstance(raw, Malformed) else "ok" for _, number, raw in read(tmp_path, "a.csv", content)}
+    assert found == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.parquet.gz", "a.arrow.gz"])
+def test_tables(tmp_path, name):
+    content = table(tmp_path / f"plain.{name.split('.')[1]}")
+    found = read(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
+    assert found == [("row", number, row) for number, row in enumerate(FULL, start=1)]
+
+
+def test_arrow_streams_as_datasets_writes_them(tmp_path):
+    assert [row for _, _, row in read(tmp_path, "a.arrow", stream())] == FULL
+
+
+def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
+    raw = pa.array([b"fine", b"\xff\xfe", b"fine too"], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    write_table(tmp_path / "made.arrow", pa.table({"prompt": texts}))
+    found = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert found[0] == {"prompt": "fine"} and found[2] == {"prompt": "fine too"}
+    assert found[1].reason == "not_utf8"
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (b'{"prompt": "cut', "not_json"),
+        (b'{"prompt": NaN}', "not_json"),
+        (b"{'prompt': 1}", "not_json"),
+        (b'{"n": ' + b"1" * 5000 + b"}", "not_json"),
+        (b"[" * 100_000, "not_json"),
+        (b'{"prompt": "\xff"}', "not_utf8"),
+        (b'["a", "b"]', "not_an_object"),
+        (b"null", "not_an_object"),
+        (b"12", "not_an_object"),
+        (b'"' + b"x" * 1000 + b'"', "not_an_object"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_bad_lines_cost_themselves(tmp_path, line, reason, place, suffix):
+    parts = [lines([row]) for row in FULL]
+    parts.insert(place, line + b"\n\n")
+    found = read(tmp_path, f"a{suffix}", b"".join(parts))
+    good = [raw for _, _, raw in found if not isinstance(raw, Malformed)]
+    (bad,) = [(number, raw) for _, number, raw in found if isinstance(raw, Malformed)]
+    assert good == FULL
+    assert bad[0] == place + 1 and bad[1].reason == reason and 0 < len(bad[1].excerpt) <= 201
+
+
+def test_elements_of_an_array_that_are_no_objects(tmp_path):
+    found = read(tmp_path, "a.json", b'[{"prompt": "x"}, 3, "y"]')
+    assert [getattr(raw, "reason", raw) for _, _, raw in found] == [{"prompt": "x"}, "not_an_object", "not_an_object"]
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("a.jsonl", b"", "holds no rows"),
+        ("a.jsonl", b"\n \n", "holds no rows"),
+        ("a.json", b"[]", "holds no rows"),
+        ("a.json", b'{"examples": []}', "holds no rows"),
+        ("a.csv", b"", "holds no rows"),
+        ("a.csv", b"prompt,response\n", "holds no rows"),
+        ("a.parquet", b"", "can't be read"),
+        ("a.arrow", b"", "can't be read"),
+        ("a.json", json.dumps(FULL).encode()[:-9], "isn't whole JSON"),
+        ("a.json", json.dumps(FULL, indent=1).encode()[:-9], "isn't whole JSON"),
+        ("a.json", b"Not found", "isn't whole JSON"),
+        ("a.jsonl.gz", gzip.compress(lines(FULL * 999))[:-200], "cut off"),
+        ("a.json.gz", gzip.compress(json.dumps(FULL).encode())[:-9], "cut off"),
+        ("a.csv.gz", gzip.compress(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
+        ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 opens a quote"),
+        ("a.csv", b"prompt,prompt\n1,2\n", "column 'prompt' twice"),
+        ("a.txt", b"x", "unknown format '.txt'"),
+        ("a", b"x", "unknown format ''"),
+    ],
+)
+def test_a_broken_file_ends_the_stage(tmp_path, name, content, says):
+    with pytest.raises(SnaketuneError, match=says) as error:
+        read(tmp_path, name, content)
+    assert f"as/written/{name}" in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_half_a_table(tmp_path, suffix, share):
+    content = table(tmp_path / f"whole{suffix}")
+    with pytest.raises(SnaketuneError, match="fetch it again"):
+        read(tmp_path, f"half{suffix}", content[: int(len(content) * share)])
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(SnaketuneError, match="data/gone.jsonl doesn't exist"):
+        list(read_file(tmp_path / "gone.jsonl", "data/gone.jsonl"))
+
+
+def test_hub(monkeypatch):
+    asked = {}
+
+    def load_dataset(path, name, **rest):
+        asked.update(path=path, name=name, **rest)
+        return FULL
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    hub = HubDataset(path="openai/gsm8k", name="main", split="test", revision="abc")
+    assert [tuple(raw) for raw in read_hub(hub)] == [("row", n, row) for n, row in enumerate(FULL, start=1)]
+    assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test", "revision": "abc"}
+
+
+def test_hub_that_cannot_be_had(monkeypatch):
+    def load_dataset(*_, **__):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(SnaketuneError, match=r"openai/gsm8k \(train\) at abc can't be loaded.*no route to host"):
+        list(read_hub(HubDataset(path="openai/gsm8k", revision="abc")))

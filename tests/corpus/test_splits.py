@@ -1,0 +1,54 @@
+"""The split: by prompt, alike in every corpus, of the promised size."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaketune.corpus.splits import is_held_out, split_key
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def test_share_is_kept():
+    keys = [f"prompt {i}" for i in range(20_000)]
+    for share in (0.01, 0.05, 0.5):
+        held = sum(is_held_out(key, seed=3, share=share) for key in keys)
+        assert held / len(keys) == pytest.approx(share, rel=0.15)
+
+
+@given(st.text(), st.integers())
+def test_nothing_and_everything(key, seed):
+    assert not is_held_out(key, seed=seed, share=0.0)
+    assert is_held_out(key, seed=seed, share=1.0)
+
+
+@given(st.text(), st.floats(0, 1), st.floats(0, 1))
+def test_a_larger_share_keeps_what_a_smaller_one_held(key, a, b):
+    if is_held_out(key, seed=0, share=min(a, b)):
+        assert is_held_out(key, seed=0, share=max(a, b))
+
+
+def test_the_seed_draws_anew():
+    keys = [str(i) for i in range(1000)]
+    by_seed = [{key for key in keys if is_held_out(key, seed=seed, share=0.5)} for seed in (0, 1)]
+    assert 150 < len(by_seed[0] & by_seed[1]) < 350
+
+
+def test_key_is_system_and_first_user_turn():
+    system = {"role": "system", "content": "Be brief."}
+    replies = [{"role": "assistant", "content": "x"}, user("more")]
+    assert split_key([user("Hi")]) == split_key([user("Hi"), *replies])
+    assert split_key([system, user("Hi")]) == split_key([system, user("Hi"), *replies]) != split_key([user("Hi")])
+    assert split_key([{"role": "system", "content": "a"}, user("bc")]) != split_key(
+        [{"role": "system", "content": "ab"}, user("c")]
+    )
+
+
+def test_which_prompts_are_held_out_never_changes():
+    # Frozen: another answer here would move evaluation rows of every existing corpus into training.
+    assert [i for i in range(100) if is_held_out(str(i), seed=0, share=0.05)] == HELD_OUT_OF_100
+
+
+HELD_OUT_OF_100 = []

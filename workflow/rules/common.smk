@@ -1,0 +1,80 @@
+"""The config as a plan of jobs, and the helpers by which rules look their own job up."""
+
+import os
+import sys
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+
+PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
+sys.path.insert(0, str(PACKAGE_ROOT))
+# Jobs run in their rule's environment, where the package itself isn't installed.
+shell.prefix(f"export PYTHONPATH='{PACKAGE_ROOT}'; ")
+
+from snaketune.artifacts.code import code_digest
+from snaketune.config.base import NAME_PATTERN
+from snaketune.config.load import load
+from snaketune.config.plan import Plan
+from snaketune.config.specs import canonical
+from snaketune.errors import SnaketuneError
+from snaketune.report.pages import pages_of
+from snaketune.stages import STAGES
+
+try:
+    plan = Plan(*load(config))
+except SnaketuneError as error:
+    raise WorkflowError(str(error)) from None
+
+
+wildcard_constraints:
+    name=NAME_PATTERN,
+    evaluation=NAME_PATTERN,
+    model=NAME_PATTERN,
+
+
+def job_of(stage, wildcards):
+    """The planned job behind a rule's wildcards."""
+    try:
+        return plan.job(stage, "/".join(wildcards))
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def inputs_of(stage):
+    """Manifests of what the job reads, by role; payload folders as ancient, since manifests speak for them."""
+
+    def inputs(wildcards):
+        job = job_of(stage, wildcards)
+        found = {role: [made.manifest for made in jobs] for role, jobs in job.artifacts.items()}
+        payloads = [ancient(made.payload) for jobs in job.artifacts.values() for made in jobs]
+        return {**found, **{role: list(files) for role, files in job.files.items()}, "payloads": payloads}
+
+    return inputs
+
+
+def spec_of(stage):
+    """The slice of the config that the job reads, in its one canonical spelling."""
+
+    def spec(wildcards):
+        return canonical(job_of(stage, wildcards).spec)
+
+    return spec
+
+
+def code_of(stage):
+    """Digest of the code that shapes the stage's result."""
+    return code_digest(STAGES[stage].module)
+
+
+def operation_of(stage, key):
+    """How the job is run. As a resource and not a param, so that an edit reruns nothing."""
+
+    def operation(wildcards):
+        return getattr(job_of(stage, wildcards).operation, key)
+
+    return operation
+
+
+def report_files():
+    """What the report consists of for this config."""
+    return ["results/report/manifest.json", *(f"results/report/pages/{page}" for page in pages_of(plan))]

@@ -1,0 +1,31 @@
+"""Figures and tables of everything that ran, as pages, and in `snakemake --report results/report.html`."""
+
+
+rule report:
+    input:
+        manifests=[job.manifest for job in plan.jobs.values() if job.stage != "report"],
+        payloads=[ancient(job.payload) for job in plan.jobs.values() if job.stage != "report"],
+        runs=[ancient(job.run) for job in plan.jobs.values() if job.stage != "report"],
+    output:
+        manifest="results/report/manifest.json",
+        run="results/report/run.json",
+        pages=[
+            report(f"results/report/pages/{page}", caption=f"../report/{caption}.rst", category=category)
+            for page, (category, caption) in pages_of(plan).items()
+        ],
+    log:
+        "results/logs/report.log",
+    conda:
+        "../../envs/data.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=30,
+        gpu=0,
+    params:
+        spec=canonical(plan.job("report", "report").spec),
+        code=code_of("report"),
+    shell:
+        "python -m snaketune report --spec {params.spec:q} --code {params.code}"
+        " --manifests {input.manifests:q} --runs {input.runs:q}"
+        " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

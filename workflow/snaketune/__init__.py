@@ -1,0 +1,1 @@
+"""snaketune: raw conversations and preferences in, an evaluated, aligned language model out."""

@@ -1,0 +1,62 @@
+"""`python -m snaketune <stage> ...`: run one stage by hand, with the arguments that its rule logs."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from snaketune.artifacts.code import code_digest
+from snaketune.artifacts.stage import WORK_ROOT
+from snaketune.config.runs import Operation
+from snaketune.errors import SnaketuneError
+from snaketune.stages import STAGES, run
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 0, or 1 with a plain message on standard error."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "clean":
+            from snaketune.artifacts.clean import clean
+
+            clean(WORK_ROOT, remove=options.remove)
+            return 0
+        stage = STAGES[options.command]
+        run(
+            options.command,
+            spec=options.spec,
+            code=options.code or code_digest(stage.module),
+            inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
+            out=options.out,
+            operation=Operation(
+                gpus=options.gpus, checkpoint_steps=options.checkpoint_steps, log_steps=options.log_steps
+            ),
+        )
+    except SnaketuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m snaketune", description="Run one stage of the workflow by hand.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, stage in STAGES.items():
+        command = commands.add_parser(name, help=f"the {name} stage")
+        command.add_argument("--spec", required=True, help="the stage's spec as JSON")
+        command.add_argument("--code", help="digest of the stage's code (default: computed now)")
+        command.add_argument("--out", required=True, type=Path, help="folder to publish the result in")
+        for role in (*stage.one, *stage.many):
+            command.add_argument(f"--{role.replace('_', '-')}", nargs="*", type=Path, default=[], metavar="MANIFEST")
+        for role in stage.files:
+            command.add_argument(f"--{role.replace('_', '-')}", nargs="*", type=Path, default=[], metavar="FILE")
+        defaults = Operation()
+        command.add_argument("--gpus", type=int, default=defaults.gpus, help="GPUs to claim, where there are any")
+        command.add_argument("--checkpoint-steps", type=int, default=defaults.checkpoint_steps)
+        command.add_argument("--log-steps", type=int, default=defaults.log_steps)
+    clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
+    clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

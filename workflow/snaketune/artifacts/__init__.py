@@ -1,0 +1,1 @@
+"""The one way to disk: digests, manifests, work folders and atomic publishing."""

@@ -1,0 +1,25 @@
+"""Digests: XXH3-128 for payload files (memory speed), SHA-256 for small structured values."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+CHUNK_BYTES = 1 << 22
+
+
+def digest_file(path: Path) -> str:
+    """XXH3-128 of a file's content, as `xxh3:<32 hex digits>`."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            state.update(chunk)
+    return f"xxh3:{state.hexdigest()}"
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON, as 64 hex digits; mappings compare without regard to key order."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

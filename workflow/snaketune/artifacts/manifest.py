@@ -1,0 +1,96 @@
+"""`manifest.json`: what an artifact holds, what it was made from, and what was lost on the way.
+
+Deterministic: the same work gives the same bytes, whoever did it and when. What differs from run to run (time, host,
+throughput) is in `run.json`, on which nothing depends.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.errors import SnaketuneError
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def content_digest(manifest: dict[str, Any]) -> str:
+    """Digest of what readers of the artifact can read.
+
+    It covers the payload and the format, not the counts, records and inputs: two ways to the same rows are the same rows,
+    and what comes after needn't run again.
+    """
+    payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
+    return digest_json({"payload": payload, "format": [manifest.get("kind"), manifest.get("format_version")]})
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A finished result on disk."""
+
+    manifest_path: Path
+    manifest: dict[str, Any]
+    folder: Path
+
+    @cached_property
+    def content(self) -> str:
+        return content_digest(self.manifest)
+
+    def file(self, name: str) -> Path:
+        """Path of a payload file whose digest has been verified.
+
+        Raises:
+            SnaketuneError: the file is missing or changed; the message says how to heal it.
+        """
+        entry = {**self.manifest["payload"], **self.manifest["records"]}.get(name)
+        path = self.folder / name
+        if entry is None:
+            raise SnaketuneError(f"{self.manifest_path} lists no file {name!r}")
+        if not path.is_file():
+            raise SnaketuneError(f"{path} is missing; {self._heal()}")
+        found = digest_file(path)
+        if found != entry["digest"]:
+            raise SnaketuneError(
+                f"{path} is damaged: its digest is {found}, the manifest says {entry['digest']}; {self._heal()}"
+            )
+        return path
+
+    def files(self, prefix: str = "") -> list[Path]:
+        """All payload files whose name starts with `prefix`, verified, in order of name."""
+        return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
+
+    def _heal(self) -> str:
+        return f"rebuild it with: snakemake --cores all --resources gpu=1 --forcerun {self.manifest_path}"
+
+
+def read_artifact(manifest_path: Path, payload: str) -> Artifact:
+    """The artifact behind a manifest, its payload in the folder `payload` beside it; SnaketuneError if unreadable."""
+    try:
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}") from None
+    if not isinstance(manifest, dict) or "payload" not in manifest or "records" not in manifest:
+        raise SnaketuneError(f"{manifest_path} is no snaketune manifest: it has no `payload`")
+    return Artifact(manifest_path, manifest, manifest_path.parent / payload)
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
+    from snaketune.artifacts.tables import count_rows
+
+    described = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        entry: dict[str, Any] = {"digest": digest_file(path), "bytes": path.stat().st_size}
+        if path.suffix == ".arrow":
+            entry["rows"] = count_rows(path)
+        described[path.relative_to(folder).as_posix()] = entry
+    return described

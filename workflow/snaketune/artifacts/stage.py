@@ -1,0 +1,123 @@
+"""Run a stage at most once: look its fingerprint up, else build, then publish.
+
+Fingerprint = digest of (stage, spec, inputs, code). A complete result under it is published at once, without importing
+what the stage itself would need. That gives early cutoff (an input changed, but not what can be read from it), brings an
+old result back when a config is put back, and lets a killed job find its own half-done work.
+"""
+
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.manifest import Artifact, describe_files, write_json
+from snaketune.artifacts.work import WorkFolder, locked, publish
+
+WORK_ROOT = Path("results/.work")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a stage has to say besides its payload.
+
+    Attributes:
+        counts: what came in, was kept, and was dropped, by reason. Goes into the manifest.
+        about: further deterministic facts for the manifest (formats, kernels, scores).
+        records: payload files that describe the work and aren't read downstream, such as `quarantine.jsonl`.
+        libraries: distributions whose version shapes the content.
+        run: facts that differ from run to run (throughput, device); go into run.json.
+    """
+
+    counts: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    records: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+def fingerprint_of(
+    stage: str, spec: dict[str, Any], artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]], code: str
+) -> tuple[str, dict[str, list[str]]]:
+    """The fingerprint (32 hex digits) and the digest of every input by role."""
+    inputs = {role: [artifact.content for artifact in found] for role, found in artifacts.items()}
+    inputs |= {role: [digest_file(path) for path in found] for role, found in files.items()}
+    digest = digest_json({"stage": stage, "spec": spec, "inputs": inputs, "code": code})
+    return digest[:32], inputs
+
+
+def run_stage(
+    *,
+    stage: str,
+    spec: dict[str, Any],
+    artifacts: dict[str, list[Artifact]],
+    files: dict[str, list[Path]],
+    code: str,
+    out: Path,
+    payload: str,
+    build: Callable[[WorkFolder], Outcome],
+    work_root: Path = WORK_ROOT,
+) -> None:
+    """Publish the stage's result at `out`, building it first if nobody has.
+
+    Args:
+        spec: the resolved spec as plain JSON.
+        artifacts, files: inputs by role.
+        code: digest of the code that shapes the result.
+        payload: name of the payload folder below `out`.
+        build: fills `payload` of the work folder; called only if there is no complete result.
+    """
+    fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code)
+    work = WorkFolder(work_root / stage / fingerprint)
+    with locked(work.folder / "lock", f"{stage} {fingerprint}"):
+        result = work.result()
+        if result is None:
+            started = time.time()
+            work.start()
+            outcome = build(work)
+            described = describe_files(work.payload)
+            manifest = {
+                **outcome.about,
+                "stage": stage,
+                "fingerprint": fingerprint,
+                "spec": spec,
+                "code": code,
+                "inputs": inputs,
+                "counts": outcome.counts,
+                "payload": {name: entry for name, entry in described.items() if name not in outcome.records},
+                "records": {name: entry for name, entry in described.items() if name in outcome.records},
+                "versions": {name: _version(name) for name in sorted(outcome.libraries)},
+            }
+            work.finish()
+            write_json(work.run, _run_facts(started) | outcome.run)
+            write_json(work.manifest, manifest)
+            result = Artifact(work.manifest, manifest, work.finished)
+            print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
+        else:
+            made = json.loads(work.run.read_text(encoding="utf-8"))["started"] if work.run.is_file() else "earlier"
+            print(f"{stage}: nothing to compute; {out} is the result of {made} ({fingerprint})", flush=True)
+        publish(result, work.run, out, payload)
+
+
+def _run_facts(started: float) -> dict[str, Any]:
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 3),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,32 @@
+"""Arrow IPC files: written in batches, read by memory map."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from snaketune.errors import SnaketuneError
+
+
+def write_table(path: Path, table: pa.Table, rows_per_batch: int = 1024) -> None:
+    """Write an Arrow IPC file, uncompressed so that readers can map it."""
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows_per_batch)
+
+
+def read_table(path: Path) -> pa.Table:
+    """Memory-map an Arrow IPC file (or stream, as `datasets` writes them); SnaketuneError if it isn't one."""
+    try:
+        source = pa.memory_map(str(path))
+        try:
+            return pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:
+            return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SnaketuneError(f"{path} can't be read as an Arrow file: {error}") from None
+
+
+def count_rows(path: Path) -> int:
+    """Rows in an Arrow IPC file."""
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
+        return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))

@@ -1,0 +1,140 @@
+"""Work folders: where stages work, and where a finished result waits to be published, now or again.
+
+    results/.work/<stage>/<fingerprint>/
+        lock                 held while somebody works here
+        state/               what survives a killed attempt (checkpoints)
+        payload.partial/     what is being written
+        payload/             complete, once manifest.json exists
+        manifest.json
+        run.json
+
+Snakemake deletes a rule's declared outputs before every attempt, so nothing is worked on there. A retry finds its own
+half-done work by its fingerprint; so does a config that was put back to what it was yesterday.
+"""
+
+import fcntl
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.errors import SnaketuneError
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """One fingerprint's folder. `payload` is what the stage fills; `state` outlives a killed attempt."""
+
+    folder: Path
+
+    @property
+    def payload(self) -> Path:
+        return self.folder / "payload.partial"
+
+    @property
+    def finished(self) -> Path:
+        return self.folder / "payload"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run.json"
+
+    def result(self) -> Artifact | None:
+        """The complete, verified result, or None. A damaged one is removed, so that it is made anew."""
+        if not self.manifest.is_file():
+            return None
+        try:
+            artifact = read_artifact(self.manifest, "payload")
+            for name in (*artifact.manifest["payload"], *artifact.manifest["records"]):
+                artifact.file(name)
+        except SnaketuneError as error:
+            print(f"the kept result is not intact and is made anew: {str(error).split(';')[0]}", flush=True)
+            self.manifest.unlink()
+            return None
+        return artifact
+
+    def start(self) -> None:
+        """An empty `payload`, beside whatever state an earlier attempt left."""
+        for leftover in (self.payload, self.finished):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self.payload.mkdir(parents=True)
+        self.state.mkdir(exist_ok=True)
+
+    def finish(self) -> None:
+        """The payload is written: give it its final name, and drop the state."""
+        self.payload.rename(self.finished)
+        shutil.rmtree(self.state, ignore_errors=True)
+
+
+@contextmanager
+def locked(lock: Path, what: str) -> Iterator[None]:
+    """Hold `lock` exclusively, waiting for whoever holds it; the kernel frees it when the holder dies.
+
+    Advisory `flock`, coherent across nodes on NFSv4, Lustre (`-o flock`) and GPFS.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+") as file:
+        told = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not told:
+                    file.seek(0)
+                    print(f"waiting for {what}: in use by {file.read().strip() or 'another process'}", flush=True)
+                    told = True
+                time.sleep(0.5)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def publish(artifact: Artifact, run: Path, out: Path, payload: str) -> None:
+    """Make a finished result appear at `out`: payload by hard link (copy where there are none), manifest last."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "manifest.json").unlink(missing_ok=True)
+    partial = out / f".{payload}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    for name in sorted((*artifact.manifest["payload"], *artifact.manifest["records"])):
+        target = partial / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(artifact.folder / name, target)
+        except OSError:
+            shutil.copyfile(artifact.folder / name, target)
+    partial.mkdir(exist_ok=True)
+    shutil.rmtree(out / payload, ignore_errors=True)
+    partial.rename(out / payload)
+    if run.is_file():
+        shutil.copyfile(run, out / "run.json")
+    for_manifest = out / ".manifest.json.partial"
+    shutil.copyfile(artifact.manifest_path, for_manifest)
+    for_manifest.replace(out / "manifest.json")
+
+
+def stale_work(root: Path, current: set[str]) -> list[tuple[Path, int]]:
+    """Work folders below `root` whose fingerprint isn't in `current`, each with the bytes that removing it frees.
+
+    A file that is also published elsewhere (hard link) frees nothing.
+    """
+    found = []
+    for folder in sorted(root.glob("*/*")):
+        if folder.is_dir() and folder.name not in current and not folder.parent.name.startswith("."):
+            freed = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.stat().st_nlink == 1)
+            found.append((folder, freed))
+    return found

@@ -1,0 +1,16 @@
+"""What all config models share: frozen, typed, and no key that nobody reads."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Names become folder names and wildcards, so they hold nothing that a shell or a path could take amiss.
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Model(BaseModel):
+    """A config section: immutable, unknown keys refused, and documented so that the schema explains itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True)

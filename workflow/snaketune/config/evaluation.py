@@ -1,0 +1,61 @@
+"""`eval:` and `report:`, what is looked at."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from snaketune.config.base import NAME_PATTERN, Model, Name
+from snaketune.config.corpora import regex_with_one_group
+from snaketune.config.runs import Packing, PositiveInt
+
+ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
+
+
+class ExactMatch(Model):
+    """Greedy answers to held-out prompts, compared with the checkable answer."""
+
+    answer_pattern: str = r"(?s)(.*)"
+    """Regular expression with one group that finds the answer in what the model wrote."""
+    max_new_tokens: PositiveInt = 64
+    limit: PositiveInt | None = None
+    """At most so many prompts per corpus, the first by id."""
+    batch_size: PositiveInt = 32
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _one_group(cls, pattern: str) -> str:
+        return regex_with_one_group(pattern)
+
+
+class Tasks(Model):
+    """Tasks of lm-evaluation-harness, from local YAML files."""
+
+    folder: str
+    """Folder with the task files."""
+    names: Annotated[tuple[str, ...], Field(min_length=1)]
+    limit: PositiveInt | None = None
+    batch_size: PositiveInt = 16
+
+
+class Evaluation(Model):
+    """Models side by side on the same held-out rows."""
+
+    models: Annotated[tuple[ModelReference, ...], Field(min_length=1)]
+    """`base:NAME` (what the SFT run NAME starts from), `sft:NAME` or `dpo:NAME`. The name of a grid means all of it."""
+    conversations: tuple[Name, ...] = ()
+    """Corpora for held-out loss, exact match and samples."""
+    preferences: tuple[Name, ...] = ()
+    """Corpora for preference accuracy and margins."""
+    packing: Packing = Packing()
+    exact_match: ExactMatch = ExactMatch()
+    tasks: Tasks | None = None
+    samples: PositiveInt = 8
+    """Generations per corpus that the report shows."""
+
+
+class Report(Model):
+    """How the report looks; reruns nothing but the report."""
+
+    title: str = "snaketune"
+    note: str = ""
+    """A line under the title: what this was for."""

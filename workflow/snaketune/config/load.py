@@ -1,0 +1,87 @@
+"""From a mapping as YAML gives it to a checked `Workflow`, with errors that a person can act on."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from snaketune.config.expand import expand_runs
+from snaketune.config.names import unknown
+from snaketune.config.workflow import Workflow, check_references
+from snaketune.errors import SnaketuneError
+
+
+def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, ...]]]]:
+    """Validate a config.
+
+    Returns:
+        The config with grids expanded, and per section the names that every written name stands for.
+    Raises:
+        SnaketuneError: with one line per mistake: the key, what was found, what was expected.
+    """
+    expanded, variants = expand_runs(raw)
+    try:
+        config = Workflow.model_validate(expanded)
+    except ValidationError as error:
+        lines = sorted({_line(issue) for issue in error.errors()})
+        raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
+    check_references(config, variants)
+    _check_files(config)
+    return config, variants
+
+
+def _line(issue: Any) -> str:
+    # The members of a union appear in pydantic's location under their class names; no key of ours has a capital.
+    location = [str(part) for part in issue["loc"] if not str(part)[:1].isupper()]
+    key = ".".join(location) or "(top level)"
+    match issue["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key{unknown(location[-1], _keys_beside(issue['loc']))}"
+        case "missing":
+            return f"{key}: is missing"
+        case "value_error":
+            return f"{key}: {issue['ctx']['error']}"
+        case _:
+            found = repr(issue["input"])
+            return f"{key}: found {found[:120]}; {issue['msg'][:1].lower()}{issue['msg'][1:]}"
+
+
+def _keys_beside(location: tuple[Any, ...]) -> list[str]:
+    """The keys allowed where the last part of `location` was found."""
+    model: Any = Workflow
+    for part in location[:-1]:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+            model = fields.get(part, model)
+        models = [kind for kind in _models_in(model)]
+        named = [kind for kind in models if kind.__name__ == part]
+        if len(models) == 1 or named:
+            model = (named or models)[0]
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return [field.alias or name for name, field in model.model_fields.items()]
+    return sorted({name for kind in _models_in(model) for name in kind.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _check_files(config: Workflow) -> None:
+    """Every local file that the config names exists now, not after the first hour."""
+    for name, corpus in config.corpora.items():
+        for number, source in enumerate(corpus.sources):
+            for file in source.files:
+                _exists(f"corpora.{name}.sources.{number}.files", file, Path.is_file, "a file")
+    for name, tokenizer in config.tokenizers.items():
+        if tokenizer.chat_template:
+            _exists(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
+    for name, evaluation in config.eval.items():
+        if evaluation.tasks:
+            _exists(f"eval.{name}.tasks.folder", evaluation.tasks.folder, Path.is_dir, "a folder")
+
+
+def _exists(key: str, path: str, test: Any, expected: str) -> None:
+    if not test(Path(path)):
+        raise SnaketuneError(f"{key}: {path!r} is not {expected} (looked in {Path.cwd()})")

@@ -1,0 +1,19 @@
+"""What to say when a name isn't known."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or the list of known names when none is near.
+
+    >>> unknown("learning_rte", ["learning_rate", "epochs"])
+    "; did you mean 'learning_rate'?"
+    >>> unknown("q", ["a", "b"])
+    '; known: a, b'
+    """
+    known = sorted(known)
+    near = get_close_matches(str(name), known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known: {', '.join(known)}" if known else "; none is defined"

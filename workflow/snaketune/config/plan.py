@@ -1,0 +1,278 @@
+"""The plan: every job that a config asks for, with its spec and its inputs.
+
+Snakemake's rules look jobs up here by stage and name. Jobs that nobody named themselves (packed rows, reference
+log-probs) are named after what they are made of and a digest of their spec, so runs that agree on them share them.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snaketune.config.base import Model
+from snaketune.config.corpora import Tokenizer
+from snaketune.config.evaluation import Evaluation
+from snaketune.config.names import unknown
+from snaketune.config.runs import Dpo, Operation, Packing, Scratch, Sft
+from snaketune.config.specs import (
+    DpoSpec,
+    EvalSpec,
+    PackSpec,
+    RefLogpsSpec,
+    ReportSpec,
+    SftSpec,
+    TokenizerSpec,
+    canonical,
+)
+from snaketune.config.workflow import Workflow
+from snaketune.errors import SnaketuneError
+
+# Where each stage's payload lies beside its manifest.
+PAYLOADS = {
+    "corpus": "rows",
+    "tokenizer": "tokenizer",
+    "pack": "shards",
+    "sft": "model",
+    "ref_logps": "logps",
+    "dpo": "model",
+    "eval": "scores",
+    "report": "pages",
+}
+DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
+WEIGHT_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of one stage.
+
+    Attributes:
+        artifacts: by role, the jobs whose results this one reads.
+        files: by role, the files from outside that it reads.
+    """
+
+    stage: str
+    name: str
+    spec: Model
+    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)
+    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    operation: Operation = Operation()
+
+    @property
+    def folder(self) -> str:
+        return f"results/{self.stage}/{self.name}" if self.stage != "report" else "results/report"
+
+    @property
+    def manifest(self) -> str:
+        return f"{self.folder}/manifest.json"
+
+    @property
+    def payload(self) -> str:
+        return f"{self.folder}/{PAYLOADS[self.stage]}"
+
+    @property
+    def run(self) -> str:
+        return f"{self.folder}/run.json"
+
+
+class Plan:
+    """All jobs of a config, by stage and name."""
+
+    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path = Path()):
+        """Args: config and variants from `load`; root: the workflow's folder, which holds the default chat template."""
+        self.config = config
+        self.root = root
+        self.jobs: dict[tuple[str, str], Job] = {}
+        for name in config.corpora:
+            self._corpus(name)
+        for name in config.tokenizers:
+            self._tokenizer(name)
+        for name in config.sft:
+            self._sft(name)
+        for name in config.dpo:
+            self._dpo(name)
+        for name, evaluation in config.eval.items():
+            for model in _expand_models(evaluation, variants):
+                self._eval(name, model)
+        self._report()
+
+    def job(self, stage: str, name: str) -> Job:
+        """The job of that name; SnaketuneError if the config asks for none."""
+        if (stage, name) not in self.jobs:
+            raise SnaketuneError(f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}")
+        return self.jobs[stage, name]
+
+    def stage(self, stage: str) -> Iterator[Job]:
+        return (job for job in self.jobs.values() if job.stage == stage)
+
+    def _add(self, job: Job) -> Job:
+        return self.jobs.setdefault((job.stage, job.name), job)
+
+    def _corpus(self, name: str) -> Job:
+        corpus = self.config.corpora[name]
+        files = tuple(file for source in corpus.sources for file in source.files)
+        return self._add(Job(stage="corpus", name=name, spec=corpus, files={"files": files}))
+
+    def _tokenizer(self, name: str) -> Job:
+        tokenizer = self.config.tokenizers[name]
+        training = tokenizer.train
+        spec = TokenizerSpec(
+            **(training.model_dump(exclude={"corpora"}) if training else {}),
+            adopt=tokenizer.adopt,
+            revision=tokenizer.revision,
+        )
+        return self._add(
+            Job(
+                stage="tokenizer",
+                name=name,
+                spec=spec,
+                artifacts={"corpora": tuple(self._corpus(corpus) for corpus in training.corpora) if training else ()},
+                files={"chat_template": self._chat_template(tokenizer), "base": _local_files(tokenizer.adopt)},
+            )
+        )
+
+    def _chat_template(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        if tokenizer.chat_template:
+            return (tokenizer.chat_template,)
+        return (str(self.root / DEFAULT_CHAT_TEMPLATE),) if tokenizer.train else ()
+
+    def _pack(self, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
+        spec = PackSpec(kind=kind, **packing.model_dump())
+        return self._add(
+            Job(
+                stage="pack",
+                name=f"{corpus}-{tokenizer}-{packing.length}-{_short_digest(spec)}",
+                spec=spec,
+                artifacts={"corpus": (self._corpus(corpus),), "tokenizer": (self._tokenizer(tokenizer),)},
+            )
+        )
+
+    def _sft(self, name: str) -> Job:
+        run = self.config.sft[name]
+        return self._add(
+            Job(
+                stage="sft",
+                name=name,
+                spec=SftSpec(base=run.base, training=run.training, lora=run.lora, quantization=run.quantization),
+                artifacts={
+                    "pack": (self._pack("sft", run.corpus, run.tokenizer, run.packing),),
+                    "tokenizer": (self._tokenizer(run.tokenizer),),
+                },
+                files={"base": _base_files(run)},
+                operation=run.operation,
+            )
+        )
+
+    def _preference_pack(self, run: Dpo) -> Job:
+        return self._pack("preference", run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
+
+    def _ref_logps(self, run: Dpo) -> Job:
+        training = run.training
+        spec = RefLogpsSpec(
+            precision=training.precision, quantization=run.quantization, micro_batch_rows=training.micro_batch_rows
+        )
+        pack = self._preference_pack(run)
+        return self._add(
+            Job(
+                stage="ref_logps",
+                name=f"{run.from_}-{pack.name}-{_short_digest(spec)}",
+                spec=spec,
+                artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
+                operation=Operation(gpus=run.operation.gpus and 1),
+            )
+        )
+
+    def _dpo(self, name: str) -> Job:
+        run = self.config.dpo[name]
+        return self._add(
+            Job(
+                stage="dpo",
+                name=name,
+                spec=DpoSpec(**run.model_dump(include=set(DpoSpec.model_fields))),
+                artifacts={
+                    "model": (self._sft(run.from_),),
+                    "pack": (self._preference_pack(run),),
+                    "ref_logps": (self._ref_logps(run),),
+                },
+                operation=run.operation,
+            )
+        )
+
+    def _eval(self, evaluation_name: str, model: str) -> Job:
+        evaluation = self.config.eval[evaluation_name]
+        kind, name = model.split(":")
+        sft = self.config.sft[self.config.dpo[name].from_ if kind == "dpo" else name]
+        references = [self._ref_logps(self.config.dpo[name])] if kind == "dpo" else []
+        return self._add(
+            Job(
+                stage="eval",
+                name=f"{evaluation_name}/{kind}-{name}",
+                spec=EvalSpec(
+                    base=sft.base if kind == "base" else None,
+                    conversations=evaluation.conversations,
+                    preferences=evaluation.preferences,
+                    exact_match=evaluation.exact_match,
+                    task_names=evaluation.tasks.names if evaluation.tasks else (),
+                    task_limit=evaluation.tasks.limit if evaluation.tasks else None,
+                    task_batch_size=evaluation.tasks.batch_size if evaluation.tasks else 1,
+                    samples=evaluation.samples,
+                ),
+                artifacts={
+                    "model": () if kind == "base" else (self._sft(name) if kind == "sft" else self._dpo(name),),
+                    "tokenizer": (self._tokenizer(sft.tokenizer),),
+                    "corpora": tuple(self._corpus(corpus) for corpus in evaluation.conversations),
+                    "packs": tuple(
+                        self._pack(pack_kind, corpus, sft.tokenizer, evaluation.packing)
+                        for pack_kind, corpora in (
+                            ("sft", evaluation.conversations),
+                            ("preference", evaluation.preferences),
+                        )
+                        for corpus in corpora
+                    ),
+                    "ref_logps": tuple(references),
+                },
+                files={
+                    "base": _base_files(sft) if kind == "base" else (),
+                    "tasks": _files_in(evaluation.tasks.folder) if evaluation.tasks else (),
+                },
+                operation=Operation(gpus=sft.operation.gpus and 1),
+            )
+        )
+
+    def _report(self) -> Job:
+        jobs = tuple(self.jobs.values())
+        return self._add(
+            Job(
+                stage="report",
+                name="report",
+                spec=ReportSpec(**self.config.report.model_dump()),
+                artifacts={
+                    stage: tuple(job for job in jobs if job.stage == stage) for stage in PAYLOADS if stage != "report"
+                },
+            )
+        )
+
+
+def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+    for reference in evaluation.models:
+        kind, name = reference.split(":")
+        for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
+            yield f"{kind}:{variant}"
+
+
+def _short_digest(spec: Model) -> str:
+    return hashlib.sha256(canonical(spec).encode()).hexdigest()[:8]
+
+
+def _base_files(run: Sft) -> tuple[str, ...]:
+    return () if isinstance(run.base, Scratch) else _local_files(run.base.path)
+
+
+def _local_files(path: str | None) -> tuple[str, ...]:
+    """The files of a model in a local folder; none for a Hub id, whose revision stands for its content."""
+    return _files_in(path, WEIGHT_FILES) if path and Path(path).is_dir() else ()
+
+
+def _files_in(folder: str, patterns: tuple[str, ...] = ("*",)) -> tuple[str, ...]:
+    found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
+    return tuple(sorted(str(path) for path in found))

@@ -1,0 +1,167 @@
+"""`sft:` and `dpo:`, the trainings."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from snaketune.config.base import Fraction, Model, Name
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Scratch(Model):
+    """A model made here, with random weights, for the vocabulary of the run's tokenizer."""
+
+    architecture: Literal["llama", "qwen2", "mistral", "phi3"] = "llama"
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    key_value_heads: PositiveInt | None = None
+    """Grouped-query attention; default: as many as heads."""
+    tie_embeddings: bool = True
+    rope_theta: PositiveFloat = 10000.0
+    max_positions: PositiveInt = 2048
+    """Longest sequence that the model is meant for."""
+    init_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _divides(self) -> "Scratch":
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} can't be divided among {self.heads} heads")
+        if self.heads % (self.key_value_heads or self.heads):
+            raise ValueError(f"{self.heads} heads can't be shared by {self.key_value_heads} key_value_heads")
+        return self
+
+
+class Pretrained(Model):
+    """Weights to start from."""
+
+    path: str
+    """Local folder (with safetensors) or Hub id."""
+    revision: str | None = None
+    """Commit, tag or branch of a Hub model."""
+    trust_remote_code: bool = False
+    """Runs Python code that comes with the model. Leave it off unless you have read that code."""
+
+
+class Packing(Model):
+    """How conversations or pairs become rows."""
+
+    length: Annotated[int, Field(ge=8)] = 1024
+    """Tokens per row."""
+    strategy: Literal["best-fit-decreasing", "none"] = "best-fit-decreasing"
+    """`none` writes raw rows (format v2.0), which TRL's trainer reads."""
+    overflow: Literal["drop", "raise"] = "drop"
+    """What happens to a conversation or pair that is longer than a row; every drop is counted."""
+
+
+class Lora(Model):
+    """Low-rank adapters on the linear layers (Hu et al., 2021); merged into the weights when the run ends."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32
+    dropout: Fraction = 0.0
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+
+
+class Quantization(Model):
+    """4-bit base weights for QLoRA (Dettmers et al., 2023). Needs a GPU and `lora`."""
+
+    type: Literal["nf4", "fp4"] = "nf4"
+    double: bool = True
+    """Quantizes the quantization constants too."""
+
+
+class Training(Model):
+    """The optimization. Everything here shapes the weights."""
+
+    epochs: PositiveFloat = 1.0
+    batch_rows: PositiveInt = 32
+    """Rows per optimizer step, over all GPUs and accumulation steps."""
+    micro_batch_rows: PositiveInt = 8
+    """Rows per forward pass on one GPU."""
+    learning_rate: PositiveFloat
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    warmup_fraction: Fraction = 0.03
+    """Share of the steps over which the learning rate rises."""
+    optimizer: Literal["adamw_torch", "adamw_torch_fused", "paged_adamw_8bit"] = "adamw_torch"
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    max_grad_norm: PositiveFloat = 1.0
+    gradient_checkpointing: bool = False
+    """Recomputes activations in the backward pass: less memory, about a third more work."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> "Training":
+        if self.batch_rows % self.micro_batch_rows:
+            raise ValueError(f"batch_rows {self.batch_rows} is no multiple of micro_batch_rows {self.micro_batch_rows}")
+        return self
+
+
+class Operation(Model):
+    """How a training runs, not what comes out: editing these reruns nothing."""
+
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """GPUs of the job; without a CUDA device the job runs on the CPU all the same."""
+    checkpoint_steps: PositiveInt = 200
+    """Optimizer steps between checkpoints."""
+    log_steps: PositiveInt = 10
+    """Optimizer steps between lines of the log and points of the curves."""
+
+
+class Sft(Model):
+    """Supervised fine-tuning."""
+
+    base: Pretrained | Scratch
+    """`{path: ...}` for a model to start from, or the shape of a new one."""
+    corpus: Name
+    tokenizer: Name
+    packing: Packing = Packing()
+    training: Training
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    operation: Operation = Operation()
+
+    @model_validator(mode="after")
+    def _adapters(self) -> "Sft":
+        if self.lora and isinstance(self.base, Scratch):
+            raise ValueError("lora adapts a pretrained model; a model from scratch is trained in full")
+        return _quantization_needs_lora(self)
+
+
+class Dpo(Model):
+    """Direct preference optimization (Rafailov et al., 2023), starting from and measured against an SFT run."""
+
+    from_: Annotated[Name, Field(alias="from")]
+    """The SFT run whose model is both the start and the reference."""
+    corpus: Name
+    packing: Packing = Packing()
+    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    beta: PositiveFloat = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the labels taken to be wrong (sigmoid only)."""
+    training: Training
+    lora: Lora | None = None
+    quantization: Quantization | None = None
+    operation: Operation = Operation()
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Dpo":
+        if self.label_smoothing and self.loss != "sigmoid":
+            raise ValueError(f"label_smoothing belongs to the sigmoid loss, not to {self.loss}")
+        if self.packing.strategy == "none":
+            raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
+        return _quantization_needs_lora(self)
+
+
+def _quantization_needs_lora(run):
+    if run.quantization and not run.lora:
+        raise ValueError("quantization freezes the base weights, so it needs `lora`")
+    return run

@@ -1,0 +1,82 @@
+"""What each stage is told: exactly the slice of the config that it reads, and nothing else.
+
+A spec is a stage's whole knowledge of the config. Its canonical JSON is the rule's `params`, so that a key that isn't in
+a spec can't change the stage's result, and a key that is in it can't change without a rerun.
+"""
+
+import json
+from typing import Literal
+
+from snaketune.config.base import Model
+from snaketune.config.corpora import Corpus
+from snaketune.config.evaluation import ExactMatch, Report
+from snaketune.config.runs import Lora, Packing, Pretrained, Quantization, Scratch, Training
+
+CorpusSpec = Corpus
+
+
+class TokenizerSpec(Model):
+    """Either the settings of a training, or what to adopt."""
+
+    model: Literal["bpe", "unigram"] | None = None
+    vocab_size: int | None = None
+    character_coverage: float | None = None
+    split_digits: bool | None = None
+    adopt: str | None = None
+    revision: str | None = None
+
+
+class PackSpec(Packing):
+    """Rows of one kind."""
+
+    kind: Literal["sft", "preference"]
+
+
+class SftSpec(Model):
+    """Start and optimization."""
+
+    base: Pretrained | Scratch
+    training: Training
+    lora: Lora | None
+    quantization: Quantization | None
+
+
+class RefLogpsSpec(Model):
+    """Everything besides weights and pairs that can move a log-probability."""
+
+    precision: Literal["auto", "float32", "bfloat16"]
+    quantization: Quantization | None
+    micro_batch_rows: int
+
+
+class DpoSpec(Model):
+    """Loss and optimization."""
+
+    loss: Literal["sigmoid", "ipo", "hinge"]
+    beta: float
+    label_smoothing: float
+    training: Training
+    lora: Lora | None
+    quantization: Quantization | None
+
+
+class EvalSpec(Model):
+    """What one model is asked; `base` is set where it is no artifact of this workflow."""
+
+    base: Pretrained | Scratch | None
+    conversations: tuple[str, ...]
+    preferences: tuple[str, ...]
+    exact_match: ExactMatch
+    task_names: tuple[str, ...]
+    task_limit: int | None
+    task_batch_size: int
+    samples: int
+
+
+class ReportSpec(Report):
+    """The look of the report."""
+
+
+def canonical(spec: Model) -> str:
+    """One spelling per meaning: sorted keys, no spaces, every default written out."""
+    return json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,70 @@
+"""The whole config file as one model, with the references between its sections checked."""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
+
+from snaketune.config.base import Model, Name
+from snaketune.config.corpora import Corpus, Tokenizer
+from snaketune.config.evaluation import Evaluation, Report
+from snaketune.config.names import unknown
+from snaketune.config.runs import Dpo, Scratch, Sft
+from snaketune.errors import SnaketuneError
+
+
+class Workflow(Model):
+    """A snaketune config: named corpora, tokenizers, trainings and evaluations."""
+
+    corpora: Annotated[dict[Name, Corpus], Field(min_length=1)]
+    tokenizers: dict[Name, Tokenizer] = {}
+    sft: dict[Name, Sft] = {}
+    dpo: dict[Name, Dpo] = {}
+    eval: dict[Name, Evaluation] = {}
+    report: Report = Report()
+
+
+def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
+    """Raise SnaketuneError if a section names something that isn't there, or is of the wrong kind.
+
+    Args:
+        config: the validated config, grids already expanded.
+        variants: per section, the names that each grid stands for.
+    """
+    for name, tokenizer in config.tokenizers.items():
+        for corpus in tokenizer.train.corpora if tokenizer.train else ():
+            _known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
+    for name, run in config.sft.items():
+        _known_corpus(f"sft.{name}.corpus", run.corpus, config, "conversations")
+        _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
+        if isinstance(run.base, Scratch) and run.packing.length > run.base.max_positions:
+            raise SnaketuneError(
+                f"sft.{name}.packing.length: {run.packing.length} tokens, but base.max_positions is "
+                f"{run.base.max_positions}; raise the one or lower the other"
+            )
+    for name, run in config.dpo.items():
+        _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
+        _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
+    for name, evaluation in config.eval.items():
+        for reference in evaluation.models:
+            kind, model = reference.split(":")
+            section = "dpo" if kind == "dpo" else "sft"
+            if model not in variants[section]:
+                _known(f"eval.{name}.models", model, getattr(config, section), section)
+        for corpus in evaluation.conversations:
+            _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations")
+        for corpus in evaluation.preferences:
+            _known_corpus(f"eval.{name}.preferences", corpus, config, "preferences")
+        if evaluation.packing.strategy == "none":
+            raise SnaketuneError(f"eval.{name}.packing.strategy: `none` has no packed rows to evaluate on")
+
+
+def _known(key: str, name: str, section: Iterable[str], section_name: str) -> None:
+    if name not in section:
+        raise SnaketuneError(f"{key}: there is no {name!r} under `{section_name}:`{unknown(name, section)}")
+
+
+def _known_corpus(key: str, name: str, config: Workflow, kind: str) -> None:
+    _known(key, name, config.corpora, "corpora")
+    if config.corpora[name].kind != kind:
+        raise SnaketuneError(f"{key}: {name!r} holds {config.corpora[name].kind}, expected {kind}")

@@ -1,0 +1,189 @@
+"""Canonical rows: what every layout is turned into, what makes one sound, its id, and its Arrow schema.
+
+A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
+is to speak, and two different completions of it. Text is kept exactly as it came, NUL characters included; only a lone
+surrogate is refused, because no UTF-8 file can hold it. Costs one JSON dump and one SHA-256 per row, for the id.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+Message = dict[str, str]
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+CHECKABLE = [("answer", pa.string()), ("task", pa.string())]
+SCHEMAS = {
+    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *CHECKABLE]),
+    "preferences": pa.schema(
+        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *CHECKABLE]
+    ),
+}
+# Who may speak after whom; None is the beginning.
+MAY_FOLLOW = {
+    None: {"system", "user"},
+    "system": {"user"},
+    "user": {"assistant"},
+    "assistant": {"user", "tool"},
+    "tool": {"tool", "assistant"},
+}
+ROWS_PER_BATCH = 1024
+EXCERPT_LENGTH = 200
+
+
+class Malformed(Exception):
+    """A row that can't be used.
+
+    Attributes:
+        reason: a short stable name, counted in the manifest.
+        detail: what exactly is wrong, for a person.
+        excerpt: the beginning of what was found, where there is no parsed row to take it from.
+    """
+
+    def __init__(self, reason: str, detail: str, excerpt: str | None = None):
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail, self.excerpt = reason, detail, excerpt
+
+
+@dataclass(kw_only=True, slots=True)
+class Conversation:
+    """Turns, and what is known about the last one. `notes` name things worth counting that happened on the way."""
+
+    messages: list[Message]
+    answer: str | None = None
+    task: str | None = None
+    notes: tuple[str, ...] = ()
+
+    kind = "conversations"
+
+    @property
+    def opening(self) -> list[Message]:
+        """The turns that the split goes by."""
+        return self.messages
+
+    @property
+    def reply(self) -> str:
+        """The text that an answer pattern searches."""
+        return self.messages[-1]["content"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Preference:
+    """A prompt and two completions. `answer` is the checkable answer of the chosen one."""
+
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    answer: str | None = None
+    task: str | None = None
+    notes: tuple[str, ...] = ()
+
+    kind = "preferences"
+
+    @property
+    def opening(self) -> list[Message]:
+        """The turns that the split goes by."""
+        return self.prompt
+
+    @property
+    def reply(self) -> str:
+        """The text that an answer pattern searches."""
+        return self.chosen[-1]["content"]
+
+
+Row = Conversation | Preference
+
+
+def check(row: Row) -> None:
+    """Raise Malformed unless `row` is sound."""
+    if isinstance(row, Conversation):
+        _check_conversation(row)
+    else:
+        _check_preference(row)
+
+
+def row_id(row: Row) -> str:
+    """16 hex digits of the SHA-256 of what the row says; answer and task don't count.
+
+    Raises:
+        Malformed: a text that UTF-8 can't hold.
+    """
+    if isinstance(row, Conversation):
+        content: object = row.messages
+    else:
+        content = [row.prompt, row.chosen, row.rejected]
+    try:
+        spelled = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
+        for text in (row.answer, row.task):
+            if text is not None:
+                text.encode()
+    except UnicodeEncodeError as error:
+        raise Malformed(
+            "lone_surrogate", f"holds {error.object[error.start]!a}, half of a character, which UTF-8 can't spell"
+        ) from None
+    return hashlib.sha256(spelled).hexdigest()[:16]
+
+
+def to_table(kind: str, rows: list[tuple[str, Row]]) -> pa.Table:
+    """Rows with their ids as a table of the schema of `kind`."""
+    schema = SCHEMAS[kind]
+    batches = []
+    # Built in batches, because one Arrow string array holds at most 2 GiB.
+    for start in range(0, len(rows), ROWS_PER_BATCH):
+        part = rows[start : start + ROWS_PER_BATCH]
+        columns = [pa.array([id_ for id_, _ in part], pa.string())]
+        columns += [pa.array([getattr(row, field.name) for _, row in part], field.type) for field in list(schema)[1:]]
+        batches.append(pa.record_batch(columns, schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def excerpt(value: Any) -> str:
+    """The beginning of any value as JSON, for people."""
+    try:
+        spelled = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        return "…"
+    return spelled if len(spelled) <= EXCERPT_LENGTH else spelled[:EXCERPT_LENGTH] + "…"
+
+
+def _check_conversation(row: Conversation) -> None:
+    if not any(turn["role"] == "assistant" for turn in row.messages):
+        raise Malformed("no_assistant_turn", f"none of the {len(row.messages)} turns is the assistant's")
+    _check_turns(row.messages)
+    last = row.messages[-1]["role"]
+    if last != "assistant":
+        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so there is nothing to learn from it")
+
+
+def _check_preference(row: Preference) -> None:
+    completions = {"chosen": row.chosen, "rejected": row.rejected}
+    if not row.prompt:
+        raise Malformed("empty_turn", "the prompt has no turns")
+    for name, turns in completions.items():
+        if not any(turn["content"].strip() for turn in turns):
+            raise Malformed("empty_completion", f"{name} has no text")
+    if row.prompt[-1]["role"] not in ("user", "tool"):
+        raise Malformed("turn_out_of_order", f"the prompt ends on {row.prompt[-1]['role']}, expected user")
+    for name, turns in completions.items():
+        _check_turns(row.prompt + turns, f"prompt + {name}: ")
+        if turns[-1]["role"] != "assistant":
+            raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
+    if row.chosen == row.rejected:
+        raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
+
+
+def _check_turns(turns: list[Message], where: str = "") -> None:
+    before = None
+    for number, turn in enumerate(turns, start=1):
+        role = turn["role"]
+        if not turn["content"].strip():
+            raise Malformed("empty_turn", f"{where}turn {number} ({role}) has no text")
+        if role not in MAY_FOLLOW[before]:
+            if role == before:
+                raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
+            place = f"follows {before}" if before else "comes first"
+            raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {place}")
+        before = role

@@ -1,0 +1,1 @@
+"""Evaluation: held-out loss, exact match, preference accuracy, lm-eval tasks, samples."""

@@ -1,0 +1,112 @@
+"""Greedy answers to held-out prompts, and whether they are right."""
+
+import re
+from dataclasses import asdict, dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+
+from snaketune.config.evaluation import ExactMatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A held-out conversation up to its last assistant turn, and the answer that it should get (None: not checkable)."""
+
+    id: str
+    corpus: str
+    task: str | None
+    messages: list[dict[str, str]]
+    answer: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """What the model wrote to a prompt."""
+
+    id: str
+    corpus: str
+    task: str | None
+    prompt: str
+    response: str
+    tokens: int
+    answer: str | None
+    found: str | None
+    correct: bool | None
+
+
+def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: int) -> list[Prompt]:
+    """The checkable rows, up to `limit`, and enough others for `samples`; the first by id, so that all models get the same."""
+    rows = sorted(held_out.to_pylist(), key=lambda row: row["id"])
+    checkable = [row for row in rows if row["answer"] is not None][:limit]
+    others = [row for row in rows if row["answer"] is None][: max(0, samples - len(checkable))]
+    return [
+        Prompt(
+            id=row["id"], corpus=corpus, task=row["task"], messages=row["messages"][:-1], answer=row["answer"]
+        )
+        for row in checkable + others
+    ]
+
+
+def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Response:
+    """Find the answer in what the model wrote, and compare."""
+    match = re.search(spec.answer_pattern, response)
+    found = match.group(1).strip() if match else None
+    correct = None if prompt.answer is None else found is not None and same_answer(found, prompt.answer)
+    return Response(
+        id=prompt.id,
+        corpus=prompt.corpus,
+        task=prompt.task,
+        prompt="\n".join(f"[{message['role']}] {message['content']}" for message in prompt.messages),
+        response=response,
+        tokens=tokens,
+        answer=prompt.answer,
+        found=found,
+        correct=correct,
+    )
+
+
+def same_answer(found: str, expected: str) -> bool:
+    """Equal as text, or as numbers.
+
+    >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 ")
+    (True, False, True)
+    """
+    if found.strip() == expected.strip():
+        return True
+    numbers = [_number(found), _number(expected)]
+    return None not in numbers and numbers[0] == numbers[1]
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text.strip().replace(",", "").removeprefix("$").rstrip("."))
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def summarize(responses: list[Response]) -> dict[str, Any]:
+    """Shares of right answers, overall and by task, and the mean length of the responses."""
+    checked = [response for response in responses if response.correct is not None]
+    by_task: dict[str, dict[str, Any]] = {}
+    for response in checked:
+        entry = by_task.setdefault(response.task or "(none)", {"prompts": 0, "correct": 0})
+        entry["prompts"] += 1
+        entry["correct"] += int(response.correct)
+    for entry in by_task.values():
+        entry["share"] = round(entry["correct"] / entry["prompts"], 4)
+    correct = sum(entry["correct"] for entry in by_task.values())
+    return {
+        "prompts": len(checked),
+        "correct": correct,
+        "share": round(correct / len(checked), 4) if checked else None,
+        "mean_response_tokens": round(sum(r.tokens for r in responses) / len(responses), 2) if responses else None,
+        "by_task": dict(sorted(by_task.items())),
+    }
+
+
+def as_rows(responses: list[Response]) -> list[dict[str, Any]]:
+    """For responses.jsonl."""
+    return [asdict(response) for response in responses]

@@ -1,0 +1,55 @@
+"""Greedy generation in batches, prompts of similar length together."""
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from snaketune.progress import progress
+from snaketune.tokenization.chat import ChatTokenizer
+
+
+@torch.no_grad()
+def generate(
+    model: PreTrainedModel,
+    chat: ChatTokenizer,
+    prompts: list[np.ndarray],
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    dtype: torch.dtype,
+) -> list[tuple[str, int]]:
+    """Continue prompts greedily until a stop token.
+
+    Args:
+        prompts: int32[n] each.
+    Returns:
+        For each prompt what was written, without special tokens, and its length in tokens (the stop token included).
+    """
+    model.eval()
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    written: list[tuple[str, int]] = [("", 0)] * len(prompts)
+    starts = range(0, len(order), batch_size)
+    for start in progress(starts, "generating", f"batches of {batch_size}", len(starts)):
+        chunk = order[start : start + batch_size]
+        width = max(len(prompts[i]) for i in chunk)
+        ids_BW = torch.full((len(chunk), width), chat.pad_id)
+        mask_BW = torch.zeros_like(ids_BW)
+        for row, i in enumerate(chunk):
+            # Padding goes to the left, so that all prompts end where writing begins.
+            ids_BW[row, width - len(prompts[i]) :] = torch.from_numpy(prompts[i].astype(np.int64))
+            mask_BW[row, width - len(prompts[i]) :] = 1
+        with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
+            out_BX = model.generate(
+                input_ids=ids_BW.to(model.device),
+                attention_mask=mask_BW.to(model.device),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                num_beams=1,
+                eos_token_id=list(chat.stop_ids),
+                pad_token_id=chat.pad_id,
+            )
+        for row, i in enumerate(chunk):
+            new = out_BX[row, width:].tolist()
+            length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
+            written[i] = (chat.decode(new[:length]), length)
+    return written

@@ -1,0 +1,135 @@
+"""The `eval` stage: one model on the held-out rows.
+
+    scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores
+    responses.jsonl   every generated response, with the prompt, the expected and the found answer
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.tables import read_table
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation
+from snaketune.config.specs import EvalSpec
+from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, summarize
+from snaketune.evaluation.generation import generate
+from snaketune.evaluation.preferences import preference_scores
+from snaketune.models.attention import use_segment_attention
+from snaketune.models.devices import computing
+from snaketune.models.loading import load_base, load_folder, parameter_count, set_special_tokens
+from snaketune.models.logprobs import losses_by_batch, pair_logprobs_of
+from snaketune.packing.shards import PackedRows, documents
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.training.reference import read_ref_logps
+
+ROWS_PER_BATCH = 8
+
+
+def build(
+    spec: EvalSpec,
+    work: WorkFolder,
+    *,
+    operation: Operation,
+    model: list[Artifact],
+    tokenizer: Artifact,
+    corpora: list[Artifact],
+    packs: list[Artifact],
+    ref_logps: list[Artifact],
+    base: list[Path],
+    tasks: list[Path],
+) -> Outcome:
+    """Fill `work.payload` with `scores.json` and `responses.jsonl`.
+
+    Args:
+        packs: of `spec.conversations`, then of `spec.preferences`.
+    """
+    started = time.monotonic()
+    where, dtype, kernel = computing("auto")
+    tokenizer.files()
+    chat = ChatTokenizer.load(tokenizer.folder)
+    if model:
+        model[0].files()
+        loaded = load_folder(model[0].folder, weights_dtype=dtype)
+        set_special_tokens(loaded, chat)
+    else:
+        loaded = load_base(spec.base, chat, weights_dtype=dtype)
+    loaded = loaded.to(where)
+    scores: dict[str, Any] = {"parameters": parameter_count(loaded)}
+
+    use_segment_attention(loaded)
+    conversation_packs, preference_packs = packs[: len(spec.conversations)], packs[len(spec.conversations) :]
+    scores["conversations"] = {
+        name: held_out_loss(loaded, PackedRows(pack, "held_out"), kernel, dtype, name)
+        for name, pack in zip(spec.conversations, conversation_packs, strict=True)
+    }
+    references = {key: value for artifact in ref_logps for key, value in read_ref_logps(artifact, "held_out").items()}
+    scores["preferences"] = {}
+    for name, pack in zip(spec.preferences, preference_packs, strict=True):
+        rows = PackedRows(pack, "held_out")
+        if len(rows):
+            sums, counts = pair_logprobs_of(loaded, rows, kernel, dtype, ROWS_PER_BATCH, f"preferences, {name}")
+            ids = [document["id"] for document in documents(pack, "held_out")]
+            scores["preferences"][name] = preference_scores(ids, sums, counts, references)
+
+    loaded.set_attn_implementation("sdpa")
+    prompts = [
+        prompt
+        for name, corpus in zip(spec.conversations, corpora, strict=True)
+        for prompt in choose_prompts(
+            name, read_table(corpus.file("held_out.arrow")), spec.exact_match.limit, spec.samples
+        )
+    ]
+    written = generate(
+        loaded,
+        chat,
+        [chat.encode_prompt(prompt.messages) for prompt in prompts],
+        max_new_tokens=spec.exact_match.max_new_tokens,
+        batch_size=spec.exact_match.batch_size,
+        dtype=dtype,
+    )
+    responses = [
+        judge(prompt, text, length, spec.exact_match)
+        for prompt, (text, length) in zip(prompts, written, strict=True)
+    ]
+    for name in spec.conversations:
+        scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
+    if spec.task_names:
+        from snaketune.evaluation.tasks import run_tasks
+
+        scores["tasks"] = run_tasks(
+            loaded, tokenizer.folder, tasks[0].parent, spec.task_names, spec.task_limit, spec.task_batch_size
+        )
+    write_json(work.payload / "scores.json", scores)
+    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
+    (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
+    return Outcome(
+        counts={"prompts": len(prompts)},
+        about={"kernel": kernel, "dtype": str(dtype).removeprefix("torch.")},
+        libraries=("torch", "transformers", "lm_eval"),
+        run={"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},
+    )
+
+
+def held_out_loss(
+    model: torch.nn.Module, rows: PackedRows, kernel: str, dtype: torch.dtype, name: str
+) -> dict[str, Any]:
+    """Mean negative log-probability of the supervised tokens in nats, and its exponential."""
+    total, tokens = 0.0, 0
+    for _, _, losses_N in losses_by_batch(model, rows, kernel, dtype, ROWS_PER_BATCH, f"loss, {name}"):
+        total += losses_N.double().sum().item()
+        tokens += len(losses_N)
+    if not tokens:
+        return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}
+    mean = total / tokens
+    return {
+        "held_out_loss": round(mean, 5),
+        "perplexity": round(math.exp(min(mean, 50.0)), 4),
+        "supervised_tokens": tokens,
+    }

@@ -1,0 +1,246 @@
+"""Attention over segments, as one function that transformers' models call, with interchangeable kernels.
+
+The B rows of a batch are laid end to end into one sequence of T tokens; `Segments` tells every kernel who sees whom.
+
+    kernel             where                                   work
+    flash_attention_4  CUDA, compute capability 9 and up       exactly the visible pairs
+    flash_attention_2  CUDA, with flash-attn installed         exactly the visible pairs
+    varlen             CUDA, torch's own varlen_attn           exactly the visible pairs
+    sdpa               everywhere                              segments in rectangles of similar length
+    dense              everywhere, the reference               all T x T pairs
+
+Shapes: T tokens, S segments, H query heads, K key/value heads, D head size, n segments in a rectangle of width W.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from snaketune.errors import SnaketuneError
+from snaketune.packing.segments import Layout, causal_buckets
+
+NAME = "snaketune_segments"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """A batch's layout in the form that its kernel reads. Moves between devices like a tensor.
+
+    Attributes:
+        kernel: one of KERNELS.
+        positions_T, parents_T: see `packing.segments.Layout`.
+        buckets_nW, where_T: for `sdpa`, see `packing.segments.causal_buckets`.
+        mask_TT: for `dense`.
+        keys_U, cu_q, cu_k: for the varlen kernels: the key tokens of each segment (prefix, then its own), and the
+            cumulative lengths of queries and keys, int32[S + 1].
+        longest: length of the longest segment with its prefix.
+    """
+
+    kernel: str
+    positions_T: torch.Tensor
+    parents_T: torch.Tensor
+    longest: int
+    buckets_nW: tuple[torch.Tensor, ...] = ()
+    where_T: torch.Tensor | None = None
+    mask_TT: torch.Tensor | None = None
+    keys_U: torch.Tensor | None = None
+    cu_q: torch.Tensor | None = None
+    cu_k: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":
+        def move(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return value.to(device, non_blocking=non_blocking)
+            return tuple(move(item) for item in value) if isinstance(value, tuple) else value
+
+        return Segments(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
+
+
+def segments_for(kernel: str, rows: Layout) -> Segments:
+    """The layout as `kernel` wants it, on the CPU."""
+    full_S = rows.prefix_lengths + rows.lengths
+    common = {
+        "kernel": kernel,
+        "positions_T": torch.from_numpy(rows.positions),
+        "parents_T": torch.from_numpy(rows.parents),
+        "longest": int(full_S.max()),
+    }
+    if kernel == "sdpa":
+        buckets, where = causal_buckets(rows)
+        tokens = tuple(torch.from_numpy(bucket.tokens) for bucket in buckets)
+        return Segments(**common, buckets_nW=tokens, where_T=torch.from_numpy(where))
+    if kernel == "dense":
+        return Segments(**common, mask_TT=torch.from_numpy(rows.mask()))
+    cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32) for lengths in (rows.lengths, full_S))
+    column_U = np.arange(int(full_S.sum())) - np.repeat(cu_k[:-1], full_S)
+    prefix_U, prefix_start_U, start_U = (
+        np.repeat(values, full_S) for values in (rows.prefix_lengths, rows.prefix_starts, rows.starts)
+    )
+    keys_U = np.where(column_U < prefix_U, prefix_start_U + column_U, start_U + column_U - prefix_U)
+    return Segments(**common, keys_U=torch.from_numpy(keys_U), cu_q=torch.from_numpy(cu_q), cu_k=torch.from_numpy(cu_k))
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
+    """The fastest kernel that this device, data type and installation support."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return "sdpa"
+    major, _ = torch.cuda.get_device_capability(device)
+    if major >= 9 and importlib.util.find_spec("flash_attn_4") is not None:
+        return "flash_attention_4"
+    if major >= 8:
+        installed = importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn_2_cuda")
+        return "flash_attention_2" if installed else "varlen"
+    return "sdpa"
+
+
+def use_segment_attention(model: PreTrainedModel) -> None:
+    """Make `model` attend over the `segments` that its forward is given.
+
+    Raises:
+        SnaketuneError: the model's attention does more than softmax over visible tokens.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "attn_logit_softcapping", None):
+        raise SnaketuneError(f"{config.model_type}: soft-capped attention isn't supported; take a model without it")
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    model.set_attn_implementation(NAME)
+
+
+def attend(
+    module: torch.nn.Module,
+    query_1HTD: torch.Tensor,
+    key_1KTD: torch.Tensor,
+    value_1KTD: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    segments: Segments,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers' layers call.
+
+    Returns:
+        [1, T, H, D], and None in the place of attention weights.
+    Raises:
+        SnaketuneError: a segment longer than the model's sliding window, which no kernel here cuts off.
+    """
+    if sliding_window and segments.longest > sliding_window:
+        raise SnaketuneError(
+            f"a sequence of {segments.longest} tokens is longer than the model's sliding window of {sliding_window}; "
+            "lower packing.length to that"
+        )
+    kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
+    return kernel(query_1HTD, key_1KTD, value_1KTD, segments, scaling, dropout), None
+
+
+def _sdpa(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
+    """Rectangles of segments through causal scaled_dot_product_attention.
+
+    Prefix tokens are gathered in front of a segment's own, so that the causal triangle is the whole mask; what the prefix's
+    queries give there is dropped by `where_T`.
+    """
+    query_THD, key_TKD, value_TKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    grouped = query_THD.shape[1] != key_TKD.shape[1]
+    outputs = []
+    for tokens_nW in segments.buckets_nW:
+        n, width = tokens_nW.shape
+        query_nHWD, key_nKWD, value_nKWD = (
+            tensor.index_select(0, tokens_nW.reshape(-1)).unflatten(0, (n, width)).transpose(1, 2)
+            for tensor in (query_THD, key_TKD, value_TKD)
+        )
+        out_nHWD = F.scaled_dot_product_attention(
+            query_nHWD, key_nKWD, value_nKWD, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped
+        )
+        outputs.append(out_nHWD.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, segments.where_T)[None]
+
+
+def _dense(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    out_1HTD = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=segments.mask_TT, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+    )
+    return out_1HTD.transpose(1, 2)
+
+
+def _packed_tensors(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix."""
+    query_THD = query[0].transpose(0, 1).contiguous()
+    key_UKD, value_UKD = (tensor[0].transpose(0, 1).index_select(0, segments.keys_U) for tensor in (key, value))
+    return query_THD, key_UKD, value_UKD
+
+
+def _varlen(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if dropout:
+        raise SnaketuneError("torch's varlen attention has no dropout; set the model's attention_dropout to 0")
+    query_THD, key_UKD, value_UKD = _packed_tensors(query, key, value, segments)
+    return varlen_attn(
+        query_THD,
+        key_UKD,
+        value_UKD,
+        segments.cu_q,
+        segments.cu_k,
+        segments.longest,
+        segments.longest,
+        scale=scaling,
+        window_size=(-1, 0),
+        enable_gqa=query_THD.shape[1] != key_UKD.shape[1],
+    )[None]
+
+
+def _flash_2(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    query_THD, key_UKD, value_UKD = _packed_tensors(query, key, value, segments)
+    return flash_attn_varlen_func(
+        query_THD,
+        key_UKD,
+        value_UKD,
+        segments.cu_q,
+        segments.cu_k,
+        segments.longest,
+        segments.longest,
+        dropout_p=dropout,
+        softmax_scale=scaling,
+        causal=True,
+    )[None]
+
+
+def _flash_4(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    if dropout:
+        raise SnaketuneError("flash-attn 4 has no dropout; set the model's attention_dropout to 0")
+    query_THD, key_UKD, value_UKD = _packed_tensors(query, key, value, segments)
+    out = flash_attn_varlen_func(
+        query_THD,
+        key_UKD,
+        value_UKD,
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
+        max_seqlen_q=segments.longest,
+        max_seqlen_k=segments.longest,
+        softmax_scale=scaling,
+        causal=True,
+    )
+    return (out[0] if isinstance(out, tuple) else out)[None]
+
+
+KERNELS = {
+    "sdpa": _sdpa,
+    "dense": _dense,
+    "varlen": _varlen,
+    "flash_attention_2": _flash_2,
+    "flash_attention_4": _flash_4,
+}

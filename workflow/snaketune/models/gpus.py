@@ -1,0 +1,83 @@
+"""Each job its own GPUs: Snakemake counts a `gpu` resource but never says which one a job got.
+
+A slot is a lock file per GPU and host; the job that holds it sees that GPU alone, through CUDA_VISIBLE_DEVICES. Under SLURM,
+which assigns GPUs itself, and on machines without any, nothing is claimed.
+"""
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from snaketune.errors import SnaketuneError
+
+SLOT_FOLDER = Path("results/.work/.gpus")
+SECONDS_BETWEEN_TRIES = 1.0
+
+
+def visible_gpus() -> list[str]:
+    """Identifiers of the GPUs that this process may use, without importing torch (which would touch them)."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip()]
+    if not shutil.which("nvidia-smi"):
+        return []
+    found = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)
+    return found.stdout.split() if found.returncode == 0 else []
+
+
+@contextmanager
+def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
+    """Hold `count` GPUs and make them the only visible ones; waits while all are taken.
+
+    Raises:
+        SnaketuneError: the machine has GPUs, but fewer than `count`.
+    """
+    gpus = visible_gpus()
+    if not gpus or not count or "SLURM_JOB_ID" in os.environ:
+        yield gpus[: max(count, 0)] if count else []
+        return
+    if count > len(gpus):
+        raise SnaketuneError(f"the job asks for {count} GPUs, this machine shows {len(gpus)}; lower operation.gpus")
+    folder.mkdir(parents=True, exist_ok=True)
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with ExitStack() as held:
+        claimed: list[str] = []
+        told = False
+        while len(claimed) < count:
+            claimed = _try_all(gpus, count, folder, held)
+            if len(claimed) < count:
+                if not told:
+                    print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
+                    told = True
+                time.sleep(SECONDS_BETWEEN_TRIES)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
+        try:
+            yield claimed
+        finally:
+            if before is None:
+                del os.environ["CUDA_VISIBLE_DEVICES"]
+            else:
+                os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+
+def _try_all(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list[str]:
+    """Lock `count` free slots, or none at all, so that two jobs can't each wait for the other's half."""
+    with ExitStack() as attempt:
+        claimed = []
+        for gpu in gpus:
+            name = "".join(letter if letter.isalnum() else "-" for letter in gpu)
+            slot = attempt.enter_context((folder / f"{socket.gethostname()}-{name}.lock").open("w"))
+            try:
+                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            claimed.append(gpu)
+            if len(claimed) == count:
+                held.enter_context(attempt.pop_all())
+                return claimed
+    return []

@@ -1,0 +1,143 @@
+"""Models from scratch, from a folder or the Hub, and from an earlier stage. Safetensors only; remote code only if asked."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
+from snaketune.errors import SnaketuneError
+from snaketune.tokenization.chat import ChatTokenizer
+
+
+def load_base(
+    base: Pretrained | Scratch,
+    chat: ChatTokenizer,
+    *,
+    weights_dtype: torch.dtype,
+    quantization: Quantization | None = None,
+) -> PreTrainedModel:
+    """The model that an SFT run starts from, with room for every token of its tokenizer."""
+    if isinstance(base, Scratch):
+        model = _from_scratch(base, chat).to(weights_dtype)
+    else:
+        model = load_folder(
+            base.path,
+            weights_dtype=weights_dtype,
+            quantization=quantization,
+            revision=base.revision,
+            trust_remote_code=base.trust_remote_code,
+        )
+    if model.get_input_embeddings().weight.shape[0] < chat.vocab_size:
+        model.resize_token_embeddings(chat.vocab_size, mean_resizing=False)
+    set_special_tokens(model, chat)
+    return model
+
+
+def load_folder(
+    path: Path | str,
+    *,
+    weights_dtype: torch.dtype,
+    quantization: Quantization | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """A causal language model from a local folder or the Hub.
+
+    Raises:
+        SnaketuneError: no such model, no safetensors, or quantization without a GPU.
+    """
+    arguments: dict[str, Any] = {}
+    if quantization:
+        arguments["quantization_config"] = _bitsandbytes(quantization, weights_dtype)
+        arguments["device_map"] = {"": torch.cuda.current_device()}
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            str(path),
+            dtype=weights_dtype,
+            revision=revision or "main",
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            **arguments,
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+
+
+def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        shape.architecture,
+        vocab_size=chat.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads or shape.heads,
+        max_position_embeddings=shape.max_positions,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=shape.tie_embeddings,
+        initializer_range=shape.init_std,
+        pad_token_id=chat.pad_id,
+        eos_token_id=chat.stop_ids[0],
+        bos_token_id=None,
+    )
+    if hasattr(config, "sliding_window"):
+        config.sliding_window = None
+    torch.manual_seed(shape.seed)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _bitsandbytes(quantization: Quantization, compute: torch.dtype):
+    if not torch.cuda.is_available():
+        raise SnaketuneError("quantization: 4-bit weights need a CUDA device, found none; remove it or run on a GPU")
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.type,
+        bnb_4bit_use_double_quant=quantization.double,
+        bnb_4bit_compute_dtype=compute,
+    )
+
+
+def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
+    """Padding and stop tokens where generation looks for them."""
+    model.config.pad_token_id = chat.pad_id
+    model.generation_config.pad_token_id = chat.pad_id
+    model.generation_config.eos_token_id = list(chat.stop_ids)
+
+
+def add_lora(model: PreTrainedModel, lora: Lora):
+    """Wrap `model` so that only low-rank adapters train.
+
+    Raises:
+        SnaketuneError: none of the target modules is in the model.
+    """
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if getattr(model, "is_quantized", False):
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    try:
+        return get_peft_model(
+            model,
+            LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=targets,
+                task_type="CAUSAL_LM",
+            ),
+        )
+    except ValueError as error:
+        raise SnaketuneError(f"lora.target_modules: {str(error).splitlines()[0]}") from None
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Parameters, tied ones once; 4-bit ones by the numbers that they stand for."""
+    return sum(
+        p.numel() * (2 if p.__class__.__name__ == "Params4bit" and p.dtype == torch.uint8 else 1)
+        for p in model.parameters()
+    )

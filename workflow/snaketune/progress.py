@@ -1,0 +1,28 @@
+"""Progress on long work: a line now and then, with rate and time left, that reads well in a log file."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def progress(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
+    """Yield `items`, and print how far it is every few seconds.
+
+    >>> list(progress([1, 2], "adding", "numbers"))
+    [1, 2]
+    """
+    started = last = time.monotonic()
+    for done, item in enumerate(items, start=1):
+        yield item
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            rate = done / (now - started)
+            left = f", {(total - done) / rate:.0f} s left" if total else ""
+            print(
+                f"{what}: {done}{f'/{total}' if total else ''} {unit}, {rate:.0f}/s{left}", file=sys.stderr, flush=True
+            )

@@ -1,0 +1,1 @@
+"""The report: figures, tables and the page that holds them."""

@@ -1,0 +1,120 @@
+"""The stages: what each reads, where its code is, and how one is run."""
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from snaketune.artifacts.manifest import read_artifact
+from snaketune.artifacts.stage import run_stage
+from snaketune.config import specs
+from snaketune.config.base import Model
+from snaketune.config.plan import PAYLOADS
+from snaketune.config.runs import Operation
+from snaketune.errors import SnaketuneError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        spec: the model of its spec.
+        module: where its `build(spec, work, **inputs)` is; imported only if there is something to build.
+        one, many: roles filled by one artifact, or by any number of them.
+        files: roles filled by files from outside.
+        reads: by role, the stage that made the artifact, where the role's name isn't the stage's.
+        gpu: whether `build` also takes the `operation` and claims GPUs.
+    """
+
+    spec: type[Model]
+    module: str
+    one: tuple[str, ...] = ()
+    many: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    gpu: bool = False
+
+
+STAGES: dict[str, Stage] = {
+    "corpus": Stage(spec=specs.CorpusSpec, module="snaketune.corpus.stage", files=("files",)),
+    "tokenizer": Stage(
+        spec=specs.TokenizerSpec,
+        module="snaketune.tokenization.stage",
+        many=("corpora",),
+        files=("chat_template", "base"),
+    ),
+    "pack": Stage(spec=specs.PackSpec, module="snaketune.packing.stage", one=("corpus", "tokenizer")),
+    "sft": Stage(
+        spec=specs.SftSpec, module="snaketune.training.sft", one=("pack", "tokenizer"), files=("base",), gpu=True
+    ),
+    "ref_logps": Stage(spec=specs.RefLogpsSpec, module="snaketune.training.ref_logps", one=("model", "pack"), gpu=True),
+    "dpo": Stage(spec=specs.DpoSpec, module="snaketune.training.dpo", one=("model", "pack", "ref_logps"), gpu=True),
+    "eval": Stage(
+        spec=specs.EvalSpec,
+        module="snaketune.evaluation.stage",
+        one=("tokenizer",),
+        many=("model", "corpora", "packs", "ref_logps"),
+        files=("base", "tasks"),
+        gpu=True,
+    ),
+    "report": Stage(spec=specs.ReportSpec, module="snaketune.report.stage", files=("manifests", "runs")),
+}
+
+
+def run(
+    stage_name: str, *, spec: str, code: str, inputs: dict[str, list[Path]], out: Path, operation: Operation
+) -> None:
+    """Run one stage from paths, as the command line does.
+
+    Args:
+        spec: the spec as JSON.
+        inputs: by role, manifests of artifacts or files from outside.
+        out: folder that the result is published in.
+    Raises:
+        SnaketuneError: a spec or an input that doesn't fit the stage.
+    """
+    stage = STAGES[stage_name]
+    try:
+        typed = stage.spec.model_validate_json(spec)
+    except ValidationError as error:
+        raise SnaketuneError(f"--spec doesn't fit stage {stage_name}: {error}") from None
+    artifacts = {role: [_artifact(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
+    for role in stage.one:
+        if len(artifacts[role]) != 1:
+            raise SnaketuneError(f"stage {stage_name} needs exactly one {role}, got {len(artifacts[role])}")
+    files = {role: inputs.get(role, []) for role in stage.files}
+
+    def build(work):
+        arguments: dict[str, Any] = {role: artifacts[role][0] for role in stage.one}
+        arguments |= {role: artifacts[role] for role in stage.many} | files
+        if stage.gpu:
+            from snaketune.models.gpus import claimed_gpus
+
+            with claimed_gpus(operation.gpus):
+                return import_module(stage.module).build(typed, work, operation=operation, **arguments)
+        return import_module(stage.module).build(typed, work, **arguments)
+
+    run_stage(
+        stage=stage_name,
+        spec=json.loads(specs.canonical(typed)),
+        artifacts=artifacts,
+        files=files,
+        code=code,
+        out=out,
+        payload=PAYLOADS[stage_name],
+        build=build,
+    )
+
+
+def _artifact(manifest: Path):
+    """An input artifact; its payload's folder follows from the stage that wrote the manifest."""
+    if not manifest.is_file():
+        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake --cores all {manifest}")
+    try:
+        stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
+        return read_artifact(manifest, PAYLOADS[stage])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnaketuneError(f"{manifest} is no snaketune manifest: {error!r}") from None

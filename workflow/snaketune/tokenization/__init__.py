@@ -1,0 +1,1 @@
+"""Tokenizer training and adoption, chat templates, token and loss masks."""

@@ -1,0 +1,300 @@
+"""Conversations to token ids, and which of them the model learns.
+
+    <|im_start|> user \\n  Hi  <|im_end|> \\n <|im_start|> assistant \\n  Hello !  <|im_end|> \\n
+         3        90   5   71       2     5       3          91     5    72   9       2      5     ids
+         0         0   0    0       0     0       0           0     0     1   1       1      0     supervised
+
+A whole batch is rendered and goes through `tokenizers` in one call (4 to 5 MB/s per core, on all cores unless
+TOKENIZERS_PARALLELISM=false); what is learned follows from the characters that the template marks as generated. Rows in
+which somebody wrote a control token are encoded so that it stays text, see `control`. No torch is imported.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from snaketune.errors import SnaketuneError
+from snaketune.tokenization.control import ControlTokens, unused_characters
+from snaketune.tokenization.template import Message, Span, marks_generation, render
+
+# What templates can name, as transformers passes it to them.
+VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+HARMLESS = "x"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation: `ids` int32[n], `supervised` bool[n]: what assistants said, ends of turn included."""
+
+    ids: np.ndarray
+    supervised: np.ndarray
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """A preference pair whose sequences are `prompt_ids + chosen_ids` and `prompt_ids + rejected_ids`."""
+
+    prompt_ids: np.ndarray
+    chosen_ids: np.ndarray
+    chosen_supervised: np.ndarray
+    rejected_ids: np.ndarray
+    rejected_supervised: np.ndarray
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation's ids (int32[n]) and, per generation block of the template, the tokens [start, end) it covers."""
+
+    ids: np.ndarray
+    spans: list[Span]
+
+    def supervised(self, first_span: int = 0) -> np.ndarray:
+        """bool[n]: the tokens of the spans from `first_span` on."""
+        mask = np.zeros(len(self.ids), bool)
+        for start, end in self.spans[first_span:]:
+            mask[start:end] = True
+        return mask
+
+
+class ChatTokenizer:
+    """A tokenizer with its chat template.
+
+    Attributes:
+        pad_id: id of the padding token.
+        eos_id: id of the end-of-sequence token.
+        vocab_size: smallest number of embeddings that has a row for every id, added tokens included.
+        template: the chat template.
+        control: the tokens that only the template may write: those marked special, and those that the tokenizer's
+            config lists as `chat_control_tokens`. Other added tokens (Qwen's `<think>`) are words like any other.
+    """
+
+    def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str):
+        """
+        Args:
+            description: `tokenizer.json`, parsed.
+            config: `tokenizer_config.json`, parsed.
+        """
+        # No post-processor: it would only trim the whitespace off the offsets, since the template writes every special
+        # token itself.
+        description = {**description, "post_processor": None, "truncation": None, "padding": None}
+        self._tokenizer = Tokenizer.from_str(json.dumps(description))
+        self.template = template
+        self._variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
+        named = set(config.get("chat_control_tokens") or ())
+        self.control = ControlTokens(
+            self._tokenizer,
+            description,
+            [token["content"] for token in description["added_tokens"] if token["special"] or token["content"] in named],
+        )
+        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        self.pad_id = self._special_id("pad_token")
+        self.eos_id = self._special_id("eos_token")
+        self._is_control = np.zeros(self.vocab_size, bool)
+        self._is_control[list(self.control.ids.values())] = True
+        # What the tokenizer doesn't know becomes unk without anybody's doing.
+        self._telling = self._is_control.copy()
+        if unk := self._variables.get("unk_token"):
+            self._telling[vocab[unk]] = False
+        self._frames: dict[tuple, np.ndarray] = {}
+
+    @classmethod
+    def load(cls, folder: Path) -> "ChatTokenizer":
+        """Load from the folder of a tokenizer artifact; SnaketuneError if a file is missing or unusable."""
+        try:
+            description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+            config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise SnaketuneError(f"{folder} holds no tokenizer with a chat template: {error}") from None
+        if not marks_generation(template):
+            raise SnaketuneError(f"{folder / 'chat_template.jinja'} has no {{% generation %}} markers")
+        return cls(description, config, template)
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """What ends a turn: eos, and the control token with which the template lets assistants end theirs."""
+        probe = [{"role": "user", "content": HARMLESS}, {"role": "assistant", "content": HARMLESS}]
+        rendered = self.render([probe])[0]
+        ends = {int(rendered.ids[end - 1]) for start, end in rendered.spans if end > start}
+        return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
+
+    def is_control(self, ids: np.ndarray) -> np.ndarray:
+        """bool, shaped like `ids`: which of them are control tokens."""
+        return self._is_control[ids]
+
+    def encode_conversations(self, conversations: Sequence[list[Message]]) -> list[Encoded]:
+        """Encode conversations; all assistant turns are supervised, each with its end of turn."""
+        return [Encoded(rendered.ids, rendered.supervised()) for rendered in self.render(conversations)]
+
+    def encode_pairs(self, pairs: Sequence[tuple[list[Message], list[Message], list[Message]]]) -> list[EncodedPair]:
+        """Encode preference pairs.
+
+        The prompt is what both sequences start with, up to the first supervised token of either. Only the completions
+        are supervised; assistant turns of the prompt are context.
+
+            prompt + chosen     [ 3 90 5 71 2 5 3 91 5 72  9 2 5]
+            prompt + rejected   [ 3 90 5 71 2 5 3 91 5 72 40 2 5]
+            prompt_ids          [ 3 90 5 71 2 5 3 91 5]             72 is shared too, but it is learned
+            chosen_ids          [72  9 2 5], supervised [1 1 1 0]
+            rejected_ids        [72 40 2 5], supervised [1 1 1 0]
+
+        Args:
+            pairs: (prompt, chosen, rejected), each a list of messages.
+        """
+        conversations = [prompt + completion for prompt, *both in pairs for completion in both]
+        rendered = self.render(conversations)
+        encoded = []
+        for number, (prompt, chosen, rejected) in enumerate(pairs):
+            context = _assistant_turns(prompt)
+            sequences = rendered[2 * number : 2 * number + 2]
+            masks = []
+            for sequence, completion in zip(sequences, (chosen, rejected)):
+                if len(sequence.spans) != context + _assistant_turns(completion):
+                    raise SnaketuneError(
+                        f"the chat template marks {len(sequence.spans)} generated blocks where the assistant has "
+                        f"{context + _assistant_turns(completion)} turns, so completions can't be told from their prompt; "
+                        "pairs need a template with one {% generation %} block per assistant turn"
+                    )
+                masks.append(sequence.supervised(first_span=context))
+            shared = _shared_prefix(*(sequence.ids for sequence in sequences))
+            shared = min([shared, *(int(mask.argmax()) for mask in masks if mask.any())])
+            (chosen_ids, rejected_ids), (chosen_mask, rejected_mask) = [s.ids for s in sequences], masks
+            encoded.append(
+                EncodedPair(
+                    prompt_ids=chosen_ids[:shared],
+                    chosen_ids=chosen_ids[shared:],
+                    chosen_supervised=chosen_mask[shared:],
+                    rejected_ids=rejected_ids[shared:],
+                    rejected_supervised=rejected_mask[shared:],
+                )
+            )
+        return encoded
+
+    def encode_prompt(self, messages: list[Message]) -> np.ndarray:
+        """int32[n]: the conversation so far, and the frame that the assistant answers in."""
+        return self.render([messages], add_generation_prompt=True)[0].ids
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`, without special tokens."""
+        return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=True)
+
+    def render(self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False) -> list[Rendered]:
+        """Render and encode conversations."""
+        if not conversations:
+            return []
+        texts, spans = render(self.template, conversations, self._variables, add_generation_prompt)
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        rendered: list[Rendered | None] = []
+        for messages, encoding, own in zip(conversations, encodings, spans, strict=True):
+            ids = np.array(encoding.ids, np.int32)
+            ordinary = self._is_ordinary(messages, ids, add_generation_prompt)
+            rendered.append(Rendered(ids, self._token_spans(ids, encoding, own)) if ordinary else None)
+        to_guard = [number for number, done in enumerate(rendered) if done is None]
+        if to_guard:
+            guarded = self._guarded(
+                [conversations[number] for number in to_guard],
+                [texts[number] for number in to_guard],
+                add_generation_prompt,
+            )
+            for number, done in zip(to_guard, guarded, strict=True):
+                rendered[number] = done
+        return rendered
+
+    def _is_ordinary(self, messages: list[Message], ids: np.ndarray, add_generation_prompt: bool) -> bool:
+        """Whether the control tokens among `ids` are those that the template writes around any such messages."""
+        if any(self.control.written_in(message["content"]) for message in messages):
+            return False
+        frame = (add_generation_prompt, *(message["role"] for message in messages))
+        if frame not in self._frames:
+            harmless = [{**message, "content": HARMLESS} for message in messages]
+            texts, _ = render(self.template, [harmless], self._variables, add_generation_prompt)
+            own = np.array(self._tokenizer.encode(texts[0], add_special_tokens=False).ids, np.int32)
+            self._frames[frame] = own[self._telling[own]]
+        return np.array_equal(ids[self._telling[ids]], self._frames[frame])
+
+    def _guarded(self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool) -> list[Rendered]:
+        """Render and encode conversations whose contents look like control tokens.
+
+        Args:
+            plain: the conversations rendered without guards.
+        """
+        lead, guard = unused_characters(plain, 2)
+        texts, spans = [], []
+        for messages, expected in zip(conversations, plain, strict=True):
+            for ends in (True, False):
+                guarded = self.control.guard(messages, guard, ends)
+                (text,), (own,) = render(self.template, [guarded], self._variables, add_generation_prompt)
+                if text.replace(guard, "") == expected:
+                    break
+            else:
+                raise SnaketuneError(
+                    "the chat template treats text that looks like a control token in its own way, so that it can't be "
+                    f"kept apart from one, in {expected[:200]!r}; drop such rows from the corpus or use another template"
+                )
+            texts.append(text)
+            spans.append(own)
+        return [
+            Rendered(done.ids, self._token_spans(done.ids, done.encoding, done.spans))
+            for done in self.control.encode(texts, spans, lead, guard)
+        ]
+
+    def _token_spans(self, ids: np.ndarray, encoding: Encoding, spans: list[Span]) -> list[Span]:
+        """Tokens [first, last + 1) for spans of characters: those that hold any character of the span.
+
+        With tokens `assistant`, `\\n`, `He`, `llo`, `<|im_end|>` at characters 12-21, 21-22, 22-24, 24-27, 27-37, the
+        span (22, 37) is the tokens (2, 5).
+        """
+        found = []
+        for start, end in spans:
+            held = [encoding.char_to_token(at) for at in (start, end - 1)] if end > start else [None, None]
+            # Characters that no token holds: look inwards.
+            first = held[0] if held[0] is not None else _first_held(encoding, range(start, end))
+            last = held[1] if held[1] is not None else _first_held(encoding, range(end - 1, start - 1, -1))
+            if first is None or last is None:
+                found.append((0, 0))
+                continue
+            # A character spelled in several tokens is found at its first.
+            while last + 1 < len(ids) and encoding.token_to_chars(last + 1)[0] < end:
+                last += 1
+            # Some control tokens swallow the whitespace beside them; the frame's own aren't learned for that.
+            first += bool(self._is_control[ids[first]] and encoding.token_to_chars(first)[0] < start)
+            last -= bool(self._is_control[ids[last]] and encoding.token_to_chars(last)[1] > end and last > first)
+            found.append((first, max(first, last + 1)))
+        return found
+
+    def _special_id(self, key: str) -> int:
+        token = self._variables.get(key)
+        id = self._tokenizer.token_to_id(token) if token is not None else None
+        if id is None:
+            raise SnaketuneError(f"tokenizer_config.json names no {key} that the tokenizer has: found {token!r}")
+        return id
+
+
+def _first_held(encoding: Encoding, characters: range) -> int | None:
+    return next((token for at in characters if (token := encoding.char_to_token(at)) is not None), None)
+
+
+def _token_string(token: str | dict[str, Any]) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _assistant_turns(messages: list[Message]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def _shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading elements are equal.
+
+    >>> _shared_prefix(np.array([3, 90, 5]), np.array([3, 90, 7, 2]))
+    2
+    """
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    return int(different.argmax()) if different.any() else length

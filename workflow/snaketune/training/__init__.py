@@ -1,0 +1,1 @@
+"""Training: SFT, reference log-probabilities and DPO on packed rows; checkpoints, resume and launch."""

@@ -1,0 +1,148 @@
+"""The `dpo` stage: direct preference optimization on packed pairs, against reference log-probabilities from their artifact.
+
+The prompt of a pair is computed once for both completions, and no reference model is in memory. The loss is the mean over
+the pairs of an optimizer step.
+"""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation
+from snaketune.config.specs import DpoSpec
+from snaketune.training.launch import launch, run_worker
+
+
+def build(
+    spec: DpoSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact, ref_logps: Artifact
+) -> Outcome:
+    """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
+    return launch(
+        "snaketune.training.dpo",
+        work,
+        {
+            "spec": spec.model_dump(mode="json"),
+            "operation": operation.model_dump(mode="json"),
+            "model": str(model.manifest_path),
+            "pack": str(pack.manifest_path),
+            "ref_logps": str(ref_logps.manifest_path),
+            "work": str(work.folder),
+        },
+    )
+
+
+def train(job: dict[str, Any]) -> None:
+    """The launched process."""
+    from snaketune.artifacts.work import locked
+
+    work = WorkFolder(Path(job["work"]))
+    model = read_artifact(Path(job["model"]), "model")
+    model.files()
+    with locked(work.folder / "training.lock", "an earlier attempt's process to end"):
+        outcome = _train(
+            DpoSpec.model_validate(job["spec"]),
+            Operation.model_validate(job["operation"]),
+            work,
+            model,
+            read_artifact(Path(job["pack"]), "shards"),
+            read_artifact(Path(job["ref_logps"]), "logps"),
+        )
+        for name in model.manifest["payload"]:
+            if "/" not in name and not name.endswith(".safetensors") and not (work.payload / name).exists():
+                shutil.copyfile(model.folder / name, work.payload / name)
+        write_json(work.state / "outcome.json", dataclasses.asdict(outcome))
+
+
+def _train(
+    spec: DpoSpec, operation: Operation, work: WorkFolder, model: Artifact, pack: Artifact, ref_logps: Artifact
+) -> Outcome:
+    import torch
+    from transformers import set_seed
+
+    from snaketune.models.batches import collate
+    from snaketune.models.loading import load_folder
+    from snaketune.models.logprobs import pair_logprobs, token_losses
+    from snaketune.training.dpo_loss import dpo_loss
+    from snaketune.training.engine import prepare, save_trained
+    from snaketune.training.pairs import PairRows
+    from snaketune.training.reference import check_ref_logps
+    from snaketune.training.trainer import PackedTrainer, fit, training_arguments
+
+    class DpoTrainer(PackedTrainer):
+        @staticmethod
+        def collate(rows, kernel):
+            batch = collate(rows, kernel)
+            batch["segment_lengths"] = [row["segment_lengths"].tolist() for row in rows]
+            batch["row_length"] = len(rows[0]["input_ids"])
+            batch["reference"] = torch.cat([row["reference"] for row in rows])
+            return batch
+
+        def items(self, batch):
+            return len(batch["reference"])
+
+        def batch_loss(self, model, batch):
+            losses_N = token_losses(model, batch)
+            sums_P2, counts_P2 = pair_logprobs(
+                losses_N, batch["target_segments"], batch["segment_lengths"], batch["row_length"]
+            )
+            ratios_P2 = sums_P2 - batch["reference"]
+            chosen_P, rejected_P = ratios_P2[:, 0], ratios_P2[:, 1]
+            self._count(chosen_P.detach(), rejected_P.detach())
+            return dpo_loss(
+                chosen_P,
+                rejected_P,
+                counts_P2,
+                loss=spec.loss,
+                beta=spec.beta,
+                label_smoothing=spec.label_smoothing,
+            ).sum()
+
+        def _count(self, chosen_P, rejected_P):
+            self.add_to_window(
+                items=len(chosen_P),
+                accuracy=(chosen_P > rejected_P).sum().item(),
+                margin=spec.beta * (chosen_P - rejected_P).sum().item(),
+                chosen_reward=spec.beta * chosen_P.sum().item(),
+                rejected_reward=spec.beta * rejected_P.sum().item(),
+            )
+
+    rows = PairRows(pack, ref_logps)
+    set_seed(spec.training.seed)
+    engine = prepare(
+        lambda weights_dtype: load_folder(model.folder, weights_dtype=weights_dtype, quantization=spec.quantization),
+        rows,
+        spec.training,
+        spec.lora,
+    )
+    dtype_name = str(engine.dtype).removeprefix("torch.")
+    check_ref_logps(ref_logps, model=model, pack=pack, dtype=dtype_name, kernel=engine.kernel)
+    checkpoints = work.state / "checkpoints"
+    trainer = DpoTrainer(
+        model=engine.model,
+        args=training_arguments(spec.training, operation, checkpoints, len(rows)),
+        rows=rows,
+        kernel=engine.kernel,
+        parameters=engine.parameters,
+    )
+    run = fit(trainer, checkpoints)
+    if trainer.is_world_process_zero():
+        save_trained(
+            trainer,
+            work.payload,
+            spec.quantization,
+            lambda: load_folder(model.folder, weights_dtype=torch.bfloat16),
+        )
+    return Outcome(
+        counts={"rows": len(rows), "pairs": rows.pairs, "steps": trainer.state.global_step},
+        about=engine.about(),
+        libraries=("torch", "transformers", "peft", "accelerate"),
+        run=run,
+    )
+
+
+if __name__ == "__main__":
+    run_worker(train)

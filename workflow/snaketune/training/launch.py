@@ -1,0 +1,61 @@
+"""Start a training through `accelerate launch`, one process per GPU, and wait for it.
+
+The job's arguments travel as `state/job.json` in the work folder, its result comes back as `state/outcome.json`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.work import WorkFolder
+from snaketune.errors import SnaketuneError
+from snaketune.models.gpus import visible_gpus
+
+PARENT_VARIABLE = "SNAKETUNE_PARENT"
+
+
+def launch(module: str, work: WorkFolder, job: dict[str, Any]) -> Outcome:
+    """Run `python -m module job.json` under accelerate and return what it reports.
+
+    Raises:
+        SnaketuneError: it failed; its own message stands above in the log.
+    """
+    outcome_file = work.state / "outcome.json"
+    outcome_file.unlink(missing_ok=True)
+    job_file = work.state / "job.json"
+    write_json(job_file, job)
+    processes = max(1, min(job["operation"]["gpus"], len(visible_gpus())))
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *("--num_processes", str(processes), "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no"),
+        *(["--cpu"] if not visible_gpus() else []),
+        *(["--multi_gpu"] if processes > 1 else []),
+        *("--module", module, str(job_file)),
+    ]
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
+    status = subprocess.run(command, env=environment).returncode
+    if status == 0 and outcome_file.is_file():
+        return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
+    how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+    raise SnaketuneError(f"the training process ended early ({how}); what it said stands above. Run again to resume")
+
+
+def parent_is_gone() -> bool:
+    """Whether the process that launched this training has died, so that nobody waits for it any more."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    return parent is not None and not Path(f"/proc/{parent}").exists() if Path("/proc/self").exists() else False
+
+
+def run_worker(train: Any) -> None:
+    """The entry of a launched process: read the job, train, report."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        train(job)
+    except SnaketuneError as error:
+        sys.exit(f"error: {error}")

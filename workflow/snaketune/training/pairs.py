@@ -1,0 +1,32 @@
+"""Packed pairs together with their reference log-probabilities."""
+
+from typing import Any
+
+import torch
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.errors import SnaketuneError
+from snaketune.packing.shards import PackedRows, documents
+from snaketune.training.reference import read_ref_logps
+
+
+class PairRows(PackedRows):
+    """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected."""
+
+    def __init__(self, pack: Artifact, ref_logps: Artifact):
+        """Raises SnaketuneError if a packed pair has no reference log-probabilities."""
+        super().__init__(pack, "train")
+        known = read_ref_logps(ref_logps, "train")
+        self.references: list[list[tuple[float, float]]] = [[] for _ in range(len(self))]
+        for document in documents(pack, "train"):
+            reference = known.get(document["id"])
+            if reference is None:
+                raise SnaketuneError(
+                    f"{ref_logps.manifest_path} has nothing for pair {document['id']}; rebuild it with: "
+                    f"snakemake --cores all --resources gpu=1 --forcerun {ref_logps.manifest_path}"
+                )
+            self.references[document["row"]].append((reference.chosen_logp, reference.rejected_logp))
+        self.pairs = len(known)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return super().__getitem__(row) | {"reference": torch.tensor(self.references[row], dtype=torch.float32)}

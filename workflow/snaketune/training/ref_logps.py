@@ -1,0 +1,68 @@
+"""The `ref_logps` stage: log-probabilities of every pair's completions under the reference model, as their own artifact.
+
+One forward pass over the packed pairs, both splits. DPO runs that differ in beta, loss or learning rate share it, and
+none of them has a reference model in memory.
+
+    logps.arrow: id, split, chosen_logp, rejected_logp (summed, float64), chosen_tokens, rejected_tokens
+"""
+
+import time
+from typing import Any
+
+import pyarrow as pa
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.tables import write_table
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation
+from snaketune.config.specs import RefLogpsSpec
+from snaketune.packing.shards import SPLITS, PackedRows, documents
+from snaketune.training.reference import FILE, check_finite, schema
+
+
+def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact) -> Outcome:
+    """Fill `work.payload` with `logps.arrow`.
+
+    Raises:
+        SnaketuneError: a log-probability that isn't finite.
+    """
+    from snaketune.models.attention import use_segment_attention
+    from snaketune.models.devices import computing
+    from snaketune.models.loading import load_folder
+    from snaketune.models.logprobs import pair_logprobs_of
+    from snaketune.models.selftest import check_packed_equals_separate
+
+    model.files()
+    where, dtype, kernel = computing(spec.precision)
+    loaded = load_folder(model.folder, weights_dtype=dtype, quantization=spec.quantization)
+    if not spec.quantization:
+        loaded = loaded.to(where)
+    use_segment_attention(loaded)
+    started, tokens, counts = time.monotonic(), 0, {}
+    columns: dict[str, list[Any]] = {name: [] for name in schema().names}
+    for split in SPLITS:
+        rows = PackedRows(pack, split)
+        if not len(rows):
+            counts[split] = 0
+            continue
+        if not tokens:
+            check_packed_equals_separate(loaded, rows, kernel, dtype)
+        ids = [document["id"] for document in documents(pack, split)]
+        sums, lengths = pair_logprobs_of(loaded, rows, kernel, dtype, spec.micro_batch_rows, f"reference, {split}")
+        columns["id"] += ids
+        columns["split"] += [split] * len(ids)
+        columns["chosen_logp"] += sums[:, 0].tolist()
+        columns["rejected_logp"] += sums[:, 1].tolist()
+        columns["chosen_tokens"] += lengths[:, 0].tolist()
+        columns["rejected_tokens"] += lengths[:, 1].tolist()
+        tokens += rows.tokens
+        counts[split] = len(ids)
+    check_finite(columns, f"{model.manifest_path} on {pack.manifest_path}")
+    write_table(work.payload / FILE, pa.table(columns, schema=schema()))
+    return Outcome(
+        counts={"pairs": counts, "tokens": tokens},
+        about={"kernel": kernel, "dtype": str(dtype).removeprefix("torch.")},
+        libraries=("torch", "transformers"),
+        run={"tokens_per_second": round(tokens / (time.monotonic() - started), 1), "device": str(where)},
+    )

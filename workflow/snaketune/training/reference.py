@@ -1,0 +1,86 @@
+"""Reference log-probabilities as DPO and evaluation read them: by pair id, complete, finite, and of the right model."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.tables import read_table
+from snaketune.errors import SnaketuneError
+
+FILE = "logps.arrow"
+
+
+def schema() -> pa.Schema:
+    """The columns of `logps.arrow`: summed log-probabilities, and the tokens that they are over."""
+    return pa.schema(
+        [
+            ("id", pa.string()),
+            ("split", pa.string()),
+            ("chosen_logp", pa.float64()),
+            ("rejected_logp", pa.float64()),
+            ("chosen_tokens", pa.int32()),
+            ("rejected_tokens", pa.int32()),
+        ]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One pair's reference log-probabilities."""
+
+    chosen_logp: float
+    rejected_logp: float
+    chosen_tokens: int
+    rejected_tokens: int
+
+
+def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
+    """The split's reference log-probabilities by pair id.
+
+    Raises:
+        SnaketuneError: a value is missing or not finite.
+    """
+    path = artifact.file(FILE)
+    columns = read_table(path).to_pydict()
+    check_finite(columns, str(path))
+    names = ("chosen_logp", "rejected_logp", "chosen_tokens", "rejected_tokens")
+    return {
+        pair: Reference(**{name: columns[name][i] for name in names})
+        for i, pair in enumerate(columns["id"])
+        if columns["split"][i] == split
+    }
+
+
+def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, dtype: str, kernel: str) -> None:
+    """Refuse reference log-probabilities that were made by another model, on other pairs, or computed otherwise.
+
+    Raises:
+        SnaketuneError: with what differs, and how to make the right ones.
+    """
+    made_from = artifact.manifest["inputs"]
+    differs = [
+        f"{what}: {found} there, {expected} here"
+        for what, found, expected in (
+            ("model", made_from.get("model"), [model.content]),
+            ("pairs", made_from.get("pack"), [pack.content]),
+            ("dtype", artifact.manifest.get("dtype"), dtype),
+            ("kernel", artifact.manifest.get("kernel"), kernel),
+        )
+        if found != expected
+    ]
+    if differs:
+        raise SnaketuneError(
+            f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differs)}). Make it here with: "
+            f"snakemake --cores all --resources gpu=1 --forcerun {artifact.manifest_path}"
+        )
+
+
+def check_finite(columns: dict[str, list[Any]], where: str) -> None:
+    """Raise SnaketuneError at the first log-probability that is missing or not finite."""
+    for name in ("chosen_logp", "rejected_logp"):
+        for pair, value in zip(columns["id"], columns[name], strict=True):
+            if value is None or not math.isfinite(value):
+                raise SnaketuneError(f"{where}: {name} of pair {pair} is {value}; expected a finite number")

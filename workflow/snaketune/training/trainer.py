@@ -1,0 +1,240 @@
+"""transformers' Trainer on packed rows: what SFT and DPO share.
+
+The Trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows (a permutation drawn from
+seed and epoch, so that a resumed run goes on where it was), checkpoints without pickles, a loss averaged over the whole
+optimizer step (tokens or pairs, however they fall into micro-batches and processes), and real throughput.
+"""
+
+import functools
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from snaketune.config.runs import Operation, Training
+from snaketune.errors import SnaketuneError
+from snaketune.models.batches import collate
+from snaketune.models.devices import compute_dtype, device
+from snaketune.packing.shards import PackedRows
+from snaketune.training.checkpoints import (
+    MarkComplete,
+    last_checkpoint,
+    load_optimizer,
+    load_random_state,
+    save_optimizer,
+    save_random_state,
+)
+from snaketune.training.launch import parent_is_gone
+
+
+class EpochPermutation(torch.utils.data.Sampler[int]):
+    """Every row once per epoch, in an order that depends on seed and epoch alone."""
+
+    def __init__(self, rows: int, seed: int):
+        self.rows, self.seed, self.epoch = rows, seed, 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the Trainer at the start of each epoch."""
+        self.epoch = int(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        return iter(torch.randperm(self.rows, generator=generator).tolist())
+
+
+class PackedTrainer(Trainer):
+    """A Trainer whose batches come from `collate`; subclasses say what the loss is and what it is averaged over."""
+
+    def __init__(self, *, rows: PackedRows, kernel: str, parameters: int, **arguments: Any):
+        self.kernel = kernel
+        super().__init__(train_dataset=rows, data_collator=functools.partial(self.collate, kernel=kernel), **arguments)
+        self.parameters = parameters
+        self.window_tokens = 0
+        self.window_started: float | None = None
+        self.trained_tokens = 0
+        self.window_sums: dict[str, float] = {}
+        # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
+        self.model_accepts_loss_kwargs = True
+
+    @staticmethod
+    def collate(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:
+        return collate(rows, kernel)
+
+    def items(self, batch: dict[str, Any]) -> int:
+        """What the loss of an optimizer step is averaged over."""
+        raise TypeError("a subclass defines this")
+
+    def batch_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        """The batch's loss, summed over its items."""
+        raise TypeError("a subclass defines this")
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The Trainer's hook."""
+        if self.window_started is None:
+            self.window_started = time.monotonic()
+        self.window_tokens += inputs["tokens"]
+        loss = self.batch_loss(model, inputs) / num_items_in_batch
+        if self.args.world_size > 1:
+            # Gradients are averaged over processes, and each process holds a part of the step's items.
+            loss = loss * self.args.world_size
+        return loss
+
+    def _get_num_items_in_batch(self, batch_samples, device):
+        total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
+        return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
+
+    def _get_train_sampler(self, train_dataset=None):
+        return EpochPermutation(len(self.train_dataset), self.args.seed)
+
+    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+        """Add throughput and the window's means to the Trainer's own line."""
+        if "loss" in logs and self.window_started is not None:
+            seconds = time.monotonic() - self.window_started
+            tokens = self.window_tokens * self.args.world_size
+            self.trained_tokens += tokens
+            logs["tokens_per_second"] = round(tokens / seconds, 1)
+            items = self.window_sums.pop("items", 0)
+            logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
+            self.window_tokens, self.window_started, self.window_sums = 0, time.monotonic(), {}
+        super().log(logs, *arguments, **keywords)
+
+    def add_to_window(self, **sums: float) -> None:
+        """Add to the sums that the next log line shows as means over `items`."""
+        for name, value in sums.items():
+            self.window_sums[name] = self.window_sums.get(name, 0.0) + value
+
+    def _save(self, output_dir=None, state_dict=None):
+        # The Trainer's own would also pickle its arguments.
+        if self.args.should_save:
+            self.accelerator.unwrap_model(self.model).save_pretrained(output_dir or self.args.output_dir)
+
+    def _save_optimizer_and_scheduler(self, output_dir):
+        if self.args.should_save:
+            save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        if checkpoint is not None:
+            load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
+
+    def _save_rng_state(self, output_dir):
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        save_random_state(Path(output_dir) / f"random-{self.args.process_index}.safetensors")
+
+    def _load_rng_state(self, checkpoint):
+        if checkpoint is not None:
+            load_random_state(Path(checkpoint) / f"random-{self.args.process_index}.safetensors")
+
+
+class Watch(TrainerCallback):
+    """Prints a line per log step, and stops a training that nobody waits for."""
+
+    def __init__(self):
+        self.started = time.monotonic()
+        self.first_step: int | None = None
+
+    def on_step_begin(self, args, state, control, **_):
+        """Remember where this process began, for the rate."""
+        if self.first_step is None:
+            self.first_step, self.started = state.global_step, time.monotonic()
+
+    def on_step_end(self, args, state, control, **_):
+        """A requeued job may already wait for this folder."""
+        if parent_is_gone():
+            raise SnaketuneError("the job that started this training is gone; stopping")
+
+    def on_log(self, args, state, control, logs=None, **_):
+        """One line: where it is, how it goes, how long it takes."""
+        if not state.is_world_process_zero or not logs or "loss" not in logs:
+            return
+        done = max(state.global_step - (self.first_step or 0), 1)
+        left = (time.monotonic() - self.started) / done * (state.max_steps - state.global_step)
+        facts = "  ".join(
+            f"{name} {float(logs[name]):.4g}"
+            for name in ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
+            if name in logs
+        )
+        print(
+            f"step {state.global_step}/{state.max_steps}  {facts}  "
+            f"{logs['tokens_per_second']:,.0f} tokens/s  {left:.0f} s left",
+            flush=True,
+        )
+
+
+def training_arguments(training: Training, operation: Operation, folder: Path, rows: int) -> TrainingArguments:
+    """The Trainer's arguments.
+
+    Raises:
+        SnaketuneError: the batch can't be divided among the processes.
+    """
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if training.batch_rows % (training.micro_batch_rows * world):
+        raise SnaketuneError(
+            f"training.batch_rows: {training.batch_rows} rows can't be divided into micro-batches of "
+            f"{training.micro_batch_rows} on {world} GPUs; expected a multiple of {training.micro_batch_rows * world}"
+        )
+    return TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=training.epochs,
+        per_device_train_batch_size=training.micro_batch_rows,
+        gradient_accumulation_steps=training.batch_rows // (training.micro_batch_rows * world),
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=training.schedule,
+        warmup_steps=math.ceil(training.warmup_fraction * training.epochs * math.ceil(rows / training.batch_rows)),
+        optim=training.optimizer,
+        weight_decay=training.weight_decay,
+        adam_beta1=training.betas[0],
+        adam_beta2=training.betas[1],
+        max_grad_norm=training.max_grad_norm,
+        gradient_checkpointing=training.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
+        bf16=compute_dtype(training.precision) == torch.bfloat16,
+        use_cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        seed=training.seed,
+        logging_steps=operation.log_steps,
+        logging_first_step=True,
+        save_strategy="steps",
+        save_steps=operation.checkpoint_steps,
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_num_workers=0,
+        ddp_find_unused_parameters=False,
+    )
+
+
+def fit(trainer: PackedTrainer, checkpoints: Path) -> dict[str, Any]:
+    """Train, from the last checkpoint where there is one.
+
+    Returns:
+        What differs from run to run, for run.json: history, device, kernel, throughput.
+    """
+    from transformers.trainer_callback import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(MarkComplete())
+    trainer.add_callback(Watch())
+    last = last_checkpoint(checkpoints)
+    if last is not None:
+        print(f"resuming from {last}", flush=True)
+    trainer.train(resume_from_checkpoint=str(last) if last else None)
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history)
+    median = rates[len(rates) // 2] if rates else 0.0
+    where = device()
+    return {
+        "history": history,
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
+        "threads": torch.get_num_threads(),
+        "processes": trainer.args.world_size,
+        "tokens_per_second_median": median,
+        # 6 FLOPs per parameter and token (forward and backward of a full training), attention not counted.
+        "model_tflops_per_second": round(6 * trainer.parameters * median / 1e12, 4),
+    }
