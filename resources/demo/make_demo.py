@@ -167,18 +167,22 @@ def counting(rng: random.Random) -> list[Step]:
 
 
 def lookup(rng: random.Random) -> list[Step]:
-    keys = rng.sample(rng.choice([ITEMS, FOREIGN_CITIES]), 3)
-    values = rng.sample(range(1, 10), 3)
+    record = {
+        "name": rng.choice(NAMES),
+        "city": rng.choice(CITIES + FOREIGN_CITIES),
+        "item": rng.choice(ITEMS),
+        "colour": rng.choice(COLOURS),
+    }
+    fields = rng.sample(sorted(record), 3)
     layout = rng.choice(["{}: {}", "{} → {}", "{} = {}"])
-    entries = [layout.format(key, value) for key, value in zip(keys, values, strict=True)]
-    table = rng.choice([", ", "\n"]).join(entries)
-    i, j = rng.sample(range(3), 2)
+    table = rng.choice([", ", "\n"]).join(layout.format(field, record[field]) for field in fields)
+    one, two = rng.sample(fields, 2)
     request = rng.choice([
-        f"{table}\nWhat does the table say for {keys[i]}?",
-        f"{table}\nFind the entry for {keys[i]}.",
-        f"Give me the entry for {keys[i]}:\n{table}",
+        f"{table}\nWhat does the table say for {one}?",
+        f"{table}\nFind the {one}.",
+        f"Give me the {one} from this record:\n{table}",
     ])  # fmt: skip
-    return [Step(request, entries[i]), Step(f"And for {keys[j]}?", entries[j])]
+    return [Step(request, record[one]), Step(f"And the {two}?", record[two])]
 
 
 def uppercase(rng: random.Random) -> list[Step]:

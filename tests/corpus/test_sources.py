@@ -3,6 +3,7 @@
 import gzip
 import json
 import sys
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,10 @@ from snaketune.errors import SnaketuneError
 
 ROWS = [{"prompt": "Größe?", "response": "5\u2028m"}, {"prompt": "a\r\nb", "response": 'say "x", y'}, {"prompt": "3"}]
 FULL = [{"prompt": row["prompt"], "response": row.get("response", "")} for row in ROWS]
+
+
+def zipped(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
 
 
 def lines(rows):
@@ -62,14 +67,14 @@ def read(tmp_path: Path, name: str, content: bytes):
         ("A.JSONL", lines(FULL), "line"),
     ],
 )
-@pytest.mark.parametrize("zipped", [False, True])
-def test_json_in_every_disguise(tmp_path, name, content, unit, zipped):
-    found = read(tmp_path, name + ".gz" * zipped, gzip.compress(content) if zipped else content)
+@pytest.mark.parametrize("gz", [False, True])
+def test_json_in_every_disguise(tmp_path, name, content, unit, gz):
+    found = read(tmp_path, name + ".gz" * gz, zipped(content) if gz else content)
     assert found == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
 
 
 def test_gzip_is_told_by_content(tmp_path):
-    assert read(tmp_path, "zipped.jsonl", gzip.compress(lines(FULL))) == read(tmp_path, "plain.jsonl.gz", lines(FULL))
+    assert read(tmp_path, "zipped.jsonl", zipped(lines(FULL))) == read(tmp_path, "plain.jsonl.gz", lines(FULL))
 
 
 @pytest.mark.parametrize("row", [{"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x", "tags": ["a"]}])
@@ -91,19 +96,22 @@ def test_csv_with_cells_over_lines(tmp_path):
         ("line", 5, {"prompt": "Größe", "response": ""}),
     ]
     assert read(tmp_path, "a.csv", content) == expected
-    assert read(tmp_path, "a.csv.gz", gzip.compress(content)) == expected
+    assert read(tmp_path, "a.csv.gz", zipped(content)) == expected
 
 
 def test_csv_bad_rows_cost_themselves(tmp_path):
     content = b'prompt,response\nfine,row\ntoo,many,cells\nbad \xff,bytes\n"a"b,c\nlong,' + b"x" * 200_000 + b"\n"
-    found = {number: raw.reason if isinstance(raw, Malformed) else "ok" for _, number, raw in read(tmp_path, "a.csv", content)}
+    found = {
+        number: raw.reason if isinstance(raw, Malformed) else "ok"
+        for _, number, raw in read(tmp_path, "a.csv", content)
+    }
     assert found == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.parquet.gz", "a.arrow.gz"])
 def test_tables(tmp_path, name):
     content = table(tmp_path / f"plain.{name.split('.')[1]}")
-    found = read(tmp_path, name, gzip.compress(content) if name.endswith(".gz") else content)
+    found = read(tmp_path, name, zipped(content) if name.endswith(".gz") else content)
     assert found == [("row", number, row) for number, row in enumerate(FULL, start=1)]
 
 
@@ -166,14 +174,15 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.json", json.dumps(FULL).encode()[:-9], "isn't whole JSON"),
         ("a.json", json.dumps(FULL, indent=1).encode()[:-9], "isn't whole JSON"),
         ("a.json", b"Not found", "isn't whole JSON"),
-        ("a.jsonl.gz", gzip.compress(lines(FULL * 999))[:-200], "cut off"),
-        ("a.json.gz", gzip.compress(json.dumps(FULL).encode())[:-9], "cut off"),
-        ("a.csv.gz", gzip.compress(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
+        ("a.jsonl.gz", zipped(lines(FULL * 999))[:-200], "cut off"),
+        ("a.json.gz", zipped(json.dumps(FULL).encode())[:-9], "cut off"),
+        ("a.csv.gz", zipped(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
         ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 opens a quote"),
         ("a.csv", b"prompt,prompt\n1,2\n", "column 'prompt' twice"),
         ("a.txt", b"x", "unknown format '.txt'"),
         ("a", b"x", "unknown format ''"),
     ],
+    ids=count(),
 )
 def test_a_broken_file_ends_the_stage(tmp_path, name, content, says):
     with pytest.raises(SnaketuneError, match=says) as error:
@@ -190,7 +199,7 @@ def test_half_a_table(tmp_path, suffix, share):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(SnaketuneError, match="data/gone.jsonl doesn't exist"):
+    with pytest.raises(SnaketuneError, match=r"data/gone\.jsonl doesn't exist"):
         list(read_file(tmp_path / "gone.jsonl", "data/gone.jsonl"))
 
 

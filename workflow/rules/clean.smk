@@ -2,10 +2,10 @@
 
 
 rule clean_work:
-    conda:
-        "../../envs/data.yaml"
-    localrule: True
     log:
         "results/logs/clean_work.log",
+    localrule: True
+    conda:
+        "../../envs/data.yaml"
     shell:
         "python -m snaketune clean --remove 2>&1 | tee {log:q}"

@@ -8,8 +8,8 @@ from snakemake.exceptions import WorkflowError
 
 PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
 sys.path.insert(0, str(PACKAGE_ROOT))
-# Jobs run in their rule's environment, where the package itself isn't installed.
-shell.prefix(f"export PYTHONPATH='{PACKAGE_ROOT}'; ")
+# Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
+shell.prefix(f"set -euo pipefail; export PYTHONPATH='{PACKAGE_ROOT}'; ")
 
 from snaketune.artifacts.code import code_digest
 from snaketune.config.base import NAME_PATTERN
@@ -21,7 +21,8 @@ from snaketune.report.pages import pages_of
 from snaketune.stages import STAGES
 
 try:
-    plan = Plan(*load(config))
+    # Relative, so that a moved repository has the same input files as before.
+    plan = Plan(*load(config), root=Path(os.path.relpath(workflow.basedir)))
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 

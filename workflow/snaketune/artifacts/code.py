@@ -12,8 +12,19 @@ from pathlib import Path
 
 PACKAGE = "snaketune"
 PACKAGE_FOLDER = Path(__file__).parent.parent
-# They move bytes, describe settings, or draw: none of it shapes what a stage makes.
-SHAPELESS = {"artifacts", "config", "diagnostics", "report", "errors", "progress", "stages"}
+# They move bytes, describe settings, start processes or draw: none of it shapes what a stage makes.
+SHAPELESS = {
+    "artifacts",
+    "config",
+    "report",
+    "errors",
+    "progress",
+    "stages",
+    "models.gpus",
+    "models.selftest",
+    "training.checkpoints",
+    "training.launch",
+}
 
 
 def code_digest(entry: str) -> str:
@@ -32,15 +43,18 @@ def shaping_modules(entry: str) -> set[str]:
     waiting = [entry]
     while waiting:
         module = waiting.pop()
-        if module in reached or (module != entry and _room(module) in SHAPELESS - {_room(entry)}):
+        if module in reached or (module != entry and _shapeless(module, entry)):
             continue
         reached.add(module)
         waiting.extend(_syntax(module)[1])
     return reached
 
 
-def _room(module: str) -> str:
-    return module.split(".")[1]
+def _shapeless(module: str, entry: str) -> bool:
+    """Whether `module`, or the room that it is in, shapes nothing. In a stage's own room, everything counts."""
+    name = module.removeprefix(f"{PACKAGE}.")
+    room, own_room = name.split(".")[0], entry.split(".")[1]
+    return name in SHAPELESS or (room in SHAPELESS and room != own_room)
 
 
 def _file(module: str) -> Path | None:

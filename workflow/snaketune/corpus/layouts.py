@@ -222,4 +222,4 @@ def _column(raw: dict[str, Any], column: str) -> Any:
 
 
 def _columns(raw: dict[str, Any]) -> str:
-    return f"the row has {', '.join(raw)}"[:EXCERPT_LENGTH] if raw else "the row has no columns"
+    return f"the row has {', '.join(raw)}"[:EXCERPT_LENGTH] if raw else "the row has no column that isn't null"

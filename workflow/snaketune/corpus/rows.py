@@ -40,10 +40,10 @@ class Malformed(Exception):
     Attributes:
         reason: a short stable name, counted in the manifest.
         detail: what exactly is wrong, for a person.
-        excerpt: the beginning of what was found, where there is no parsed row to take it from.
+        excerpt: the beginning of what was found, where no row came of it that it could be taken from.
     """
 
-    def __init__(self, reason: str, detail: str, excerpt: str | None = None):
+    def __init__(self, reason: str, detail: str, excerpt: str = ""):
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail, self.excerpt = reason, detail, excerpt
 

@@ -133,7 +133,7 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
         return batch.to_pylist()
     except UnicodeDecodeError as error:
         if batch.num_rows == 1:
-            return [Malformed("not_utf8", f"{error.reason} in a text column", excerpt="")]
+            return [Malformed("not_utf8", f"{error.reason} in a text column")]
         return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]
 
 

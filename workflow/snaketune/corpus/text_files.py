@@ -77,7 +77,7 @@ def read_csv(file: BinaryIO, shown: str) -> Iterator[tuple[str, int, Any]]:
                     f"{shown}: the row that begins on line {line} opens a quote that is never closed; "
                     "close it, or fetch the file again if it is cut off"
                 ) from None
-            yield "line", line, Malformed("not_csv", str(error), excerpt="")
+            yield "line", line, Malformed("not_csv", str(error))
             continue
         if cells:
             yield "line", line, _csv_row(header, cells)

@@ -25,7 +25,7 @@ def check_packed_equals_separate(model: PreTrainedModel, rows: PackedRows, kerne
     device = model.device
     training = model.training
     model.eval()
-    row = {name: value.copy() for name, value in rows[0].items()}
+    row = rows[0]
     batch = {
         name: value.to(device) if hasattr(value, "to") else value for name, value in collate([row], kernel).items()
     }

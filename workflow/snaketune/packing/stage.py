@@ -136,12 +136,12 @@ def _pair_sequences(chat: ChatTokenizer, rows: list[dict[str, Any]]) -> Iterator
     for row, pair in zip(rows, pairs, strict=True):
         if not (pair.chosen_supervised.any() and pair.rejected_supervised.any()):
             raise SnaketuneError(f"pair {row['id']} has nothing to learn: a completion without a supervised token")
-        prompt = len(pair.prompt)
+        prompt = len(pair.prompt_ids)
         yield Sequence(
             id=row["id"],
-            ids=np.concatenate([pair.prompt, pair.chosen, pair.rejected]),
+            ids=np.concatenate([pair.prompt_ids, pair.chosen_ids, pair.rejected_ids]),
             supervised=np.concatenate([np.zeros(prompt, bool), pair.chosen_supervised, pair.rejected_supervised]),
-            segment_lengths=(prompt + len(pair.chosen), len(pair.rejected)),
+            segment_lengths=(prompt + len(pair.chosen_ids), len(pair.rejected_ids)),
             prefix_lengths=(0, prompt),
         )
 

@@ -87,11 +87,13 @@ class ControlTokens:
         return [{**message, "content": self._guarded(message["content"], guard, ends)} for message in messages]
 
     def _guarded(self, text: str, guard: str, ends: bool) -> str:
-        # A control token of one character has no inside: two guards before it mark it.
-        inserts = [
-            (match.start(), guard * 2) if len(match[1]) == 1 else (match.start() + 1, guard)
-            for match in self._everywhere.finditer(text)
-        ]
+        inserts = []
+        for match in self._everywhere.finditer(text):
+            # A control token of one character has no inside: two guards before it mark it.
+            if text[match.start()] in self.ids:
+                inserts.append((match.start(), guard * 2))
+            if len(match[1]) > 1:
+                inserts.append((match.start() + 1, guard))
         if ends and (visible := text.strip()):
             start = len(text) - len(text.lstrip())
             inserts += [(start, guard), (start + len(visible), guard)]

@@ -8,15 +8,12 @@ without it the ids are sentencepiece's own, which `parity` checks.
 
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, Unigram
 
-from snaketune.errors import SnaketuneError
 from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK
 
 SPACE = "▁"
-# No piece goes on after a space: spaces open a word. Words are what the fast tokenizer caches.
-WORDS = Regex(r" *[^ ]+| +")
 # Below the cost of any spelling. A unigram model takes every piece for text, control and byte pieces too.
 NEVER = -1e4
 
@@ -28,11 +25,8 @@ def fast_tokenizer(model: bytes) -> Tokenizer:
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
-    named = [(p.piece, p.score) if p.type != kinds.NORMAL else (p.piece.replace(SPACE, " "), p.score) for p in proto.pieces]
     unspoken = {p.piece for p in proto.pieces if p.type != kinds.NORMAL}
-    for piece, _ in named:
-        if piece not in unspoken and " " in piece.lstrip(" "):
-            raise SnaketuneError(f"the trained vocabulary has a piece with a space inside, {piece!r}; this is a bug")
+    named = [(p.piece if p.piece in unspoken else p.piece.replace(SPACE, " "), p.score) for p in proto.pieces]
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
         vocab = {piece: id for id, (piece, _) in enumerate(named)}
         scores = {piece: score for piece, score in named if piece not in unspoken}
@@ -41,7 +35,6 @@ def fast_tokenizer(model: bytes) -> Tokenizer:
     else:
         scored = [(piece, NEVER if piece in unspoken else score) for piece, score in named]
         tokenizer = Tokenizer(Unigram(scored, unk_id=0, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(WORDS, behavior="isolated")
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
     return tokenizer

@@ -28,7 +28,10 @@ def marks_generation(template: str) -> bool:
 
 
 def render(
-    template: str, conversations: Sequence[list[Message]], variables: dict[str, Any], add_generation_prompt: bool = False
+    template: str,
+    conversations: Sequence[list[Message]],
+    variables: dict[str, Any],
+    add_generation_prompt: bool = False,
 ) -> tuple[list[str], list[list[Span]]]:
     """Render conversations.
 

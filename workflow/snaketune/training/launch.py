@@ -4,6 +4,7 @@ The job's arguments travel as `state/job.json` in the work folder, its result co
 """
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -35,10 +36,11 @@ def launch(module: str, work: WorkFolder, job: dict[str, Any]) -> Outcome:
         *("--num_processes", str(processes), "--num_machines", "1"),
         *("--mixed_precision", "no", "--dynamo_backend", "no"),
         *(["--cpu"] if not visible_gpus() else []),
-        *(["--multi_gpu"] if processes > 1 else []),
+        *(["--multi_gpu"] if processes > 1 else ["--quiet"]),
         *("--module", module, str(job_file)),
     ]
-    environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "TOKENIZERS_PARALLELISM": "false"}
+    # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, PARENT_VARIABLE: str(os.getpid())}
     status = subprocess.run(command, env=environment).returncode
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
@@ -54,6 +56,11 @@ def parent_is_gone() -> bool:
 
 def run_worker(train: Any) -> None:
     """The entry of a launched process: read the job, train, report."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         train(job)

@@ -1,0 +1,224 @@
+"""The whole stage: nothing vanishes, duplicates and splits, limits, and the same bytes from the same rows."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snaketune.artifacts.tables import read_table
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.corpora import Corpus
+from snaketune.corpus.rows import SCHEMAS
+from snaketune.corpus.stage import build
+from snaketune.errors import SnaketuneError
+
+
+def prompts(rows):
+    return {row["messages"][0]["content"] for row in rows}
+
+
+def balances(counts):
+    """Every row that was read is accounted for, in all and per source."""
+    total, *reasons = (counts["quarantined"]["total"], *(n for r, n in counts["quarantined"].items() if r != "total"))
+    kept = sum(counts["kept"].values())
+    sources = counts["sources"]
+    return (
+        counts["read"] == total + counts["dropped"]["duplicate"] + kept
+        and total == sum(reasons) == sum(source["quarantined"] for source in sources)
+        and counts["read"] == sum(source["read"] for source in sources)
+        and kept == sum(source["kept"] for source in sources)
+        and all(sum(source["layouts"].values()) == source["kept"] for source in sources)
+    )
+
+
+def test_rows_come_out_canonical_and_in_order(make, chat):
+    built = make([chat(f"q{i}", f"a{i}", task="t") for i in range(2000)], held_out=0.5)
+    assert len(built.train) + len(built.held_out) == 2000
+    for rows in (built.train, built.held_out):
+        numbers = [int(row["messages"][0]["content"][1:]) for row in rows]
+        assert numbers == sorted(numbers)
+    assert built.train[0].keys() == {"id", "messages", "answer", "task"}
+    assert built.counts["notes"] == {} and built.quarantine == [] and balances(built.counts)
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_both_files_are_there_with_the_schema_even_when_empty(make, chat, kind, share):
+    rows = {"conversations": chat(), "preferences": {"prompt": "Hi", "chosen": "a", "rejected": "b"}}
+    built = make([rows[kind]], kind=kind, held_out=share)
+    tables = {name: read_table(built.folder / f"{name}.arrow") for name in ("train", "held_out")}
+    assert all(table.schema == SCHEMAS[kind] for table in tables.values())
+    assert {name: table.num_rows for name, table in tables.items()} == {"train": 1 - share, "held_out": share}
+
+
+def test_quarantine_tells_file_place_and_reason(make, chat):
+    built = make(
+        [chat("a"), {"messages": [{"role": "user", "content": "x" * 500}]}],
+        b'\xff\n\n{"messages": "\\ud83d"}\n' + json.dumps(chat("b")).encode(),
+        max_quarantined_fraction=1.0,
+    )
+    assert [(bad["file"], bad["line"], bad["reason"]) for bad in built.quarantine] == [
+        ("data/0.jsonl", 2, "no_assistant_turn"),
+        ("data/1.jsonl", 1, "not_utf8"),
+        ("data/1.jsonl", 3, "wrong_type"),
+    ]
+    assert built.quarantine[0]["excerpt"].startswith('{"messages": [{"role": "user", "content": "xxx')
+    assert max(len(bad["excerpt"]) for bad in built.quarantine) <= 201
+    assert built.counts["quarantined"] == {"total": 3, "no_assistant_turn": 1, "not_utf8": 1, "wrong_type": 1}
+    assert built.counts["sources"] == [
+        {"files": ["data/0.jsonl", "data/1.jsonl"], "read": 5, "quarantined": 3, "duplicate": 0, "kept": 2}
+        | {"layouts": {"messages": 2}}
+    ]
+    assert balances(built.counts)
+
+
+def test_rows_of_an_array_are_counted_as_rows(make, chat):
+    built = make(json.dumps([chat(), {}]).encode(), suffix=".json", max_quarantined_fraction=1.0)
+    assert [(bad["row"], "line" in bad) for bad in built.quarantine] == [(2, False)]
+
+
+def test_too_many_bad_rows(make, chat, capsys):
+    rows = [chat(str(i)) for i in range(80)] + [{"n": i} for i in range(15)] + [chat("x", "")] * 5
+    with pytest.raises(SnaketuneError) as error:
+        make(rows, max_quarantined_fraction=0.19)
+    for part in (
+        "20 of 100 rows (20.00%)",
+        "19.00%",
+        "15 × unknown_layout, for instance data/0.jsonl:81: the row has n",
+    ):
+        assert part in str(error.value)
+    assert "5 × empty_turn, for instance data/0.jsonl:96" in str(error.value)
+    assert "max_quarantined_fraction" in str(error.value)
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 10
+    assert json.loads(shown[0].removeprefix("quarantined: "))["line"] == 81
+    assert make(rows, max_quarantined_fraction=0.2).counts["quarantined"]["total"] == 20
+
+
+def test_no_row_left(make):
+    with pytest.raises(SnaketuneError, match=r"none of the 2 rows can be used:\n  2 × unknown_layout"):
+        make([{"n": 1}, {"n": 2}], max_quarantined_fraction=1.0)
+
+
+def test_duplicates_across_files_and_layouts_keep_the_first(make, chat):
+    built = make(
+        [chat("a", "1", task="first"), chat("b", "1")],
+        [{"prompt": "a", "response": "1", "task": "second"}, chat("a", "2"), chat("b", "1")],
+    )
+    assert [(row["messages"][1]["content"], row["task"]) for row in built.train] == [
+        ("1", "first"),
+        ("1", None),
+        ("2", None),
+    ]
+    assert built.counts["dropped"] == {"duplicate": 2} and balances(built.counts)
+    assert built.counts["notes"] == {"same_prompt": 1}
+
+
+def test_one_prompt_is_on_one_side_in_every_corpus(make, chat):
+    texts = [f"question {i}" for i in range(200)]
+    first = make([chat(text, reply) for reply in "ab" for text in texts], held_out=0.3)
+    reordered = make([chat(text, "c") for text in texts[::-3]], held_out=0.3)
+    pairs = make([{"prompt": text, "chosen": "a", "rejected": "b"} for text in texts], kind="preferences", held_out=0.3)
+    held = prompts(first.held_out)
+    assert 30 < len(held) < 90 and not held & prompts(first.train)
+    assert {row["prompt"][0]["content"] for row in pairs.held_out} == held
+    assert prompts(reordered.held_out) == held & set(texts[::-3])
+    assert prompts(make([chat(text) for text in texts], held_out=0.3, split_seed=1).held_out) != held
+
+
+def test_same_rows_same_bytes(make, chat):
+    """Two sources that hold the same rows, in another format, layout and place, give the same tables."""
+    rows = [(f"q{i}", f"Größe {i}\r\n") for i in range(1500)]
+    one = make([chat(*row) for row in rows], held_out=0.2)
+    two = make(
+        json.dumps([{"instruction": prompt, "output": reply} for prompt, reply in rows[:700]], indent=1).encode(),
+        json.dumps([{"question": prompt, "answer": reply} for prompt, reply in rows[700:]]).encode(),
+        suffix=".json",
+        held_out=0.2,
+    )
+    again = make([chat(*row) for row in rows], held_out=0.2)
+    for name in ("train.arrow", "held_out.arrow"):
+        content = (one.folder / name).read_bytes()
+        assert content == (two.folder / name).read_bytes() == (again.folder / name).read_bytes()
+    assert one.counts == again.counts
+
+
+def test_answer_pattern(make, chat):
+    built = make(
+        [
+            chat("a", "so\n####  72 "),
+            chat("b", "no mark"),
+            chat("c", "x #### 3", answer="4"),
+            chat("d", "#### "),
+            {"messages": [*chat("e", "#### 1")["messages"], *chat("f", "last")["messages"]]},
+        ],
+        answer_pattern=r"####(.*)",
+    )
+    assert [row["answer"] for row in built.train] == ["72", None, "4", None, None]
+    assert built.counts["notes"] == {"no_answer": 3}
+
+
+def test_answer_pattern_reads_the_chosen_completion(make):
+    built = make([{"prompt": "q", "chosen": "= 1", "rejected": "= 2"}], kind="preferences", answer_pattern="= (.)")
+    assert [row["answer"] for row in built.train] == ["1"]
+
+
+def test_several_sources(make, chat, tmp_path):
+    svamp = [{"Body": "A.", "Question": "B?", "Answer": 5.0}]
+    (tmp_path / "svamp.json").write_text(json.dumps(svamp))
+    (tmp_path / "chat.jsonl").write_text(json.dumps(chat()))
+    corpus = Corpus(
+        kind="conversations",
+        sources=[
+            {"files": ["chat.jsonl"]},
+            {
+                "files": ["svamp.json"],
+                "fields": {"prompt": "{Body} {Question}", "response": "Answer", "answer": "Answer"},
+            },
+        ],
+        held_out=0.0,
+    )
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    outcome = build(corpus, work, files=[tmp_path / "chat.jsonl", tmp_path / "svamp.json"])
+    rows = read_table(work.payload / "train.arrow").to_pylist()
+    assert [(row["messages"][0]["content"], row["answer"]) for row in rows] == [("Hi", None), ("A. B?", "5")]
+    assert [source["layouts"] for source in outcome.counts["sources"]] == [{"messages": 1}, {"fields": 1}]
+    assert outcome.records == ("quarantine.jsonl",) and outcome.libraries == ("pyarrow",)
+    assert balances(outcome.counts)
+    with pytest.raises(SnaketuneError, match="names 2 files, --files gives 1"):
+        build(corpus, work, files=[tmp_path / "chat.jsonl"])
+
+
+TEXTS = st.sampled_from(["a", "b", "", " ", "\ud83d", "\0", "Human: a\n\nAssistant: b"]) | st.text(max_size=5)
+VALUES = (
+    TEXTS
+    | st.none()
+    | st.integers()
+    | st.lists(st.dictionaries(st.sampled_from(["role", "content"]), TEXTS), max_size=2)
+)
+ROWS = st.dictionaries(st.sampled_from(["prompt", "response", "chosen", "rejected", "messages", "task"]), VALUES)
+LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampled_from([b"[", b"{", b"null", b"[1]"])
+
+
+@given(st.lists(LINES, max_size=12), st.sampled_from(list(SCHEMAS)), st.floats(0, 1))
+@settings(deadline=None, max_examples=150)
+def test_nothing_vanishes(lines, kind, held_out):
+    # A first line that is surely a line: what the rest of the file is then can't be in question.
+    content = b'{"prompt": "x", "response": "y"}\n{"prompt": "x", "chosen": "y", "rejected": "z"}\n' + b"\n".join(lines)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_bytes(content)
+        work = WorkFolder(Path(folder) / "work")
+        work.start()
+        corpus = Corpus(kind=kind, sources=[{"files": [str(path)]}], held_out=held_out, max_quarantined_fraction=1.0)
+        counts = build(corpus, work, files=[path]).counts
+        assert balances(counts)
+        assert counts["read"] == sum(1 for line in content.split(b"\n") if line and not line.isspace())
+        for split, kept in counts["kept"].items():
+            assert read_table(work.payload / f"{split}.arrow").num_rows == kept
+        bad = [json.loads(line) for line in (work.payload / "quarantine.jsonl").read_text("utf-8").splitlines()]
+        assert len(bad) == counts["quarantined"]["total"]

@@ -1,0 +1,207 @@
+"""Raw rows to canonical ones: each layout, the fields mapping, labels and ids."""
+
+import pytest
+
+from snaketune.config.corpora import Fields
+from snaketune.corpus.layouts import canonical
+from snaketune.corpus.rows import Malformed, row_id
+
+SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
+BOTH = ("conversations", "preferences")
+
+
+def turns(*spelled):
+    """`turns("U hi", "A hello")` as messages."""
+    return [{"role": SHORT[turn[0]], "content": turn[2:]} for turn in spelled]
+
+
+def read(raw, kind="conversations", layout="auto", **fields):
+    return canonical(raw, kind=kind, layout=layout, fields=Fields(**fields))
+
+
+CHAT = turns("S be brief", "U hi", "A hello", "U more", "A no")
+ALPACA = "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\n{}\n\n### Response:\n"
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input.\n\n"
+    "### Instruction:\nAdd\n\n### Input:\n1, 2\n\n### Response:"
+)
+SHAREGPT = [
+    {"from": "system", "value": "be brief"},
+    {"from": "human", "value": "hi"},
+    {"from": "gpt", "value": "hello"},
+    {"from": "user", "value": "more"},
+    {"from": "bot", "value": "no"},
+]
+
+
+@pytest.mark.parametrize(
+    "raw, layout, messages",
+    [
+        ({"messages": CHAT}, "messages", CHAT),
+        ({"messages": SHAREGPT}, "messages", CHAT),
+        (
+            {"messages": turns("U hi", "A call", "T 5", "T 6", "A 11")},
+            "messages",
+            turns("U hi", "A call", "T 5", "T 6", "A 11"),
+        ),
+        ({"messages": turns("U  hi\0 ", "A \nhello ")}, "messages", turns("U  hi\0 ", "A \nhello ")),
+        ({"messages": turns("U hi", "A x"), "system": "be brief"}, "messages", turns("S be brief", "U hi", "A x")),
+        ({"messages": turns("U hi", "A x"), "system": ""}, "messages", turns("U hi", "A x")),
+        ({"messages": CHAT, "system": "be brief"}, "messages", CHAT),
+        ({"messages": None, "prompt": "hi", "response": "x"}, "prompt-response", turns("U hi", "A x")),
+        ({"conversations": SHAREGPT, "id": 3}, "sharegpt", CHAT),
+        ({"conversations": CHAT}, "sharegpt", CHAT),
+        ({"instruction": "Add", "input": "1, 2", "output": "3"}, "alpaca", turns("U Add\n\n1, 2", "A 3")),
+        ({"instruction": "Add", "input": " ", "output": "3"}, "alpaca", turns("U Add", "A 3")),
+        ({"instruction": "Add", "input": None, "response": "3"}, "alpaca", turns("U Add", "A 3")),
+        ({"instruction": "Add", "output": "3"}, "alpaca", turns("U Add", "A 3")),
+        ({"instruction": "Add", "input": "<noinput>", "output": "3"}, "alpaca", turns("U Add", "A 3")),
+        ({"instruction": "Add", "input": "No input", "output": "3"}, "alpaca", turns("U Add\n\nNo input", "A 3")),
+        ({"prompt": "hi", "response": "x"}, "prompt-response", turns("U hi", "A x")),
+        ({"prompt": "hi", "completion": "x"}, "prompt-response", turns("U hi", "A x")),
+        ({"question": "hi", "answer": "x"}, "prompt-response", turns("U hi", "A x")),
+        ({"prompt": turns("S s", "U hi"), "completion": turns("A x")}, "prompt-response", turns("S s", "U hi", "A x")),
+        ({"prompt": ALPACA.format("Add"), "response": "3"}, "prompt-response", turns("U Add", "A 3")),
+        ({"prompt": ALPACA_WITH_INPUT, "response": "3"}, "prompt-response", turns("U Add\n\n1, 2", "A 3")),
+        ({"prompt": "See " + ALPACA, "response": "3"}, "prompt-response", turns("U See " + ALPACA, "A 3")),
+    ],
+)
+def test_conversations(raw, layout, messages):
+    name, row = read(raw)
+    assert (name, row.messages) == (layout, messages)
+    assert read(raw, layout=layout)[1] == row
+    with pytest.raises(Malformed, match="wrong_kind"):
+        read(raw, kind="preferences")
+
+
+@pytest.mark.parametrize(
+    "raw, layout, expected",
+    [
+        ({"prompt": "hi", "chosen": "x", "rejected": "y"}, "pairs", ("U hi", "A x", "A y")),
+        ({"question": "hi", "chosen": "x", "rejected": "y", "system": "s"}, "pairs", ("S s|U hi", "A x", "A y")),
+        (
+            {"prompt": turns("S s", "U hi"), "chosen": turns("A x"), "rejected": turns("A y", "U z", "A w")},
+            "pairs",
+            ("S s|U hi", "A x", "A y|U z|A w"),
+        ),
+        ({"prompt": turns("U hi"), "chosen": "x", "rejected": turns("A y")}, "pairs", ("U hi", "A x", "A y")),
+        ({"chosen": turns("U hi", "A x"), "rejected": turns("U hi", "A y")}, "pairs", ("U hi", "A x", "A y")),
+        (
+            {"chosen": turns("U a", "A b", "U c", "A x"), "rejected": turns("U a", "A b", "U c", "A y", "U e", "A f")},
+            "pairs",
+            ("U a|A b|U c", "A x", "A y|U e|A f"),
+        ),
+        (
+            {"prompt": "hi", "chosen": turns("U hi", "A x"), "rejected": turns("U hi", "A y")},
+            "pairs",
+            ("U hi", "A x", "A y"),
+        ),
+        (
+            {"prompt": turns("U hi"), "chosen": turns("U hi", "A x"), "rejected": turns("U hi", "A y")},
+            "pairs",
+            ("U hi", "A x", "A y"),
+        ),
+        (
+            {"instruction": "Add", "input": "1", "output": "x", "chosen": "x", "rejected": "y"},
+            "pairs",
+            ("U Add\n\n1", "A x", "A y"),
+        ),
+        ({"prompt": ALPACA.format("Add"), "chosen": "x", "rejected": "y"}, "pairs", ("U Add", "A x", "A y")),
+        (
+            {
+                "chosen": "\n\nHuman: Hi\nyou\n\nthere\n\nAssistant: Hello\n\nHuman: Who?\n\nAssistant: Me ",
+                "rejected": "\n\nHuman: Hi\nyou\n\nthere\n\nAssistant: Hello\n\nHuman: Who?\n\nAssistant:  You",
+            },
+            "transcripts",
+            ("U Hi\nyou\n\nthere|A Hello|U Who?", "A Me ", "A  You"),
+        ),
+        (
+            {"chosen": "Human: a\n\nAssistant: x", "rejected": "Human: a\n\nAssistant: y"},
+            "transcripts",
+            ("U a", "A x", "A y"),
+        ),
+    ],
+)
+def test_preferences(raw, layout, expected):
+    name, row = read(raw, kind="preferences")
+    assert name == layout
+    assert (row.prompt, row.chosen, row.rejected) == tuple(turns(*part.split("|")) for part in expected)
+    assert read(raw, kind="preferences", layout=layout)[1] == row
+    with pytest.raises(Malformed, match="wrong_kind"):
+        read(raw)
+
+
+@pytest.mark.parametrize(
+    "raw, answer, task",
+    [
+        ({"messages": CHAT}, None, None),
+        ({"messages": CHAT, "answer": "7", "task": "sum"}, "7", "sum"),
+        ({"messages": CHAT, "answer": 7.0, "task": 3}, "7", "3"),
+        ({"messages": CHAT, "answer": None, "task": " "}, None, None),
+        ({"messages": CHAT, "answer": ["7"]}, None, None),
+        ({"question": "hi", "answer": "x", "task": "sum"}, None, "sum"),
+        ({"question": "hi", "response": "x", "answer": "7"}, "7", None),
+    ],
+)
+def test_answer_and_task_columns(raw, answer, task):
+    _, row = read(raw)
+    assert (row.answer, row.task) == (answer, task)
+
+
+@pytest.mark.parametrize(
+    "raw, notes",
+    [
+        ({"prompt": ALPACA.format("Add"), "response": "3"}, ("unwrapped_alpaca_template",)),
+        ({"instruction": "Add", "input": " <No Input> ", "output": "3"}, ("noinput_placeholder",)),
+        ({"messages": CHAT, "answer": {"value": 7}}, ("answer_column_not_text",)),
+        ({"messages": CHAT}, ()),
+    ],
+)
+def test_notes(raw, notes):
+    assert read(raw)[1].notes == notes
+
+
+SVAMP = {"ID": "chal-1", "Body": "A pack costs 76 dollars.", "Question": "How much?", "Answer": 51.0, "Type": "Sum"}
+
+
+def test_fields_with_a_template():
+    name, row = read(SVAMP, prompt="{Body} {Question}", response="It is {Answer}", answer="Answer", task="Type")
+    assert name == "fields"
+    assert row.messages == turns("U A pack costs 76 dollars. How much?", "A It is 51")
+    assert (row.answer, row.task) == ("51", "Sum")
+
+
+def test_fields_map_pairs_and_override_the_layout():
+    raw = {"messages": CHAT, "q": "hi", "good": "x", "bad": 2, "who": "be brief"}
+    _, row = read(raw, kind="preferences", system="who", prompt="q", chosen="good", rejected="bad")
+    assert (row.prompt, row.chosen, row.rejected) == (turns("S be brief", "U hi"), turns("A x"), turns("A 2"))
+
+
+def test_fields_read_nothing_that_they_do_not_name():
+    _, row = read({"question": "hi", "answer": "x", "task": "t", "system": "s"}, prompt="question", response="answer")
+    assert (row.messages, row.answer, row.task) == (turns("U hi", "A x"), None, None)
+
+
+def test_fields_with_labels_alone_add_to_the_layout():
+    _, row = read({"question": "hi", "answer": "x #### 7", "gold": 7, "kind": "sum"}, answer="gold", task="{kind}s")
+    assert (row.messages, row.answer, row.task) == (turns("U hi", "A x #### 7"), "7", "sums")
+
+
+@pytest.mark.parametrize(
+    "value, text", [(51.0, "51"), (-0.5, "-0.5"), (3, "3"), (1e300, "1e+300"), (False, "false"), ("5.0", "5.0")]
+)
+def test_numbers_become_text_the_plain_way(value, text):
+    assert read({"q": "hi", "a": value}, prompt="q", response="a")[1].messages[-1]["content"] == text
+
+
+def test_id_is_of_what_the_row_says():
+    def id_of(raw, **options):
+        return row_id(read(raw, **options)[1])
+
+    assert id_of({"messages": turns("U hi", "A x")}) == id_of({"prompt": "hi", "response": "x", "task": "t"})
+    assert id_of({"messages": turns("U hi", "A x")}) != id_of({"messages": turns("U hi", "A x ")})
+    preferred, other = (
+        id_of({"prompt": "hi", "chosen": "x", "rejected": "y"}, kind="preferences"),
+        id_of({"prompt": "hi", "chosen": "y", "rejected": "x"}, kind="preferences"),
+    )
+    assert preferred != other and len(preferred) == 16

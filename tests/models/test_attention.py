@@ -1,0 +1,132 @@
+"""Packed equals separate: logits, log-probabilities and gradients, for every architecture and CPU kernel."""
+
+import numpy as np
+import pytest
+import torch
+
+from snaketune.errors import SnaketuneError
+from snaketune.models.attention import segments_for, use_segment_attention
+from snaketune.models.batches import collate, forward_inputs
+from snaketune.models.logprobs import pair_logprobs, token_losses
+from snaketune.packing.segments import layout
+
+from .conftest import VOCABULARY, tiny_model
+
+LENGTH = 40
+# Two documents and free tokens; a pair with a shared prompt of 7; and a full row.
+ROWS = [([13, 9], [0, 0]), ([15, 6], [0, 7]), ([4, 9, 20, 7], [0, 2, 0, 11])]
+
+
+def packed_rows(seed: int = 0) -> list[dict]:
+    generator = np.random.default_rng(seed)
+    rows = []
+    for lengths, prefixes in ROWS:
+        used = sum(lengths)
+        ids = np.zeros(LENGTH, np.int32)
+        ids[:used] = generator.integers(2, VOCABULARY, used)
+        labels = np.where((generator.random(LENGTH) < 0.6) & (np.arange(LENGTH) < used), ids, -100).astype(np.int32)
+        at = base = 0
+        for length, prefix in zip(lengths, prefixes):
+            if not prefix:
+                labels[at] = -100
+                base = at
+            at += length
+        assert base < LENGTH
+        rows.append(
+            {
+                "input_ids": ids,
+                "labels": labels,
+                "segment_lengths": np.array(lengths, np.int32),
+                "prefix_lengths": np.array(prefixes, np.int32),
+            }
+        )
+    return rows
+
+
+def separate_losses(model, rows) -> torch.Tensor:
+    """Every sequence alone through the model's own attention, losses in the order of the packed targets."""
+    losses = []
+    for row in rows:
+        at = base = 0
+        for length, prefix in zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()):
+            if not prefix:
+                base = at
+            places = [*range(base, base + prefix), *range(at, at + length)]
+            ids = torch.from_numpy(row["input_ids"][places].astype(np.int64))
+            log_probs = model(input_ids=ids[None], use_cache=False).logits[0].log_softmax(-1)
+            for column in range(prefix, len(places)):
+                if row["labels"][places[column]] != -100:
+                    losses.append(-log_probs[column - 1, ids[column]])
+            at += length
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
+def test_packed_losses_and_gradients_equal_separate_ones(model, kernel):
+    rows = packed_rows()
+    expected = separate_losses(model, rows)
+    expected.sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    use_segment_attention(model)
+    found = token_losses(model, collate(rows, kernel))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    found.sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_what_one_document_says_never_reaches_another():
+    model = tiny_model("llama")
+    use_segment_attention(model)
+    rows = packed_rows()
+    with torch.no_grad():
+        before = model(**forward_inputs(collate(rows, "sdpa")) | {"logits_to_keep": 0}).logits[0]
+        rows[0]["input_ids"][:13] = 5
+        after = model(**forward_inputs(collate(rows, "sdpa")) | {"logits_to_keep": 0}).logits[0]
+    assert not torch.equal(before[:13], after[:13])
+    assert torch.equal(before[13:], after[13:])
+
+
+def test_pair_logprobs_are_the_sums_over_each_completion():
+    rows = packed_rows()[1:]
+    model = tiny_model("qwen2")
+    expected_tokens = separate_losses(model, rows)
+    use_segment_attention(model)
+    batch = collate(rows, "sdpa")
+    losses = token_losses(model, batch)
+    sums, counts = pair_logprobs(
+        losses, batch["target_segments"], [row["segment_lengths"].tolist() for row in rows], LENGTH
+    )
+    by_segment, at = [], 0
+    for row in rows:
+        start = 0
+        for length in row["segment_lengths"].tolist():
+            n = int((row["labels"][start : start + length] != -100).sum())
+            by_segment.append((-expected_tokens[at : at + n].sum().item(), n))
+            start, at = start + length, at + n
+    torch.testing.assert_close(sums.flatten().tolist(), [s for s, _ in by_segment], rtol=1e-4, atol=1e-4)
+    assert counts.flatten().tolist() == [n for _, n in by_segment]
+
+
+def test_varlen_tensors_describe_the_same_visibility():
+    placed = layout([r[0] for r in ROWS], [r[1] for r in ROWS], row_length=LENGTH)
+    segments = segments_for("varlen", placed)
+    mask = torch.from_numpy(placed.mask())
+    for s, (begin, end) in enumerate(zip(segments.cu_q[:-1].tolist(), segments.cu_q[1:].tolist())):
+        keys = segments.keys_U[segments.cu_k[s] : segments.cu_k[s + 1]].tolist()
+        for query in range(begin, end):
+            # Bottom-right alignment: the last query sees all keys.
+            visible = keys[: len(keys) - (end - 1 - query)]
+            assert visible == mask[query].nonzero().flatten().tolist()
+
+
+def test_a_sequence_beyond_the_sliding_window_is_refused():
+    model = tiny_model("mistral")
+    model.config.sliding_window = 8
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = 8
+    use_segment_attention(model)
+    with pytest.raises(SnaketuneError, match="sliding window of 8"):
+        model(**forward_inputs(collate(packed_rows(), "sdpa")))

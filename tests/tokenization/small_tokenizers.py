@@ -1,0 +1,121 @@
+"""Tokenizers as models have them, small: trained here, byte-level, sentencepiece-like in three ways, and unigram."""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.tables import write_table
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.specs import TokenizerSpec
+from snaketune.tokenization.stage import build
+
+TEMPLATES = Path(__file__).parents[2] / "resources" / "chat_templates"
+CHATML, MISTRAL, PHI3 = (TEMPLATES / f"{name}.jinja" for name in ("chatml", "mistral", "phi3"))
+
+SYLLABLES = [start + end for start in "ctmshlr" for end in ("at", "on", "e", "ing", "ow")]
+NUMBERS = random.Random(0)
+WORDS = ["".join(NUMBERS.choices(SYLLABLES, k=NUMBERS.randint(1, 3))) for _ in range(300)]
+TEXTS = [
+    " ".join(NUMBERS.choices(WORDS, k=6)) + f",  {i}!\n\n  def {NUMBERS.choice(WORDS)} é" + "▁" * (i % 11 == 0)
+    for i in range(400)
+]
+
+
+def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
+    """A conversation: user and assistant in turn."""
+    turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+    return ([{"role": "system", "content": system}] if system is not None else []) + turns
+
+
+def corpus_artifact(folder: Path, table: dict[str, list]) -> Artifact:
+    folder.mkdir(parents=True)
+    write_table(folder / "train.arrow", pa.table(table))
+    return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
+
+
+def conversations() -> list[list[dict[str, str]]]:
+    return [messages(a, b, system=a[:10] if i % 3 == 0 else None) for i, (a, b) in enumerate(pairwise(TEXTS))]
+
+
+def train_in(folder: Path, kind: str, vocab_size: int = 400, corpora: list[Artifact] | None = None):
+    """Run the stage; returns its work folder and outcome."""
+    corpora = corpora or [corpus_artifact(folder / "corpus", {"messages": conversations()})]
+    work = WorkFolder(folder / "work")
+    work.start()
+    spec = TokenizerSpec(model=kind, vocab_size=vocab_size, character_coverage=0.9995, split_digits=True)
+    return work, build(spec, work, corpora=corpora, chat_template=[CHATML], base=[])
+
+
+def special(*names: str, **flags) -> list[AddedToken]:
+    return [AddedToken(name, special=True, normalized=False, **flags) for name in names]
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, template: str | None = None, **config) -> Path:
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def byte_level(folder: Path, template: Path = PHI3) -> Path:
+    """Phi-3's tags on GPT-2's alphabet; some tags swallow the whitespace behind them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens(special("<|endoftext|>", "<|assistant|>"))
+    tokenizer.add_special_tokens(special("<|user|>", "<|system|>", "<|end|>", rstrip=True))
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    return save_tokenizer(folder, tokenizer, template.read_text(), eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
+def metaspace(folder: Path, template: Path = MISTRAL, legacy: bool = False) -> Path:
+    """Mistral's: bytes as a fallback, a space put before the text's first word (`legacy`: before every stretch)."""
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    pieces = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=480, special_tokens=pieces, show_progress=False))
+    description = json.loads(trained.to_str())
+    description["model"] |= {"byte_fallback": True, "fuse_unk": True}
+    description["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("\x00", "isolated")
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    strip = [decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    tokenizer.add_special_tokens(special(*pieces[:5]))
+    return save_tokenizer(folder, tokenizer, template.read_text(), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def unigram(folder: Path, template: Path = MISTRAL) -> Path:
+    """T5's kind: no bytes, so that unk is in use; its control tokens are pieces of the model."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    names = ["<unk>", "<s>", "</s>", "<pad>"]
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=names, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([text.replace("▁", "") for text in TEXTS], trainer)
+    return save_tokenizer(
+        folder,
+        tokenizer,
+        template.read_text(),
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    )

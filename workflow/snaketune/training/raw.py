@@ -1,0 +1,73 @@
+"""Raw rows (format v2.0) on TRL's SFTTrainer: it tokenizes by the chat template and takes loss on assistant turns.
+
+The slow way, for what the packed engine lacks and as its yardstick. One conversation per row, padded to the longest.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation
+from snaketune.config.specs import SftSpec
+from snaketune.errors import SnaketuneError
+from snaketune.models.devices import computing
+from snaketune.models.loading import add_lora, load_base, parameter_count
+from snaketune.packing.shards import RAW_FORMAT_VERSION
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.training.checkpoints import MarkComplete, last_checkpoint
+from snaketune.training.engine import save_trained
+from snaketune.training.trainer import Watch, training_arguments
+
+
+def train_raw(
+    spec: SftSpec, operation: Operation, work: WorkFolder, pack: Artifact, tokenizer_folder: Path, chat: ChatTokenizer
+) -> Outcome:
+    """Train on a v2.0 artifact and fill `work.payload` with the model.
+
+    Raises:
+        SnaketuneError: the artifact is of no format that is known.
+    """
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    found = pack.manifest.get("format_version")
+    if found != RAW_FORMAT_VERSION:
+        raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
+    where, dtype, _ = computing(spec.training.precision)
+    rows = Dataset.from_list(
+        [{"messages": row["messages"]} for path in pack.files("train-") for row in Dataset.from_file(str(path))]
+    )
+    model = load_base(
+        spec.base, chat, weights_dtype=dtype if spec.lora else torch.float32, quantization=spec.quantization
+    )
+    parameters = parameter_count(model)
+    if spec.lora:
+        model = add_lora(model, spec.lora)
+    checkpoints = work.state / "checkpoints"
+    arguments: dict[str, Any] = training_arguments(spec.training, operation, checkpoints, len(rows)).to_dict()
+    arguments |= {"max_length": pack.manifest["spec"]["length"], "packing": False, "assistant_only_loss": True}
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(**arguments),
+        train_dataset=rows,
+        processing_class=AutoTokenizer.from_pretrained(tokenizer_folder),
+    )
+    trainer.add_callback(MarkComplete())
+    trainer.add_callback(Watch())
+    last = last_checkpoint(checkpoints)
+    trainer.train(resume_from_checkpoint=str(last) if last else None)
+    if trainer.is_world_process_zero():
+        save_trained(
+            trainer, work.payload, spec.quantization, lambda: load_base(spec.base, chat, weights_dtype=torch.bfloat16)
+        )
+    return Outcome(
+        counts={"rows": len(rows), "steps": trainer.state.global_step},
+        about={"trainer": "trl", "parameters": parameters, "dtype": str(dtype).removeprefix("torch.")},
+        libraries=("torch", "transformers", "trl"),
+        run={"history": [entry for entry in trainer.state.log_history if "loss" in entry], "device": str(where)},
+    )
