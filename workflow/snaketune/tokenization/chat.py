@@ -5,8 +5,9 @@
          0         0   0    0       0     0       0           0     0     1   1       1      0     supervised
 
 A whole batch is rendered (about 50 microseconds per conversation) and goes through `tokenizers` in one call (about 4 MB/s
-per core, on all cores unless TOKENIZERS_PARALLELISM=false); both together 3 MB/s on one. What is learned follows from the characters that the template marks as generated. Rows in
-which somebody wrote a control token are encoded so that it stays text, see `control`. No torch is imported.
+per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. What is learned follows from the
+characters that the template marks as generated. Rows in which somebody wrote a control token are encoded so that it stays
+text, see `control`. No torch is imported.
 """
 
 import json

@@ -1,0 +1,117 @@
+"""Wrong configs are refused before anything runs, with key, value and what was expected; right ones resolve."""
+
+import copy
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from snaketune.config.load import load
+from snaketune.config.plan import Plan
+from snaketune.config.schema import config_schema
+from snaketune.config.specs import canonical
+from snaketune.errors import SnaketuneError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def raw(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    return yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
+
+
+def put(config: dict, dotted: str, value) -> dict:
+    config = copy.deepcopy(config)
+    *folders, leaf = dotted.split(".")
+    section = config
+    for folder in folders:
+        section = section[folder] if not isinstance(section, list) else section[int(folder)]
+    section[leaf] = value
+    return config
+
+
+WRONG = [
+    ("sft.demo.training.learning_rte", 1, ["sft.demo.training.learning_rte", "did you mean 'learning_rate'"]),
+    ("corpora.demo-chat.held_ou", 0.1, ["corpora.demo-chat.held_ou", "did you mean 'held_out'"]),
+    ("dpo.demo.form", "demo", ["dpo.demo.form", "did you mean 'from'"]),
+    ("sfd", {}, ["sfd", "did you mean 'sft'"]),
+    ("sft.demo.base.hidden_sise", 64, ["sft.demo.base.hidden_sise", "did you mean 'hidden_size'"]),
+    ("sft.demo.training.epochs", "many", ["sft.demo.training.epochs", "'many'", "number"]),
+    ("sft.demo.training.epochs", -1, ["sft.demo.training.epochs", "-1", "greater than 0"]),
+    ("sft.demo.training.batch_rows", 12, ["sft.demo.training", "batch_rows 12", "micro_batch_rows 8"]),
+    ("sft.demo.training", {"epochs": 1}, ["sft.demo.training.learning_rate", "is missing"]),
+    ("sft.demo.corpus", "demo-chta", ["sft.demo.corpus", "'demo-chta'", "did you mean 'demo-chat'"]),
+    ("sft.demo.corpus", "demo-preferences", ["sft.demo.corpus", "holds preferences", "expected conversations"]),
+    ("sft.demo.tokenizer", "x", ["sft.demo.tokenizer", "'x'", "known: demo"]),
+    ("sft.demo.packing.length", 4096, ["sft.demo.packing.length", "4096", "max_positions", "2048"]),
+    ("dpo.demo.from", "nobody", ["dpo.demo.from", "'nobody'", "`sft:`"]),
+    ("dpo.demo.loss", "sigmoids", ["dpo.demo.loss", "'sigmoids'", "'ipo'"]),
+    ("dpo.demo.label_smoothing", 0.7, ["dpo.demo.label_smoothing", "0.7", "less than 0.5"]),
+    ("dpo.demo.quantization", {}, ["dpo.demo", "quantization", "lora"]),
+    ("eval.demo.models", ["dpo:nobody"], ["eval.demo.models", "'nobody'"]),
+    ("eval.demo.models", ["demo"], ["eval.demo.models", "'demo'"]),
+    ("eval.demo.exact_match.answer_pattern", "(", ["answer_pattern", "not a regular expression"]),
+    ("eval.demo.exact_match.answer_pattern", "x", ["answer_pattern", "exactly one group"]),
+    ("eval.demo.tasks.folder", "no/where", ["eval.demo.tasks.folder", "'no/where'", "is not a folder"]),
+    ("corpora.demo-chat.sources.0.files", ["gone.jsonl"], ["corpora.demo-chat.sources.0.files", "'gone.jsonl'"]),
+    ("corpora.demo-chat.sources", [], ["corpora.demo-chat.sources", "at least 1"]),
+    ("corpora.a/b", {}, ["corpora.a/b"]),
+    ("corpora.demo-chat.sources.0.fields", {"prompt": "q"}, ["sources.0.fields", "prompt and response"]),
+    ("tokenizers.demo.adopt", "some/model", ["tokenizers.demo", "exactly one of `train` and `adopt`"]),
+    ("sft.demo.lora", {"rank": 8}, ["sft.demo", "lora", "from scratch"]),
+    ("sft.demo.grid", {"training.epochs": 3}, ["sft.demo.grid", "lists of values"]),
+    ("sft.demo.extends", "gone", ["sft.demo.extends", "'gone'"]),
+    ("sft.demo.extends", "demo", ["sft.demo.extends", "circle"]),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{key}={value!r}"[:60] for key, value, _ in WRONG])
+def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, value, said):
+    with pytest.raises(SnaketuneError) as error:
+        load(put(raw, key, value))
+    for words in said:
+        assert words in str(error.value)
+
+
+def test_every_mistake_is_told_at_once(raw):
+    wrong = put(put(raw, "sft.demo.training.epochs", 0), "dpo.demo.bta", 1)
+    with pytest.raises(SnaketuneError, match=r"(?s)dpo\.demo\.bta.*sft\.demo\.training\.epochs"):
+        load(wrong)
+
+
+def test_a_grid_makes_one_run_per_combination_that_share_all_before_them(raw):
+    raw["dpo"]["sweep"] = {
+        "extends": "demo",
+        "loss": "ipo",
+        "grid": {"beta": [0.1, 0.5], "training.learning_rate": [1e-4]},
+    }
+    raw["eval"]["demo"]["models"] = ["dpo:sweep"]
+    plan = Plan(*load(raw))
+    names = ["sweep-beta0.1-learning_rate0.0001", "sweep-beta0.5-learning_rate0.0001"]
+    assert [job.name for job in plan.stage("dpo")] == ["demo", *names]
+    assert [job.name for job in plan.stage("eval")] == [f"demo/dpo-{name}" for name in names]
+    assert len(list(plan.stage("ref_logps"))) == len(list(plan.stage("sft"))) == 1
+    assert plan.job("dpo", names[1]).spec.loss == "ipo"
+    assert plan.job("dpo", names[1]).spec.training.epochs == raw["dpo"]["demo"]["training"]["epochs"]
+
+
+def test_the_canonical_spec_knows_no_key_order_and_spells_defaults_out(raw):
+    turned = {key: dict(reversed(section.items())) for key, section in reversed(raw.items())}
+    turned["sft"]["demo"] = dict(reversed(raw["sft"]["demo"].items()))
+    turned["sft"]["demo"]["lora"] = None
+    one, other = Plan(*load(raw)), Plan(*load(turned))
+    assert {key: canonical(job.spec) for key, job in one.jobs.items()} == {
+        key: canonical(job.spec) for key, job in other.jobs.items()
+    }
+
+
+def test_the_shipped_schema_is_the_models_schema_and_accepts_the_shipped_configs(raw):
+    shipped = json.loads((ROOT / "config/schema.json").read_text(encoding="utf-8"))
+    assert shipped == config_schema(), "run: python -m snaketune.config.schema > config/schema.json"
+    for path in [ROOT / "config/config.yaml", *(ROOT / "config/recipes").glob("*.yaml")]:
+        jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), shipped)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(put(raw, "sft.demo.corpsu", "x"), shipped)

@@ -1,0 +1,123 @@
+"""A micro project: the demo's rows by the dozen, a model of some ten thousand parameters, the real workflow."""
+
+import copy
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROWS = {"chat": 120, "preferences": 60}
+
+MICRO: dict[str, Any] = {
+    "corpora": {
+        "chat": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}], "held_out": 0.2},
+        "pairs": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}], "held_out": 0.2},
+    },
+    "tokenizers": {"small": {"train": {"corpora": ["chat", "pairs"], "vocab_size": 400}}},
+    "sft": {
+        "run": {
+            "base": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2},
+            "corpus": "chat",
+            "tokenizer": "small",
+            "packing": {"length": 256},
+            "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
+            "operation": {"checkpoint_steps": 10, "log_steps": 1},
+        }
+    },
+    "dpo": {
+        "run": {
+            "from": "run",
+            "corpus": "pairs",
+            "packing": {"length": 256},
+            "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.001},
+        }
+    },
+    "eval": {
+        "both": {
+            "models": ["sft:run", "dpo:run"],
+            "conversations": ["chat"],
+            "preferences": ["pairs"],
+            "packing": {"length": 256},
+            "exact_match": {"answer_pattern": "Answer: (.*)", "limit": 6, "max_new_tokens": 6},
+            "samples": 2,
+        }
+    },
+}
+
+
+class Project:
+    """A folder with data and a config, in which the workflow runs."""
+
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None):
+        self.folder = folder
+        self.config = copy.deepcopy(config or MICRO)
+
+    def write_data(self) -> "Project":
+        (self.folder / "data").mkdir(parents=True)
+        for name, rows in ROWS.items():
+            with (ROOT / f"resources/demo/{name}.jsonl").open(encoding="utf-8") as file:
+                lines = [next(file) for _ in range(rows)]
+            (self.folder / f"data/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        return self
+
+    def copy_to(self, folder: Path) -> "Project":
+        """As a user would: the whole project moves, with results and Snakemake's notes."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project(folder, self.config)
+
+    def command(self, *arguments: str) -> list[str]:
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config), encoding="utf-8")
+        return [
+            *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *arguments),
+            *("--configfile", "config.yaml", "--cores", "2", "--resources", "gpu=1"),
+        ]
+
+    def snakemake(self, *arguments: str, check: bool = True) -> str:
+        """Run Snakemake and return all it printed."""
+        done = subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if check and done.returncode:
+            raise AssertionError(done.stdout[-6000:])
+        return done.stdout
+
+    def stale(self) -> set[str]:
+        """The rules that a dry run would run."""
+        table = re.search(r"Job stats:\njob +count\n[- ]+\n((?:\S+ +\d+\n)+)", self.snakemake("--dry-run"))
+        rules = {line.split()[0] for line in table[1].splitlines()} if table else set()
+        return rules - {"total", "all"}
+
+    def read(self, path: str) -> str:
+        return (self.folder / path).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> Project:
+    """The micro project after one complete run. Tests copy it; nobody changes it."""
+    project = Project(tmp_path_factory.mktemp("micro") / "project").write_data()
+    project.snakemake()
+    return project
+
+
+@pytest.fixture
+def project(finished, tmp_path) -> Project:
+    """A copy of the finished project to do things to."""
+    return finished.copy_to(tmp_path / "project")
+
+
+@pytest.fixture
+def fresh(tmp_path) -> Project:
+    """The micro project before any run."""
+    return Project(tmp_path / "project").write_data()
