@@ -41,7 +41,7 @@ WRONG = [
     ("sft.demo.base.hidden_sise", 64, ["sft.demo.base.hidden_sise", "did you mean 'hidden_size'"]),
     ("sft.demo.training.epochs", "many", ["sft.demo.training.epochs", "'many'", "number"]),
     ("sft.demo.training.epochs", -1, ["sft.demo.training.epochs", "-1", "greater than 0"]),
-    ("sft.demo.training.batch_rows", 12, ["sft.demo.training", "batch_rows 12", "micro_batch_rows 8"]),
+    ("sft.demo.training.batch_rows", 3, ["sft.demo.training", "batch_rows 3", "micro_batch_rows 2"]),
     ("sft.demo.training", {"epochs": 1}, ["sft.demo.training.learning_rate", "is missing"]),
     ("sft.demo.corpus", "demo-chta", ["sft.demo.corpus", "'demo-chta'", "did you mean 'demo-chat'"]),
     ("sft.demo.corpus", "demo-preferences", ["sft.demo.corpus", "holds preferences", "expected conversations"]),

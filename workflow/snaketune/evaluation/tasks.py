@@ -46,7 +46,7 @@ def run_tasks(
         task: {
             metric.removesuffix(",none"): round(float(value), 4)
             for metric, value in sorted(scores.items())
-            if isinstance(value, int | float) and not metric.split(",")[0].endswith("_stderr")
+            if isinstance(value, int | float) and metric.endswith(",none") and "_stderr" not in metric
         }
         for task, scores in sorted(found["results"].items())
     }

@@ -1,5 +1,7 @@
 """Which pages the report has for a plan: file name → (category, caption)."""
 
+from collections.abc import Collection
+
 from snaketune.config.plan import Plan
 
 
@@ -9,10 +11,19 @@ def pages_of(plan: Plan) -> dict[str, tuple[str, str]]:
     Returns:
         By file name below `results/report/pages`: the category in Snakemake's report, and the caption's file name.
     """
-    stages = {stage for stage, _ in plan.jobs}
-    pages = {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data"), "lengths.svg": ("Data", "lengths")}
+    return pages_for({stage for stage, _ in plan.jobs})
+
+
+def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:
+    """The same for the stages that results are there of.
+
+    >>> list(pages_for({"corpus"}))
+    ['index.html', 'data.csv']
+    """
+    pages = {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}
     if "pack" in stages:
-        pages["packing.svg"] = ("Data", "packing")
+        # How long a document is in tokens is known once it is packed.
+        pages |= {"lengths.svg": ("Data", "lengths"), "packing.svg": ("Data", "packing")}
     if "sft" in stages:
         pages["sft.svg"] = ("Training", "sft")
     if "dpo" in stages:

@@ -22,8 +22,8 @@ def dpo_loss(
 ) -> torch.Tensor:
     """Loss of each pair.
 
-    sigmoid (Rafailov et al., 2023, eq. 7; label smoothing after Mitchell, 2023, as in TRL):
-        -(1 - s) log sigmoid(margin) - s log sigmoid(-margin)
+    sigmoid (Rafailov et al., 2023, eq. 7), with label smoothing s the expectation over labels that are flipped with
+        probability s ("conservative DPO", Mitchell, 2023): -(1 - s) log sigmoid(margin) - s log sigmoid(-margin)
     hinge (SLiC, Zhao et al., 2023): max(0, 1 - margin)
     ipo (Azar et al., 2023, eq. 17): (d - 1 / (2 beta))^2, where d is the difference of the log-ratios per token, the
         normalization that its authors use.

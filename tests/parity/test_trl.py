@@ -1,0 +1,179 @@
+"""The packed engine's numbers against TRL's, on the same model and the same texts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from snaketune.models.attention import use_segment_attention
+from snaketune.models.batches import collate
+from snaketune.models.logprobs import pair_logprobs, token_losses
+from snaketune.packing.plan import plan_best_fit_decreasing
+from snaketune.packing.shards import Sequence, write_rows
+from snaketune.packing.stage import _conversation_sequences, _pair_sequences
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.training.dpo_loss import dpo_loss
+from tests.models.conftest import tiny_model
+
+ROOT = Path(__file__).parents[2]
+LENGTH = 256
+
+
+def rows_of(name: str, count: int) -> list[dict]:
+    with (ROOT / f"resources/demo/{name}.jsonl").open(encoding="utf-8") as file:
+        return [{"id": str(i), **json.loads(next(file))} for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory) -> Path:
+    """A small tokenizer, trained by the workflow's own stage on the demo's texts."""
+    import pyarrow as pa
+
+    from snaketune.artifacts.manifest import Artifact, describe_files
+    from snaketune.artifacts.tables import write_table
+    from snaketune.artifacts.work import WorkFolder
+    from snaketune.config.specs import TokenizerSpec
+    from snaketune.tokenization.stage import build
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    rows = folder / "rows"
+    rows.mkdir()
+    write_table(rows / "train.arrow", pa.table({"messages": [row["messages"] for row in rows_of("chat", 300)]}))
+    corpus = Artifact(folder / "manifest.json", {"payload": describe_files(rows), "records": {}}, rows)
+    work = WorkFolder(folder / "work")
+    work.start()
+    spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=0.9995, split_digits=True)
+    template = ROOT / "resources/chat_templates/chatml.jinja"
+    build(spec, work, corpora=[corpus], chat_template=[template], base=[])
+    return work.payload
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer_folder) -> ChatTokenizer:
+    return ChatTokenizer.load(tokenizer_folder)
+
+
+def model_for(chat: ChatTokenizer, seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = tiny_model("qwen2")
+    model.resize_token_embeddings(chat.vocab_size, mean_resizing=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model
+
+
+def packed_batch(sequences: list[Sequence], chat: ChatTokenizer, tmp_path: Path) -> tuple[dict, list[dict], list[str]]:
+    """One batch with all sequences, through a real shard; the rows, and the ids in the order of the rows."""
+    from snaketune.artifacts.tables import read_table
+
+    plan = plan_best_fit_decreasing(np.array([len(s.ids) for s in sequences]), LENGTH)
+    write_rows(
+        tmp_path / "s.arrow", [[sequences[i] for i in plan.row(r)] for r in range(plan.rows)], LENGTH, chat.pad_id
+    )
+    rows = [
+        {name: np.array(value) for name, value in row.items()} for row in read_table(tmp_path / "s.arrow").to_pylist()
+    ]
+    return collate(rows, "sdpa"), rows, [sequences[i].id for i in plan.order]
+
+
+def assert_gradients_close(model: torch.nn.Module, expected: dict[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        difference = (parameter.grad - expected[name]).abs().max()
+        assert difference <= 1e-3 * expected[name].abs().max(), (name, difference)
+
+
+def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
+    sequences = list(_conversation_sequences(chat, rows_of("chat", 24)))
+    model = model_for(chat, seed=1)
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            output_dir=str(tmp_path), per_device_train_batch_size=24, max_length=None, report_to="none", use_cpu=True,
+            bf16=False, gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True},
+        ),
+        train_dataset=Dataset.from_list(
+            [
+                {
+                    "input_ids": sequence.ids.tolist(),
+                    "labels": np.where(sequence.supervised, sequence.ids, -100).tolist(),
+                }
+                for sequence in sequences
+            ]
+        ),
+        processing_class=AutoTokenizer.from_pretrained(tokenizer_folder),
+    )  # fmt: skip
+    theirs = trainer.compute_loss(model, next(iter(trainer.get_train_dataloader())))
+    theirs.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+
+    use_segment_attention(model)
+    batch, _, _ = packed_batch(sequences, chat, tmp_path)
+    ours = token_losses(model, batch).mean()
+    ours.backward()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert_gradients_close(model, gradients)
+
+
+def trl_dpo_gradients(policy, reference, pairs, tokenizer, loss: str, folder: Path) -> tuple[torch.Tensor, dict]:
+    """TRL's loss over the pairs, and its gradients."""
+    trainer = DPOTrainer(
+        model=policy,
+        ref_model=reference,
+        args=DPOConfig(
+            output_dir=str(folder), per_device_train_batch_size=len(pairs), max_length=None, beta=0.3, loss_type=[loss],
+            report_to="none", use_cpu=True, bf16=False, gradient_checkpointing=False,
+        ),
+        # As text, so that TRL ends a completion at its end-of-turn token, as the generation markers do here.
+        train_dataset=Dataset.from_list(
+            [
+                {
+                    "prompt": tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True),
+                    "chosen": row["chosen"][0]["content"],
+                    "rejected": row["rejected"][0]["content"],
+                }
+                for row in pairs
+            ]
+        ),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    policy.eval()
+    policy.zero_grad()
+    found = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
+    found.backward()
+    gradients = {name: p.grad.clone() for name, p in policy.named_parameters()}
+    policy.zero_grad()
+    return found.detach(), gradients
+
+
+@pytest.mark.parametrize(("loss", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.1), ("ipo", 0.0), ("hinge", 0.0)])
+def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss, smoothing):
+    pairs = rows_of("preferences", 12)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    policy, reference = model_for(chat, seed=1), model_for(chat, seed=2)
+    theirs, gradients = trl_dpo_gradients(policy, reference, pairs, tokenizer, loss, tmp_path)
+    if smoothing:
+        # TRL has no smoothing in its sigmoid loss; it is the mixture with the loss on flipped labels.
+        flipped = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in pairs]
+        other, other_gradients = trl_dpo_gradients(policy, reference, flipped, tokenizer, loss, tmp_path)
+        theirs = (1 - smoothing) * theirs + smoothing * other
+        gradients = {k: (1 - smoothing) * v + smoothing * other_gradients[k] for k, v in gradients.items()}
+
+    use_segment_attention(policy)
+    use_segment_attention(reference)
+    batch, rows, _ = packed_batch(list(_pair_sequences(chat, pairs)), chat, tmp_path)
+    lengths = [row["segment_lengths"].tolist() for row in rows]
+    with torch.no_grad():
+        reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch["target_segments"], lengths, LENGTH)
+    sums_P2, counts_P2 = pair_logprobs(token_losses(policy, batch), batch["target_segments"], lengths, LENGTH)
+    ratios = sums_P2 - reference_P2
+    ours = dpo_loss(ratios[:, 0], ratios[:, 1], counts_P2, loss=loss, beta=0.3, label_smoothing=smoothing).mean()
+    ours.backward()
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_gradients_close(policy, gradients)

@@ -1,0 +1,209 @@
+"""How figures look: colours, panels, and SVG that is the same for the same numbers.
+
+A figure is a list of panels. A file holds them side by side; the page holds each by itself, so that on a phone they stand
+one below the other at a size that can be read. In the page, colours are CSS variables and follow light and dark; in a
+file they are fixed, on white.
+"""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# name: (on light, on dark). The series are Okabe and Ito's, which people with any colour vision tell apart.
+COLOURS = {
+    "ink": ("#1f2430", "#e8e8ea"),
+    "muted": ("#626a78", "#a2a9b5"),
+    "line": ("#dde0e5", "#3a3f48"),
+    "surface": ("#ffffff", "#1c1f25"),
+    "data": ("#3f7f7a", "#6fb7b0"),
+    "data-weak": ("#b5d3d0", "#3c5f5c"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "base-1": ("#868d98", "#9aa1ac"),
+    "base-2": ("#5c626c", "#c3c8d0"),
+    "sft-1": ("#0072b2", "#4fb0ea"),
+    "sft-2": ("#009e73", "#35c99d"),
+    "sft-3": ("#56b4e9", "#9bd6f7"),
+    "sft-4": ("#33508a", "#8aa5e0"),
+    "dpo-1": ("#d55e00", "#ff9248"),
+    "dpo-2": ("#cc79a7", "#eaa3ca"),
+    "dpo-3": ("#e69f00", "#ffc54a"),
+    "dpo-4": ("#8a3a5e", "#d487ab"),
+}
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "D", "s", "^")
+PANEL_WIDTH, PANEL_HEIGHT = 4.6, 2.7
+# Beyond this many points a line is drawn as medians in a band from lowest to highest.
+MANY_POINTS, BUCKETS = 2000, 400
+SETTINGS = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": COLOURS["line"][0],
+    "axes.labelcolor": COLOURS["muted"][0],
+    "axes.facecolor": "none",
+    "figure.facecolor": COLOURS["surface"][0],
+    "grid.color": COLOURS["line"][0],
+    "grid.linewidth": 0.6,
+    "text.color": COLOURS["ink"][0],
+    "xtick.color": COLOURS["muted"][0],
+    "ytick.color": COLOURS["muted"][0],
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "hatch.color": COLOURS["bad"][0],
+    "hatch.linewidth": 0.8,
+    "legend.frameon": False,
+    "lines.solid_capstyle": "round",
+    "hist.bins": 30,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How one model is drawn, everywhere."""
+
+    colour: str
+    dash: str = "-"
+    marker: str = "o"
+
+    @property
+    def hex(self) -> str:
+        return COLOURS[self.colour][0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One set of axes. The title says what is seen; `draw` fills the axes."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    height: float = PANEL_HEIGHT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Panels that belong together, and what their colours mean."""
+
+    name: str
+    panels: list[Panel]
+    key: dict[str, Style]
+
+
+def model_styles(labels: Iterable[str]) -> dict[str, Style]:
+    """A style per model: grey bases, blue and green SFT runs, warm DPO runs; from the fifth of a kind on, other dashes.
+
+    >>> [style.colour for style in model_styles(["base:a", "sft:a", "sft:b", "dpo:a"]).values()]
+    ['base-1', 'sft-1', 'sft-2', 'dpo-1']
+    """
+    seen: dict[str, int] = {}
+    styles = {}
+    for label in labels:
+        kind = label.partition(":")[0]
+        number = seen.get(kind, 0)
+        seen[kind] = number + 1
+        colours = [name for name in COLOURS if name.startswith(f"{kind}-")]
+        turn = number // len(colours) % len(DASHES)
+        styles[label] = Style(colour=colours[number % len(colours)], dash=DASHES[turn], marker=MARKERS[turn])
+    return styles
+
+
+def svg_file(chart: Chart) -> str:
+    """All panels of a chart, side by side, as a file of its own."""
+    columns = min(2, len(chart.panels))
+    rows = math.ceil(len(chart.panels) / columns)
+    heights = [max(p.height for p in chart.panels[r * columns : (r + 1) * columns]) for r in range(rows)]
+    with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
+        key_height = 0.28 * math.ceil(len(chart.key) / 4)
+        figure = Figure(figsize=(PANEL_WIDTH * columns, sum(heights) + 0.3 * rows + key_height), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
+        axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights).flat
+        for panel, ax in zip(chart.panels, axes):
+            ax.set_title(_wrapped(panel.title), pad=8)
+            panel.draw(ax)
+        for ax in list(axes)[len(chart.panels) :] if len(chart.panels) % columns else []:
+            ax.set_axis_off()
+        if chart.key:
+            figure.legend(handles=_handles(chart.key), loc="outside lower center", ncols=min(4, len(chart.key)))
+        return _svg(figure)
+
+
+def svg_inline(chart: Chart, number: int) -> str:
+    """One panel for the page: no title (the page has it), colours as CSS variables, ids of its own."""
+    panel = chart.panels[number]
+    with mpl.rc_context(SETTINGS | {"svg.hashsalt": f"{chart.name}-{number}", "figure.facecolor": "none"}):
+        figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
+        panel.draw(figure.subplots())
+        text = _svg(figure)
+    text = text[text.index("<svg") :]
+    for name, (light, _) in COLOURS.items():
+        text = text.replace(light, f"var(--{name})")
+    prefix = f"{chart.name}-{number}-"
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", text)
+    text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
+    return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', text, count=1)
+
+
+def trace(ax: Axes, steps: Sequence[float], values: Sequence[float | None], style: Style, dash: str | None = None) -> None:
+    """A line over steps. A single point is a dot, very many are medians in a band; what is no number is left out."""
+    known = [(x, y) for x, y in zip(steps, values) if y is not None and math.isfinite(y)]
+    if not known:
+        return
+    x, y = (np.array(column, dtype=float) for column in zip(*known))
+    look = {"color": style.hex, "linestyle": dash or style.dash, "linewidth": 1.4}
+    if len(x) > MANY_POINTS:
+        parts = np.array_split(np.arange(len(x)), BUCKETS)
+        middle = [float(np.median(x[part])) for part in parts]
+        low, high = [[float(f(y[part])) for part in parts] for f in (np.min, np.max)]
+        ax.fill_between(middle, low, high, color=style.hex, alpha=0.2, linewidth=0)
+        ax.plot(middle, [float(np.median(y[part])) for part in parts], **look)
+    else:
+        ax.plot(x, y, marker=style.marker if len(x) <= 12 else None, markersize=3.5, **look)
+
+
+def message(text: str) -> Panel:
+    """A panel that says why there is nothing to see."""
+
+    def draw(ax: Axes) -> None:
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, _wrapped(text), ha="center", va="center", transform=ax.transAxes, color=COLOURS["muted"][0])
+
+    return Panel(title="", draw=draw, height=1.4)
+
+
+def _wrapped(text: str, width: int = 56) -> str:
+    lines = [""]
+    for word in text.split(" "):
+        if len(lines[-1]) + len(word) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += f"{word} "
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _handles(key: dict[str, Style]) -> list[mpl.lines.Line2D]:
+    return [
+        mpl.lines.Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
+        for label, style in key.items()
+    ]
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    with warnings.catch_warnings():
+        # The font only measures; readers see their own, which may have what this one lacks.
+        warnings.filterwarnings("ignore", message=".*missing from font.*")
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()

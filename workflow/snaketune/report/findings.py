@@ -1,0 +1,153 @@
+"""What there is to report on: results with their names, what each was made from, and their scores."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.config.plan import PAYLOADS
+from snaketune.errors import SnaketuneError
+
+MODEL_KINDS = ("base", "sft", "dpo")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One finished job.
+
+    Attributes:
+        name: its folder below `results/<stage>/`; of an evaluation, two parts.
+        run: what run.json says, or nothing.
+    """
+
+    stage: str
+    name: str
+    artifact: Artifact
+    run: dict[str, Any]
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.artifact.manifest
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return self.manifest["counts"]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.manifest["spec"]
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What a training logged, a dict per logged step."""
+        return self.run.get("history") or []
+
+    @property
+    def label(self) -> str:
+        """A trained model as evaluations name it, `sft:demo`; other jobs by their plain name."""
+        return f"{self.stage}:{self.name}" if self.stage in MODEL_KINDS else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One model in one evaluation: what it scored and what it wrote."""
+
+    result: Result
+    scores: dict[str, Any]
+    responses: list[dict[str, Any]]
+
+    @property
+    def evaluation(self) -> str:
+        return self.result.name.partition("/")[0]
+
+    @property
+    def model(self) -> str:
+        """`base:NAME`, `sft:NAME` or `dpo:NAME`."""
+        kind, _, name = self.result.name.partition("/")[2].partition("-")
+        return f"{kind}:{name}"
+
+
+class Findings:
+    """All results, in an order that doesn't depend on the order of the arguments."""
+
+    def __init__(self, manifests: list[Path], runs: list[Path]):
+        """Raises SnaketuneError if a manifest or a run.json can't be read."""
+        facts = {path.parent: _read_json(path) for path in runs}
+        found = [_result(path, facts.get(path.parent, {})) for path in manifests]
+        self.results = sorted(found, key=lambda result: (list(PAYLOADS).index(result.stage), natural(result.name)))
+
+    @property
+    def stages(self) -> set[str]:
+        return {result.stage for result in self.results}
+
+    def of(self, *stages: str) -> list[Result]:
+        return [result for result in self.results if result.stage in stages]
+
+    def made_from(self, result: Result, role: str) -> list[Result]:
+        """The results that filled `role` of `result`; where several hold the same, one whose name it was named after."""
+        sources = []
+        for content in result.manifest["inputs"].get(role, []):
+            same = [other for other in self.results if other.artifact.content == content]
+            named = [other for other in same if result.name.startswith(f"{other.name}-")]
+            sources += (named or same)[:1]
+        return sources
+
+    @cached_property
+    def evaluations(self) -> dict[str, list[Scored]]:
+        """By name of the evaluation: its models, from base to DPO."""
+        found: dict[str, list[Scored]] = {}
+        for result in self.of("eval"):
+            scored = _scored(result)
+            found.setdefault(scored.evaluation, []).append(scored)
+        return {name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in found.items()}
+
+    @property
+    def models(self) -> list[str]:
+        """Labels of all models, from base to DPO."""
+        evaluated = (scored.model for models in self.evaluations.values() for scored in models)
+        return sorted({*evaluated, *(result.label for result in self.of("sft", "dpo"))}, key=model_order)
+
+
+def natural(name: str) -> list[tuple[int, Any]]:
+    """Sort key by which `lr-2` comes before `lr-10`."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def model_order(label: str) -> tuple[int, list[tuple[int, Any]]]:
+    """Sort key: base, then SFT, then DPO."""
+    kind, _, name = label.partition(":")
+    return MODEL_KINDS.index(kind), natural(name)
+
+
+def unique(values: Iterable[Any]) -> list[Any]:
+    """Without repetitions, in order of first appearance."""
+    return list(dict.fromkeys(values))
+
+
+def _result(path: Path, run: dict[str, Any]) -> Result:
+    stage = _read_json(path).get("stage")
+    if stage not in PAYLOADS:
+        raise SnaketuneError(f"{path} is no snaketune manifest: its stage is {stage!r}")
+    parts = path.parent.parts
+    name = "/".join(parts[-2:]) if stage == "eval" else parts[-1]
+    return Result(stage=stage, name=name, artifact=read_artifact(path, PAYLOADS[stage]), run=run)
+
+
+def _scored(result: Result) -> Scored:
+    lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
+    return Scored(
+        result=result,
+        scores=_read_json(result.artifact.file("scores.json")),
+        responses=[json.loads(line) for line in lines if line],
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(f"{path} can't be read: {error}") from None

@@ -1,0 +1,187 @@
+"""Scores of models side by side: the table, the chart, and the headline's numbers."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
+from snaketune.report.findings import Findings, Scored, unique
+from snaketune.report.text import clean, decimal, percent, whole
+
+PREFERENCES = {
+    "logp_accuracy": ("chosen is likelier", "share", 1),
+    "logp_accuracy_per_token": ("chosen is likelier, per token", "share", 1),
+    "reward_accuracy": ("chosen gained more than rejected", "share", 1),
+    "logp_margin_nats": ("log-probability margin", "nats", 0),
+    "reward_margin_nats": ("gain margin", "nats", 0),
+}
+FORMATS = {"share": percent, "nats": decimal, "": decimal, "tokens": decimal, "count": whole}
+DOT_STEP, ROW_STEP = 0.085, 0.24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One line of the table.
+
+    Attributes:
+        on: the corpus or task that it was measured on.
+        better: 1 if more is better, -1 if less, 0 if neither.
+        values: by model; None where it wasn't measured.
+        sizes: by model, how many prompts or pairs a share is of.
+    """
+
+    on: str
+    name: str
+    unit: str
+    better: int
+    values: dict[str, float | None]
+    sizes: dict[str, int]
+    detail: bool = False
+
+    def shown(self, model: str) -> str:
+        return FORMATS[self.unit](self.values.get(model))
+
+    def is_best(self, model: str) -> bool:
+        """Better than another model, and than none worse; never so where all are the same."""
+        known = [value for value in self.values.values() if value is not None]
+        if not self.better or len(set(known)) < 2 or self.values.get(model) is None:
+            return False
+        return self.values[model] == (max(known) if self.better > 0 else min(known))
+
+
+def measures(models: list[Scored]) -> list[Measure]:
+    """All that one evaluation measured, line by line."""
+    found: list[Measure] = []
+
+    def add(section: str, on: str, path: tuple[str, ...], name: str, unit: str, better: int, size: str = "", **more: Any):
+        values, sizes = {}, {}
+        for scored in models:
+            *parents, key = path
+            entry = _inside(scored.scores.get(section, {}).get(on), parents)
+            values[scored.model] = entry.get(key)
+            sizes[scored.model] = entry.get(size) or 0
+        if any(value is not None for value in values.values()):
+            found.append(Measure(on=clean(on), name=name, unit=unit, better=better, values=values, sizes=sizes, **more))
+
+    for on in _keys(models, "conversations"):
+        add("conversations", on, ("held_out_loss",), "held-out loss", "nats", -1)
+        add("conversations", on, ("perplexity",), "perplexity", "", -1)
+        add("conversations", on, ("exact_match", "share"), "exact match", "share", 1, "prompts")
+        entries = (_inside(scored.scores.get("conversations", {}).get(on), ["exact_match", "by_task"]) for scored in models)
+        for task in sorted(unique(task for entry in entries for task in entry)):
+            path = ("exact_match", "by_task", task, "share")
+            add("conversations", on, path, f"exact match: {clean(task)}", "share", 1, "prompts", detail=True)
+        add("conversations", on, ("exact_match", "mean_response_tokens"), "mean response length", "tokens", 0)
+    for on in _keys(models, "preferences"):
+        for key, (name, unit, better) in PREFERENCES.items():
+            size = "pairs_with_reference" if key.startswith("reward") else "pairs"
+            add("preferences", on, (key,), name, unit, better, size)
+    for on in _keys(models, "tasks"):
+        for metric in sorted(unique(key for scored in models for key in scored.scores.get("tasks", {}).get(on, {}))):
+            unit, better = ("share", 1) if metric.startswith(("acc", "exact_match", "f1")) else ("", 0)
+            add("tasks", on, (metric,), clean(metric), unit, better)
+    return found
+
+
+def _keys(models: list[Scored], section: str) -> list[str]:
+    return unique(key for scored in models for key in scored.scores.get(section) or {})
+
+
+def _inside(entry: Any, path: list[str]) -> dict[str, Any]:
+    for key in path:
+        entry = (entry or {}).get(key)
+    return entry or {}
+
+
+def csv_rows(findings: Findings) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and rows: a measure per row, a model per column, unrounded."""
+    labels = unique(scored.model for models in findings.evaluations.values() for scored in models)
+    rows = [
+        {"evaluation": evaluation, "on": measure.on, "measure": measure.name, "unit": measure.unit} | measure.values
+        for evaluation, models in findings.evaluations.items()
+        for measure in measures(models)
+    ]
+    return ["evaluation", "on", "measure", "unit", *labels], rows
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """All scores as the evaluations wrote them, by evaluation and model."""
+    return {
+        evaluation: {scored.model: scored.scores for scored in models}
+        for evaluation, models in findings.evaluations.items()
+    }
+
+
+def evaluation_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
+    """Exact match by task, and preference accuracies; a panel per evaluation and corpus."""
+    panels = []
+    for evaluation, models in findings.evaluations.items():
+        where = f" ({evaluation})" if len(findings.evaluations) > 1 else ""
+        table = measures(models)
+        for on in unique(measure.on for measure in table):
+            for title, chosen in (
+                ("right answers, of all and by task", [m for m in table if m.on == on and m.name.startswith("exact match")]),
+                ("how often the chosen answer wins", [m for m in table if m.on == on and m.name in _ACCURACIES]),
+            ):
+                if chosen:
+                    panels.append(_dots(f"{on}{where}: {title}", chosen, [scored.model for scored in models], styles))
+    labels = unique(scored.model for models in findings.evaluations.values() for scored in models)
+    return Chart(
+        name="evaluation",
+        panels=panels or [message("Neither exact match nor preferences were measured.")],
+        key={label: styles[label] for label in labels},
+    )
+
+
+_ACCURACIES = {name for name, unit, _ in PREFERENCES.values() if unit == "share"}
+
+
+def _dots(title: str, rows: list[Measure], models: list[str], styles: dict[str, Style]) -> Panel:
+    """A row of dots per measure, a dot per model, each on its 95 % interval."""
+    spread = DOT_STEP * (len(models) - 1)
+    pitch = spread + ROW_STEP
+
+    def draw(ax: Axes) -> None:
+        if rows[0].name in _ACCURACIES:
+            ax.axvline(0.5, color=COLOURS["muted"][0], linewidth=0.8, linestyle=":")
+        for number, measure in enumerate(rows):
+            for place, model in enumerate(models):
+                value, style = measure.values.get(model), styles[model]
+                if value is None:
+                    continue
+                y = number * pitch - spread / 2 + place * DOT_STEP
+                low, high = wilson(value, measure.sizes[model])
+                ax.plot([low, high], [y, y], color=style.hex, linewidth=1.2, alpha=0.5)
+                ax.plot(value, y, color=style.hex, marker=style.marker, markersize=4.5)
+        ax.set_ylim((len(rows) - 0.5) * pitch, -0.5 * pitch)
+        names = [measure.name.removeprefix("exact match: ") for measure in rows]
+        ax.set_yticks([number * pitch for number in range(len(rows))], [_cut(name) for name in names])
+        ax.tick_params(axis="y", labelcolor=COLOURS["ink"][0])
+        ax.set_xlim(-0.02, 1.02)
+        ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        for number in range(1, len(rows)):
+            ax.axhline((number - 0.5) * pitch, color=COLOURS["line"][0], linewidth=0.6)
+        ax.grid(False, axis="y")
+
+    return Panel(title=title, draw=draw, height=max(1.6, 0.6 + pitch * len(rows)))
+
+
+def wilson(share: float, size: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share, which stays sensible for few prompts and for none or all right.
+
+    >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
+    ([0.0, 0.278], (0.5, 0.5))
+    """
+    if not size:
+        return share, share
+    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _cut(name: str, limit: int = 32) -> str:
+    text = " ".join(name.split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
