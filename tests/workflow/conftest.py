@@ -20,7 +20,9 @@ MICRO: dict[str, Any] = {
         "chat": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}], "held_out": 0.2},
         "pairs": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}], "held_out": 0.2},
     },
-    "tokenizers": {"small": {"train": {"corpora": ["chat", "pairs"], "vocab_size": 400}}},
+    "tokenizers": {
+        "small": {"train": {"corpora": ["chat", "pairs"], "vocab_size": 400}, "chat_template": "data/chatml.jinja"}
+    },
     "sft": {
         "run": {
             "base": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2},
@@ -55,9 +57,10 @@ MICRO: dict[str, Any] = {
 class Project:
     """A folder with data and a config, in which the workflow runs."""
 
-    def __init__(self, folder: Path, config: dict[str, Any] | None = None):
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None, code: Path = ROOT):
         self.folder = folder
         self.config = copy.deepcopy(config or MICRO)
+        self.code = code
 
     def write_data(self) -> "Project":
         (self.folder / "data").mkdir(parents=True)
@@ -65,17 +68,21 @@ class Project:
             with (ROOT / f"resources/demo/{name}.jsonl").open(encoding="utf-8") as file:
                 lines = [next(file) for _ in range(rows)]
             (self.folder / f"data/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        shutil.copy(ROOT / "resources/chat_templates/chatml.jinja", self.folder / "data")
         return self
 
     def copy_to(self, folder: Path) -> "Project":
         """As a user would: the whole project moves, with results and Snakemake's notes."""
         shutil.copytree(self.folder, folder, symlinks=True)
-        return Project(folder, self.config)
+        return Project(folder, self.config, self.code)
+
+    def write_config(self) -> None:
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
 
     def command(self, *arguments: str) -> list[str]:
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config), encoding="utf-8")
+        self.write_config()
         return [
-            *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *arguments),
+            *(sys.executable, "-m", "snakemake", "--snakefile", str(self.code / "Snakefile"), *arguments),
             *("--configfile", "config.yaml", "--cores", "2", "--resources", "gpu=1"),
         ]
 

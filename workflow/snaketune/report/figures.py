@@ -84,7 +84,7 @@ def _fill_panel(flow: PackFlow, result: Result) -> Panel:
 
     return Panel(
         title=f"{flow.title}: {whole(metadata['rows'])} rows are {percent(metadata['packing_efficiency'] / 100)} full; "
-        f"no packing needs fewer than {whole(metadata['lower_bound_rows'])}",
+        f"at least {whole(metadata['lower_bound_rows'])} are needed",
         draw=draw,
     )
 
@@ -100,7 +100,7 @@ def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
 
 
 def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
-    """Loss, accuracy, margin, rewards and throughput of all DPO runs."""
+    """Loss, accuracy, margin and rewards of all DPO runs."""
     runs = findings.of("dpo")
     losses = sorted({run.spec["loss"] for run in runs})
     name = f"{losses[0]} loss" if len(losses) == 1 else "loss (of different kinds, not comparable)"
@@ -109,7 +109,6 @@ def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
         _curve("accuracy", "Pairs whose chosen answer gains more", "share of pairs", runs, styles, percent, line=0.5),
         _curve("margin", "Margin, chosen over rejected", "margin, nats × beta", runs, styles, decimal, line=0.0),
         _rewards(runs, styles),
-        _throughput(runs, styles),
     ]
     return _training_chart("dpo", runs, styles, panels)
 
@@ -178,7 +177,11 @@ def _throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
         ax.set_ylim(0, None)
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
-    medians = [float(np.median(values)) for run in runs if (values := _values(run, "tokens_per_second"))]
+    medians = [
+        run.run.get("tokens_per_second_median") or float(np.median(values))
+        for run in runs
+        if (values := _values(run, "tokens_per_second"))
+    ]
     low, high = whole(min(medians)), whole(max(medians))
     return Panel(title=f"Throughput: median {low if low == high else f'{low} to {high}'} tokens/s", draw=draw)
 

@@ -157,7 +157,7 @@ def _dots(title: str, rows: list[Measure], models: list[str], styles: dict[str, 
                 ax.plot([low, high], [y, y], color=style.hex, linewidth=1.2, alpha=0.5)
                 ax.plot(value, y, color=style.hex, marker=style.marker, markersize=4.5)
         ax.set_ylim((len(rows) - 0.5) * pitch, -0.5 * pitch)
-        names = [measure.name.removeprefix("exact match: ") for measure in rows]
+        names = ["all" if m.name == "exact match" else m.name.removeprefix("exact match: ") for m in rows]
         ax.set_yticks([number * pitch for number in range(len(rows))], [_cut(name) for name in names])
         ax.tick_params(axis="y", labelcolor=COLOURS["ink"][0])
         ax.set_xlim(-0.02, 1.02)

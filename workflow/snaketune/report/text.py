@@ -35,23 +35,24 @@ def short(value: float | None) -> str:
 def decimal(value: float | None) -> str:
     """Four significant digits.
 
-    >>> decimal(6.01462), decimal(0.2722), decimal(409.3696), decimal(float("nan"))
-    ('6.015', '0.2722', '409.4', '–')
+    >>> decimal(6.01462), decimal(409.3696), decimal(-0.0), decimal(float("nan"))
+    ('6.015', '409.4', '0', '–')
     """
     if not _known(value):
         return NOTHING
-    return f"{value:.4g}" if 1e-4 <= abs(value) < 1e5 or value == 0 else f"{value:.3e}"
+    # Adding zero makes a plain zero of a negative one.
+    return f"{value + 0.0:.4g}" if 1e-4 <= abs(value) < 1e5 or value == 0 else f"{value:.3e}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
     """
     >>> percent(0.96114), percent(1), percent(None)
-    ('96.1 %', '100 %', '–')
+    ('96.1%', '100%', '–')
     """
     if not _known(share):
         return NOTHING
     text = f"{100 * share:.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text}%"
 
 
 def duration(seconds: float | None) -> str:

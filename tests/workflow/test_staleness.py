@@ -1,0 +1,297 @@
+"""What reruns when: every config key, every kind of edit that must rerun nothing, code, and results that come back."""
+
+import copy
+import json
+import os
+import re
+import shutil
+import time
+import types
+import typing
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from snaketune.config.workflow import Workflow
+
+from .conftest import ROOT, Project
+
+pytestmark = pytest.mark.workflow
+
+REPORT = {"report"}
+EVAL = {"eval"} | REPORT
+DPO = {"dpo"} | EVAL
+REF = {"ref_logps"} | DPO
+SFT = {"sft"} | REF
+PACK_SFT = {"pack"} | SFT
+TOKENIZER = {"tokenizer"} | PACK_SFT
+CORPUS = {"corpus"} | TOKENIZER
+PRETRAINED = {"path": "some/model"}
+LORA = {"rank": 4}
+
+# Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
+TABLE: dict[str, tuple[dict, set[str]]] = {
+    "corpora": ({"corpora.more": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]}}, {"corpus"} | REPORT),
+    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "pack", "sft", "report"}),
+    "corpora.sources.files": ({"corpora.chat.sources.0.files": ["data/chat2.jsonl"]}, CORPUS),
+    "corpora.sources.hub.path": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "main"}}}, CORPUS),
+    "corpora.sources.hub.name": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "name": "c", "revision": "main"}}}, CORPUS),
+    "corpora.sources.hub.split": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "split": "test", "revision": "main"}}}, CORPUS),
+    "corpora.sources.hub.revision": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "f00"}}}, CORPUS),
+    "corpora.sources.layout": ({"corpora.chat.sources.0.layout": "messages"}, CORPUS),
+    "corpora.sources.fields.system": ({"corpora.chat.sources.0.fields": {"system": "s"}}, CORPUS),
+    "corpora.sources.fields.prompt": ({"corpora.chat.sources.0.fields": {"prompt": "p", "response": "r"}}, CORPUS),
+    "corpora.sources.fields.response": ({"corpora.chat.sources.0.fields": {"prompt": "p", "response": "s"}}, CORPUS),
+    "corpora.sources.fields.chosen": ({"corpora.pairs.sources.0.fields": {"prompt": "p", "chosen": "c", "rejected": "r"}}, CORPUS),
+    "corpora.sources.fields.rejected": ({"corpora.pairs.sources.0.fields": {"prompt": "p", "chosen": "c", "rejected": "s"}}, CORPUS),
+    "corpora.sources.fields.answer": ({"corpora.chat.sources.0.fields": {"answer": "task"}}, CORPUS),
+    "corpora.sources.fields.task": ({"corpora.chat.sources.0.fields": {"task": "answer"}}, CORPUS),
+    "corpora.held_out": ({"corpora.chat.held_out": 0.3}, CORPUS),
+    "corpora.split_seed": ({"corpora.pairs.split_seed": 1}, CORPUS),
+    "corpora.answer_pattern": ({"corpora.chat.answer_pattern": "Answer: (.*)"}, CORPUS),
+    "corpora.max_quarantined_fraction": ({"corpora.chat.max_quarantined_fraction": 0.5}, CORPUS),
+    "tokenizers.train.corpora": ({"tokenizers.small.train.corpora": ["chat"]}, TOKENIZER),
+    "tokenizers.train.model": ({"tokenizers.small.train.model": "unigram"}, TOKENIZER),
+    "tokenizers.train.vocab_size": ({"tokenizers.small.train.vocab_size": 410}, TOKENIZER),
+    "tokenizers.train.character_coverage": ({"tokenizers.small.train.character_coverage": 1.0}, TOKENIZER),
+    "tokenizers.train.split_digits": ({"tokenizers.small.train.split_digits": False}, TOKENIZER),
+    "tokenizers.adopt": ({"tokenizers.small": {"adopt": "some/model"}}, TOKENIZER),
+    "tokenizers.revision": ({"tokenizers.small": {"adopt": "some/model", "revision": "f00"}}, TOKENIZER),
+    "tokenizers.chat_template": ({"tokenizers.small.chat_template": "data/other.jinja"}, TOKENIZER),
+    "sft.base.path": ({"sft.run.base": PRETRAINED}, SFT),
+    "sft.base.revision": ({"sft.run.base": {**PRETRAINED, "revision": "f00"}}, SFT),
+    "sft.base.trust_remote_code": ({"sft.run.base": {**PRETRAINED, "trust_remote_code": True}}, SFT),
+    "sft.base.architecture": ({"sft.run.base.architecture": "qwen2"}, SFT),
+    "sft.base.hidden_size": ({"sft.run.base.hidden_size": 48}, SFT),
+    "sft.base.intermediate_size": ({"sft.run.base.intermediate_size": 48}, SFT),
+    "sft.base.layers": ({"sft.run.base.layers": 1}, SFT),
+    "sft.base.heads": ({"sft.run.base.heads": 4}, SFT),
+    "sft.base.key_value_heads": ({"sft.run.base.key_value_heads": 1}, SFT),
+    "sft.base.tie_embeddings": ({"sft.run.base.tie_embeddings": False}, SFT),
+    "sft.base.rope_theta": ({"sft.run.base.rope_theta": 500.0}, SFT),
+    "sft.base.max_positions": ({"sft.run.base.max_positions": 512}, SFT),
+    "sft.base.init_std": ({"sft.run.base.init_std": 0.05}, SFT),
+    "sft.base.seed": ({"sft.run.base.seed": 1}, SFT),
+    # Only the training moves to another corpus; the evaluation's own rows stay.
+    "sft.corpus": ({"corpora.other": {"kind": "conversations", "sources": [{"files": ["data/chat2.jsonl"]}]}, "sft.run.corpus": "other"}, {"corpus"} | PACK_SFT),
+    "sft.tokenizer": ({"tokenizers.other": {"train": {"corpora": ["chat"], "vocab_size": 400}}, "sft.run.tokenizer": "other"}, TOKENIZER),
+    "sft.packing.length": ({"sft.run.packing.length": 128}, PACK_SFT),
+    "sft.packing.strategy": ({"sft.run.packing.strategy": "none"}, PACK_SFT),
+    "sft.packing.overflow": ({"sft.run.packing.overflow": "raise"}, PACK_SFT),
+    "sft.lora.rank": ({"sft.run.base": PRETRAINED, "sft.run.lora": LORA}, SFT),
+    "sft.lora.alpha": ({"sft.run.base": PRETRAINED, "sft.run.lora": {**LORA, "alpha": 8}}, SFT),
+    "sft.lora.dropout": ({"sft.run.base": PRETRAINED, "sft.run.lora": {**LORA, "dropout": 0.1}}, SFT),
+    "sft.lora.target_modules": ({"sft.run.base": PRETRAINED, "sft.run.lora": {**LORA, "target_modules": ["q_proj"]}}, SFT),
+    "sft.quantization.type": ({"sft.run.base": PRETRAINED, "sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, SFT),
+    "sft.quantization.double": ({"sft.run.base": PRETRAINED, "sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, SFT),
+    "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
+    "dpo.corpus": ({"corpora.other": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "other"}, {"corpus", "pack"} | REF),
+    "dpo.packing.length": ({"dpo.run.packing.length": 200}, {"pack"} | REF),
+    "dpo.packing.overflow": ({"dpo.run.packing.overflow": "raise"}, {"pack"} | REF),
+    "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
+    "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
+    "dpo.label_smoothing": ({"dpo.run.label_smoothing": 0.1}, DPO),
+    "dpo.lora.rank": ({"dpo.run.lora": LORA}, DPO),
+    "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, DPO),
+    "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, DPO),
+    "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, DPO),
+    # The reference must see the weights as the policy does.
+    "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
+    "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
+    "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
+    "eval.conversations": ({"eval.both.conversations": []}, EVAL),
+    "eval.preferences": ({"eval.both.preferences": []}, EVAL),
+    "eval.packing.length": ({"eval.both.packing.length": 200}, {"pack"} | EVAL),
+    "eval.packing.overflow": ({"eval.both.packing.overflow": "raise"}, {"pack"} | EVAL),
+    "eval.exact_match.answer_pattern": ({"eval.both.exact_match.answer_pattern": "(.*)"}, EVAL),
+    "eval.exact_match.max_new_tokens": ({"eval.both.exact_match.max_new_tokens": 7}, EVAL),
+    "eval.exact_match.limit": ({"eval.both.exact_match.limit": 7}, EVAL),
+    "eval.exact_match.batch_size": ({"eval.both.exact_match.batch_size": 7}, EVAL),
+    "eval.tasks.folder": ({"eval.both.tasks": {"folder": "data", "names": ["t"]}}, EVAL),
+    "eval.tasks.names": ({"eval.both.tasks": {"folder": "data", "names": ["u"]}}, EVAL),
+    "eval.tasks.limit": ({"eval.both.tasks": {"folder": "data", "names": ["t"], "limit": 1}}, EVAL),
+    "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data", "names": ["t"], "batch_size": 1}}, EVAL),
+    "eval.samples": ({"eval.both.samples": 3}, EVAL),
+    "report.title": ({"report": {"title": "other"}}, REPORT),
+    "report.note": ({"report": {"note": "other"}}, REPORT),
+}  # fmt: skip
+for section, reruns in (("sft", SFT), ("dpo", DPO)):
+    for key, value in {
+        "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "warmup_fraction": 0.5,
+        "optimizer": "adamw_torch_fused", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
+        "gradient_checkpointing": True, "precision": "float32", "seed": 7, "micro_batch_rows": 4,
+    }.items():  # fmt: skip
+        # Data type and batch can move a log-probability, so the reference follows them.
+        shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()
+        TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
+    for key in ("gpus", "checkpoint_steps", "log_steps"):
+        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": {key: 3}}, set())
+# Refused in these sections, so there is nothing to rerun.
+REFUSED = {"dpo.packing.strategy", "eval.packing.strategy"}
+
+
+def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> set[str]:
+    """Every key that a config can hold, names of entries left out."""
+    found = set()
+    for name, field in model.model_fields.items():
+        below = (*path, field.alias or name)
+        inner = models_in(field.annotation)
+        found |= {leaf for kind in inner for leaf in leaves(kind, below)} if inner else {".".join(below)}
+    return found
+
+
+def models_in(annotation) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return [annotation] if issubclass(annotation, BaseModel) else []
+    return [model for argument in typing.get_args(annotation) for model in models_in(argument)]
+
+
+def put(config: dict, edit: dict) -> dict:
+    config = copy.deepcopy(config)
+    for dotted, value in edit.items():
+        *folders, leaf = dotted.split(".")
+        section = config
+        for folder in folders:
+            section = section[int(folder)] if isinstance(section, list) else section.setdefault(folder, {})
+        if isinstance(value, str) and value.startswith("="):
+            first, second = value[1:].split(".")
+            value = copy.deepcopy(config[first][second])
+        section[int(leaf) if isinstance(section, list) else leaf] = value
+    return config
+
+
+def test_every_config_key_has_a_row():
+    assert leaves(Workflow) - REFUSED == set(TABLE) - {"corpora"}
+
+
+def test_every_config_key_reruns_exactly_the_rules_of_its_row(finished, tmp_path):
+    def stale(item: tuple[int, str]) -> tuple[str, set[str]]:
+        number, key = item
+        project = finished.copy_to(tmp_path / str(number))
+        shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
+        shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
+        project.config = put(project.config, TABLE[key][0])
+        found = project.stale()
+        shutil.rmtree(project.folder)
+        return key, found
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(pool.map(stale, enumerate(TABLE)))
+    wrong = {key: (rules, TABLE[key][1]) for key, rules in found.items() if rules != TABLE[key][1]}
+    assert not wrong, "\n".join(f"{key}: reran {got}, expected {wanted}" for key, (got, wanted) in wrong.items())
+
+
+def test_nothing_reruns_for_what_changes_no_meaning(project):
+    assert project.stale() == set()  # the project itself is a moved copy
+
+    def turned(value):
+        return {k: turned(v) for k, v in reversed(value.items())} if isinstance(value, dict) else value
+
+    project.config = turned(project.config)
+    assert project.stale() == set()
+    command = project.command("--dry-run")
+    text = "# a comment\n\n" + yaml.safe_dump(project.config, default_flow_style=True, width=40)
+    (project.folder / "config.yaml").write_text(text, encoding="utf-8")
+    assert command  # written once more by stale(), so the comment is checked through the file itself
+    project.write_config = lambda: None
+    assert project.stale() == set()
+    later = time.time() + 60
+    for path in [*project.folder.glob("data/*"), *project.folder.glob("results/*/*/manifest.json")]:
+        os.utime(path, (later, later))
+    assert project.stale() == set()
+    assert "Nothing to be done" in project.snakemake()
+
+
+@pytest.fixture
+def own_code(finished, tmp_path) -> Project:
+    """A finished project with a copy of the code, to edit."""
+    for name in ("Snakefile", "workflow", "profiles", "envs", "resources"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (tmp_path / "code").mkdir(exist_ok=True)
+            shutil.copy(source, tmp_path / "code" / name)
+    project = finished.copy_to(tmp_path / "project")
+    project.code = tmp_path / "code"
+    return project
+
+
+# Module → the rules that an edit of its code reruns.
+CODE = {
+    "corpus/layouts.py": CORPUS,
+    "tokenization/train.py": TOKENIZER,
+    "packing/plan.py": PACK_SFT,
+    "training/sft.py": SFT,
+    "training/ref_logps.py": REF,
+    "training/dpo_loss.py": DPO,
+    "training/dpo.py": DPO,
+    "evaluation/exact_match.py": EVAL,
+    "report/stage.py": REPORT,
+    "artifacts/work.py": set(),
+    "training/checkpoints.py": set(),
+    "config/runs.py": set(),
+}
+
+
+def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(own_code):
+    assert own_code.stale() == set()
+    for module, expected in CODE.items():
+        path = own_code.code / "workflow/snaketune" / module
+        before = path.read_text(encoding="utf-8")
+        path.write_text(before + "\n\n# A comment changes nothing.\n", encoding="utf-8")
+        assert own_code.stale() == set(), f"a comment in {module}"
+        path.write_text(before + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
+        # Modules that the planner shares with later stages rerun those too, but never an earlier one.
+        assert own_code.stale() == expected, module
+        path.write_text(before, encoding="utf-8")
+
+
+def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(project):
+    chat = project.folder / "data/chat.jsonl"
+    lines = chat.read_text(encoding="utf-8").splitlines(keepends=True)
+    chat.write_text("".join([*lines, lines[0]]), encoding="utf-8")
+    assert project.stale() == CORPUS
+    said = project.snakemake()
+    computed = set(re.findall(r"^(\w+): made ", said, re.MULTILINE))
+    assert computed == {"corpus", "report"}
+    assert json.loads(project.read("results/corpus/chat/manifest.json"))["counts"]["dropped"]["duplicate"] == 1
+    assert project.stale() == set()
+
+
+def test_a_config_put_back_brings_yesterdays_model_back(project):
+    target = "results/sft/run/manifest.json"
+    yesterday = project.read(target)
+    project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
+    assert "sft: made" in project.snakemake(target)
+    assert project.read(target) != yesterday
+    project.config["sft"]["run"]["training"]["learning_rate"] = 0.002
+    said = project.snakemake(target)
+    assert "sft: nothing to compute" in said
+    assert "sft: made" not in said
+    assert project.read(target) == yesterday
+
+
+def test_two_betas_share_everything_up_to_the_reference(project):
+    project.config["dpo"]["other"] = {"extends": "run", "grid": {"beta": [0.3, 0.5]}}
+    project.config["eval"]["both"]["models"].append("dpo:other")
+    assert project.stale() == DPO
+    table = project.snakemake("--dry-run")
+    assert re.search(r"^dpo +2$", table, re.MULTILINE)
+    assert re.search(r"^eval +2$", table, re.MULTILINE)
+
+
+def test_clean_work_frees_what_no_result_came_from(project):
+    project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
+    project.snakemake("results/sft/run/manifest.json")
+    before = {path.name for path in project.folder.glob("results/.work/sft/*")}
+    current = json.loads(project.read("results/sft/run/manifest.json"))["fingerprint"]
+    assert len(before) == 2
+    said = project.snakemake("clean_work")
+    assert {path.name for path in project.folder.glob("results/.work/sft/*")} == {current}
+    assert "MB freed" in said
+    for result in Path(project.folder / "results").glob("*/*/manifest.json"):
+        assert result.is_file()

@@ -1,0 +1,106 @@
+"""What ran: every job, every tokenizer, every library, in the words that the page uses."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from snaketune.report.findings import Findings, Result, natural
+from snaketune.report.text import clip, duration, short, whole
+
+SOURCE_CHARACTERS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRow:
+    """One job: how long, on what, and what is worth knowing of it; `share` is of the longest job's time."""
+
+    stage: str
+    name: str
+    seconds: str
+    share: float
+    device: str
+    facts: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerRow:
+    """One tokenizer."""
+
+    name: str
+    kind: str
+    vocabulary: str
+    trained_on: str
+    parity: str
+    samples: list[dict[str, Any]]
+
+
+def job_rows(findings: Findings) -> list[JobRow]:
+    """In the order of the stages."""
+    longest = max((result.run.get("seconds") or 0.0 for result in findings.results), default=0.0)
+    return [
+        JobRow(
+            stage=result.stage,
+            name=result.name,
+            seconds=duration(result.run.get("seconds")),
+            share=(result.run.get("seconds") or 0.0) / longest if longest else 0.0,
+            device=str(result.run.get("device", "")),
+            facts=", ".join(_facts(result)),
+        )
+        for result in findings.results
+    ]
+
+
+def _facts(result: Result) -> list[str]:
+    manifest, counts, run = result.manifest, result.counts, result.run
+    found = []
+    if parameters := manifest.get("parameters"):
+        trainable = manifest.get("trainable_parameters", parameters)
+        found.append(f"{short(parameters)} parameters" + (f", {short(trainable)} trained" if trainable != parameters else ""))
+    if steps := counts.get("steps"):
+        found.append(f"{whole(steps)} steps")
+    if manifest.get("trainer"):
+        found.append(f"trainer {manifest['trainer']}")
+    found += [str(manifest[key]) for key in ("dtype", "kernel") if manifest.get(key)]
+    if run.get("processes", 1) > 1:
+        found.append(f"{run['processes']} processes")
+    if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
+        found.append(f"{short(rate)} tokens/s")
+    if flops := run.get("model_tflops_per_second"):
+        found.append(f"{short(flops * 1e12)}FLOP/s of the model")
+    if prompts := counts.get("prompts"):
+        found.append(f"{whole(prompts)} prompts answered")
+    return found
+
+
+def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
+    """In order of name."""
+    rows = []
+    for result in findings.of("tokenizer"):
+        spec, parity = result.spec, result.manifest.get("parity")
+        adopted = spec.get("adopt")
+        kind = f"adopted: {adopted}" + (f" at {spec['revision']}" if spec.get("revision") else "") if adopted else None
+        trained_on = f"{whole(result.counts['texts'])} texts, {short(result.counts['bytes'])}B" if result.counts else "–"
+        rows.append(
+            TokenizerRow(
+                name=result.name,
+                kind=kind or f"trained: {spec['model']}",
+                vocabulary=whole(result.manifest.get("vocab_size")),
+                trained_on=trained_on,
+                parity=f"equals sentencepiece on {whole(parity['texts'])} texts" if parity else "–",
+                samples=[
+                    sample | {"learned": [clip(text, SOURCE_CHARACTERS) for text in sample["learned"]]}
+                    for sample in result.manifest.get("samples", [])
+                ],
+            )
+        )
+    return rows
+
+
+def versions(findings: Findings) -> dict[str, list[str]]:
+    """By library, all versions that shaped a result: more than one means that results are of different ages."""
+    found: dict[str, set[str]] = {}
+    for result in findings.results:
+        for library, version in result.manifest.get("versions", {}).items():
+            found.setdefault(library, set()).add(version or "not installed")
+        if result.run.get("python"):
+            found.setdefault("python", set()).add(result.run["python"])
+    return {library: sorted(versions_, key=natural) for library, versions_ in sorted(found.items())}
