@@ -66,7 +66,9 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def corpus(self, name: str, *, train: int = 60, held_out: int = 20, kind: str = "conversations", **counts: Any) -> str:
+    def corpus(
+        self, name: str, *, train: int = 60, held_out: int = 20, kind: str = "conversations", **counts: Any
+    ) -> str:
         quarantined = counts.pop("quarantined", {})
         bad, duplicate = sum(quarantined.values()), counts.pop("duplicate", 0)
         counts = {
@@ -95,15 +97,27 @@ class Results:
         )
 
     def pack(
-        self, name: str, corpus: str, tokenizer: str, *, kind: str = "sft", train: int = 60, held_out: int = 20, long: int = 0
+        self,
+        name: str,
+        corpus: str,
+        tokenizer: str,
+        *,
+        kind: str = "sft",
+        train: int = 60,
+        held_out: int = 20,
+        long: int = 0,
     ) -> str:
         tables, counts, about = [], {}, {}
         for split, documents, dropped in (("train", train - long, long), ("held_out", held_out, 0)):
-            tokens = np.clip(self.random.lognormal(3.5, 0.5, documents), 5, LENGTH).astype(np.int32)
-            row = np.cumsum(tokens) // LENGTH
-            row = np.unique(row, return_inverse=True)[1].astype(np.int32)
-            rows = int(row.max(initial=-1)) + 1
-            columns = {"split": [split] * documents, "row": row, "tokens": np.minimum(tokens, LENGTH // 2)}
+            tokens = np.clip(self.random.lognormal(3.3, 0.5, documents), 5, LENGTH).astype(np.int32)
+            row, used = [], [0]
+            for length in tokens:
+                if used[-1] + length > LENGTH:
+                    used.append(0)
+                used[-1] += length
+                row.append(len(used) - 1)
+            rows = len(used) if documents else 0
+            columns = {"split": [split] * documents, "row": np.array(row, np.int32), "tokens": tokens}
             tables.append(pa.table(columns))
             counts[split] = {
                 "read": documents + dropped,
@@ -134,7 +148,9 @@ class Results:
         )
 
     def raw_pack(self, name: str, corpus: str, tokenizer: str) -> str:
-        counts = {split: {"read": rows, "kept": rows, "dropped": {}} for split, rows in (("train", 60), ("held_out", 20))}
+        counts = {
+            split: {"read": rows, "kept": rows, "dropped": {}} for split, rows in (("train", 60), ("held_out", 20))
+        }
         return self.add(
             "pack",
             name,
@@ -238,7 +254,9 @@ class Results:
 
     def everything(self) -> None:
         """A sweep: two corpora of conversations and one of pairs, packed and raw, three SFT and two DPO runs, two evals."""
-        chat = self.corpus("chat", quarantined={"not_json": 2, "empty_message": 1}, duplicate=4, notes={"same_prompt": 3})
+        chat = self.corpus(
+            "chat", quarantined={"not_json": 2, "empty_message": 1}, duplicate=4, notes={"same_prompt": 3}
+        )
         other, pairs = self.corpus("other"), self.corpus("pairs", kind="preferences")
         tokenizer = self.tokenizer()
         self.tokenizer("adopted", adopt="org/model")
@@ -257,16 +275,16 @@ class Results:
             self.evaluate(f"main/{model}", right=right, reference=model.startswith("dpo"), tasks=tasks)
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
 
-    def report(self, **spec: Any) -> tuple[Outcome, Path]:
-        """Build the report of everything there is; where its pages are."""
+    def report(self, *, backwards: bool = False, **spec: Any) -> tuple[Outcome, Path]:
+        """Build the report of everything there is, named in this order or the other; where its pages are."""
         self.built += 1
         work = WorkFolder(self.folder / f"work-{self.built}")
         work.start()
         outcome = build(
             ReportSpec(**spec),
             work,
-            manifests=sorted(self.folder.glob("results/**/manifest.json")),
-            runs=sorted(self.folder.glob("results/**/run.json")),
+            manifests=sorted(self.folder.glob("results/**/manifest.json"), reverse=backwards),
+            runs=sorted(self.folder.glob("results/**/run.json"), reverse=backwards),
         )
         return outcome, work.payload
 
@@ -288,3 +306,17 @@ def _response(corpus: str, task: str, number: int, correct: bool, text: str) -> 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
     return Results(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """`everything`, for tests that only look."""
+    results = Results(tmp_path_factory.mktemp("sweep"))
+    results.everything()
+    return results
+
+
+@pytest.fixture(scope="session")
+def sweep_pages(sweep: Results) -> Path:
+    """The report of the sweep."""
+    return sweep.report(title="A sweep")[1]

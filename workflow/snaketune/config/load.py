@@ -53,7 +53,7 @@ def _keys_beside(location: tuple[Any, ...]) -> list[str]:
         if isinstance(model, type) and issubclass(model, BaseModel):
             fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
             model = fields.get(part, model)
-        models = [kind for kind in _models_in(model)]
+        models = _models_in(model)
         named = [kind for kind in models if kind.__name__ == part]
         if len(models) == 1 or named:
             model = (named or models)[0]

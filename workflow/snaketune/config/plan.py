@@ -99,7 +99,9 @@ class Plan:
     def job(self, stage: str, name: str) -> Job:
         """The job of that name; SnaketuneError if the config asks for none."""
         if (stage, name) not in self.jobs:
-            raise SnaketuneError(f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}")
+            raise SnaketuneError(
+                f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}"
+            )
         return self.jobs[stage, name]
 
     def stage(self, stage: str) -> Iterator[Job]:

@@ -42,9 +42,7 @@ def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: 
     checkable = [row for row in rows if row["answer"] is not None][:limit]
     others = [row for row in rows if row["answer"] is None][: max(0, samples - len(checkable))]
     return [
-        Prompt(
-            id=row["id"], corpus=corpus, task=row["task"], messages=row["messages"][:-1], answer=row["answer"]
-        )
+        Prompt(id=row["id"], corpus=corpus, task=row["task"], messages=row["messages"][:-1], answer=row["answer"])
         for row in checkable + others
     ]
 

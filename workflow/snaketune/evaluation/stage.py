@@ -1,7 +1,7 @@
 """The `eval` stage: one model on the held-out rows.
 
-    scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores
-    responses.jsonl   every generated response, with the prompt, the expected and the found answer
+scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores
+responses.jsonl   every generated response, with the prompt, the expected and the found answer
 """
 
 import json
@@ -95,8 +95,7 @@ def build(
         dtype=dtype,
     )
     responses = [
-        judge(prompt, text, length, spec.exact_match)
-        for prompt, (text, length) in zip(prompts, written, strict=True)
+        judge(prompt, text, length, spec.exact_match) for prompt, (text, length) in zip(prompts, written, strict=True)
     ]
     for name in spec.conversations:
         scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])

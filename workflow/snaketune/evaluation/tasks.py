@@ -1,7 +1,6 @@
 """Tasks of lm-evaluation-harness from local YAML files, through its own library."""
 
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -9,7 +8,12 @@ from snaketune.errors import SnaketuneError
 
 
 def run_tasks(
-    model: PreTrainedModel, tokenizer_folder: Path, folder: Path, names: tuple[str, ...], limit: int | None, batch_size: int
+    model: PreTrainedModel,
+    tokenizer_folder: Path,
+    folder: Path,
+    names: tuple[str, ...],
+    limit: int | None,
+    batch_size: int,
 ) -> dict[str, dict[str, float]]:
     """Scores by task and metric.
 
@@ -30,7 +34,10 @@ def run_tasks(
             f"eval.tasks.names: {', '.join(missing)} not found in {folder}; it has {', '.join(manager.all_tasks) or 'none'}"
         )
     wrapped = HFLM(
-        pretrained=model, tokenizer=AutoTokenizer.from_pretrained(tokenizer_folder), batch_size=batch_size, backend="causal"
+        pretrained=model,
+        tokenizer=AutoTokenizer.from_pretrained(tokenizer_folder),
+        batch_size=batch_size,
+        backend="causal",
     )
     found = simple_evaluate(
         model=wrapped,

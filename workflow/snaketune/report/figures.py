@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
@@ -20,9 +21,7 @@ FILL_BINS = 25
 
 def lengths_chart(findings: Findings) -> Chart:
     """How long conversations and pairs are, a panel per pack, with those that no row could hold."""
-    packs = [(pack_flow(findings, result), result) for result in findings.of("pack")]
-    panels = [_lengths_panel(flow, result) for flow, result in packs if flow.packed]
-    return Chart(name="lengths", panels=panels or [message("No rows are packed, so nothing was counted in tokens.")], key={})
+    return _packs_chart("lengths", findings, _lengths_panel, "No rows are packed, so nothing was counted in tokens.")
 
 
 def _lengths_panel(flow: PackFlow, result: Result) -> Panel:
@@ -39,10 +38,18 @@ def _lengths_panel(flow: PackFlow, result: Result) -> Panel:
         if too_long:
             ax.bar(right * 1.06, too_long, right * 0.05, facecolor="none", edgecolor=BAD, hatch="////", linewidth=0.8)
             _label(ax, right * 1.06, too_long, f"{whole(too_long)} longer,\nnot packed", BAD)
-        for share, name in ((50, "median"), (95, "95 %")):
+        for share, name in ((50, "median"), (95, "95%")):
             at = float(np.percentile(tokens, share))
             ax.axvline(at, color=MUTED, linewidth=0.8, linestyle=":")
-            ax.text(at, 1.0, f" {name} {whole(at)}", transform=ax.get_xaxis_transform(), va="bottom", fontsize=8, color=MUTED)
+            ax.text(
+                at,
+                1.0,
+                f" {name} {whole(at)}",
+                transform=ax.get_xaxis_transform(),
+                va="bottom",
+                fontsize=8,
+                color=MUTED,
+            )
         ax.set(xlabel=f"tokens; a row holds {whole(flow.length)}", ylabel=unit, xlim=(0, None))
         _whole_numbers(ax)
 
@@ -52,15 +59,18 @@ def _lengths_panel(flow: PackFlow, result: Result) -> Panel:
 
 def packing_chart(findings: Findings) -> Chart:
     """How full the rows of the train splits are, a panel per pack."""
-    panels = [_fill_panel(pack_flow(findings, result), result) for result in findings.of("pack")]
-    return Chart(name="packing", panels=panels, key={})
+    return _packs_chart("packing", findings, _fill_panel, "No rows are packed; the trainer pads each batch.")
+
+
+def _packs_chart(name: str, findings: Findings, panel: Callable[[PackFlow, Result], Panel], nothing: str) -> Chart:
+    packs = [(pack_flow(findings, result), result) for result in findings.of("pack")]
+    panels = [panel(flow, result) for flow, result in packs if flow.packed]
+    return Chart(name=name, panels=panels or [message(nothing)], key={})
 
 
 def _fill_panel(flow: PackFlow, result: Result) -> Panel:
-    if not flow.packed:
-        return message(f"{flow.title}: raw rows, not packed; the trainer pads each batch.")
     documents = read_table(result.artifact.file("documents.arrow"))
-    train = np.array(documents["split"].to_pylist()) == "train"
+    train = pc.equal(documents["split"], "train").to_numpy()
     used = np.bincount(documents["row"].to_numpy()[train], weights=documents["tokens"].to_numpy()[train])
     metadata = flow.metadata
     if not len(used):
@@ -148,7 +158,7 @@ def _curve(
         first, last = next(iter(ends.values()))
         return Panel(title=f"{title}: {shown(first)} → {shown(last)}", draw=draw)
     lasts = [last for _, last in ends.values()]
-    return Panel(title=f"{title}: {shown(min(lasts))} to {shown(max(lasts))} at the end", draw=draw)
+    return Panel(title=f"{title}: {_span(min(lasts), max(lasts), shown)} at the end", draw=draw)
 
 
 def _rewards(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
@@ -182,8 +192,11 @@ def _throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
         for run in runs
         if (values := _values(run, "tokens_per_second"))
     ]
-    low, high = whole(min(medians)), whole(max(medians))
-    return Panel(title=f"Throughput: median {low if low == high else f'{low} to {high}'} tokens/s", draw=draw)
+    return Panel(title=f"Throughput: median {_span(min(medians), max(medians), whole)} tokens/s", draw=draw)
+
+
+def _span(low: float, high: float, shown: Callable[[float | None], str]) -> str:
+    return shown(low) if shown(low) == shown(high) else f"{shown(low)} to {shown(high)}"
 
 
 def _steps(run: Result) -> list[float]:

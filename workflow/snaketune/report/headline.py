@@ -110,5 +110,7 @@ def _time_card(findings: Findings) -> Card | None:
     if not timed:
         return None
     longest = max(timed, key=lambda result: result.run["seconds"])
-    note = f"{whole(len(timed))} jobs; the longest is {longest.stage} {longest.name}, {duration(longest.run['seconds'])}"
+    note = (
+        f"{whole(len(timed))} jobs; the longest is {longest.stage} {longest.name}, {duration(longest.run['seconds'])}"
+    )
     return Card(title="Computing time", value=duration(sum(result.run["seconds"] for result in timed)), note=note)

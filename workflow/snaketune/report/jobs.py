@@ -54,7 +54,9 @@ def _facts(result: Result) -> list[str]:
     found = []
     if parameters := manifest.get("parameters"):
         trainable = manifest.get("trainable_parameters", parameters)
-        found.append(f"{short(parameters)} parameters" + (f", {short(trainable)} trained" if trainable != parameters else ""))
+        found.append(
+            f"{short(parameters)} parameters" + (f", {short(trainable)} trained" if trainable != parameters else "")
+        )
     if steps := counts.get("steps"):
         found.append(f"{whole(steps)} steps")
     if manifest.get("trainer"):
@@ -78,7 +80,9 @@ def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
         spec, parity = result.spec, result.manifest.get("parity")
         adopted = spec.get("adopt")
         kind = f"adopted: {adopted}" + (f" at {spec['revision']}" if spec.get("revision") else "") if adopted else None
-        trained_on = f"{whole(result.counts['texts'])} texts, {short(result.counts['bytes'])}B" if result.counts else "–"
+        trained_on = (
+            f"{whole(result.counts['texts'])} texts, {short(result.counts['bytes'])}B" if result.counts else "–"
+        )
         rows.append(
             TokenizerRow(
                 name=result.name,

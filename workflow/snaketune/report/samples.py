@@ -37,9 +37,7 @@ def choose(models: list[Scored], per_corpus: int | None = None) -> list[Sample]:
     Args:
         per_corpus: how many; by default as many as the evaluation's config says.
     """
-    by_model = {
-        scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models
-    }
+    by_model = {scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models}
     rows = {key: row for answered in by_model.values() for key, row in answered.items()}
     limit = per_corpus or max((scored.result.spec.get("samples", 0) for scored in models), default=0)
     chosen = []

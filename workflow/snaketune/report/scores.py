@@ -56,7 +56,9 @@ def measures(models: list[Scored]) -> list[Measure]:
     """All that one evaluation measured, line by line."""
     found: list[Measure] = []
 
-    def add(section: str, on: str, path: tuple[str, ...], name: str, unit: str, better: int, size: str = "", **more: Any):
+    def add(
+        section: str, on: str, path: tuple[str, ...], name: str, unit: str, better: int, size: str = "", **more: Any
+    ):
         values, sizes = {}, {}
         for scored in models:
             *parents, key = path
@@ -70,7 +72,9 @@ def measures(models: list[Scored]) -> list[Measure]:
         add("conversations", on, ("held_out_loss",), "held-out loss", "nats", -1)
         add("conversations", on, ("perplexity",), "perplexity", "", -1)
         add("conversations", on, ("exact_match", "share"), "exact match", "share", 1, "prompts")
-        entries = (_inside(scored.scores.get("conversations", {}).get(on), ["exact_match", "by_task"]) for scored in models)
+        entries = (
+            _inside(scored.scores.get("conversations", {}).get(on), ["exact_match", "by_task"]) for scored in models
+        )
         for task in sorted(unique(task for entry in entries for task in entry)):
             path = ("exact_match", "by_task", task, "share")
             add("conversations", on, path, f"exact match: {clean(task)}", "share", 1, "prompts", detail=True)
@@ -123,7 +127,10 @@ def evaluation_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
         table = measures(models)
         for on in unique(measure.on for measure in table):
             for title, chosen in (
-                ("right answers, of all and by task", [m for m in table if m.on == on and m.name.startswith("exact match")]),
+                (
+                    "right answers, of all and by task",
+                    [m for m in table if m.on == on and m.name.startswith("exact match")],
+                ),
                 ("how often the chosen answer wins", [m for m in table if m.on == on and m.name in _ACCURACIES]),
             ):
                 if chosen:

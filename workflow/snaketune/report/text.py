@@ -76,10 +76,7 @@ def clean(value: Any) -> str:
     >>> clean("a\\x00b\\u202ec\\n")
     'a�b�c\\n'
     """
-    return "".join(
-        "�" if unicodedata.category(c) in ("Cc", "Cs", "Cn") and c not in KEPT_CONTROLS or c in _DIRECTIONS else c
-        for c in str(value).replace("\r\n", "\n")
-    )
+    return "".join("�" if _unshowable(c) else c for c in str(value).replace("\r\n", "\n"))
 
 
 def clip(value: Any, limit: int = SHOWN_CHARACTERS) -> str:
@@ -92,7 +89,12 @@ def clip(value: Any, limit: int = SHOWN_CHARACTERS) -> str:
     return text if len(text) <= limit else f"{text[:limit]} … ({len(text) - limit:,} more characters)"
 
 
-_DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f")
+def _unshowable(c: str) -> bool:
+    return c in _UNSHOWABLE or (unicodedata.category(c) in ("Cc", "Cs") and c not in KEPT_CONTROLS)
+
+
+# Characters that turn the direction of what follows, and two that XML has no place for.
+_UNSHOWABLE = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\ufffe\uffff")
 
 
 def _known(value: float | None) -> bool:

@@ -1,0 +1,191 @@
+"""The report as a whole: which pages there are, that they are the same twice, safe, self-contained, and gap-proof."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.config.plan import PAYLOADS, Plan
+from snaketune.report.pages import pages_for, pages_of
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7 }} $\\frac{1}{2}$ & \x00\x1b[31m\u202e"
+
+
+class Elements(HTMLParser):
+    """Which elements and attributes a page really has."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def names(pages: Path) -> set[str]:
+    return {path.name for path in pages.iterdir()}
+
+
+def corpora_only(results):
+    results.corpus("chat")
+    results.tokenizer()
+
+
+def packed_only(results):
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
+
+
+def raw_only(results):
+    tokenizer = results.tokenizer(adopt="org/model")
+    pack = results.raw_pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    results.sft("raw", pack, tokenizer, trl=True)
+
+
+def no_eval(results):
+    tokenizer = results.tokenizer()
+    sft = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)
+    pairs = results.corpus("pairs", kind="preferences")
+    results.dpo("a", sft, results.pack("pairs-demo-128-aa", pairs, tokenizer, kind="preference"))
+
+
+def base_only(results):
+    results.corpus("chat")
+    results.evaluate("main/base-a", preferences=())
+
+
+@pytest.mark.parametrize("fill", [corpora_only, packed_only, raw_only, no_eval, base_only])
+def test_exactly_the_promised_pages_are_written(results, fill):
+    fill(results)
+    outcome, pages = results.report()
+    assert names(pages) == set(pages_for(outcome.counts["results"]))
+    assert all(path.stat().st_size for path in pages.iterdir())
+
+
+def test_a_sweep_has_every_page(sweep_pages):
+    assert names(sweep_pages) == set(pages_for(PAYLOADS))
+
+
+def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("chat.jsonl").touch()
+    config = {
+        "corpora": {"chat": {"kind": "conversations", "sources": [{"files": ["chat.jsonl"]}]}},
+        "tokenizers": {"demo": {"train": {"corpora": ["chat"], "model": "bpe", "vocab_size": 400}}},
+    }
+    assert list(pages_of(Plan(*load(config)))) == ["index.html", "data.csv"]
+
+
+def test_every_caption_is_there_and_says_something():
+    captions = Path(__file__).parents[2] / "workflow" / "report"
+    promised = {caption for _, caption in pages_for({"pack", "sft", "dpo", "eval"}).values()}
+    assert {path.stem for path in captions.glob("*.rst")} == promised
+    assert all(len((captions / f"{name}.rst").read_text("utf-8").split()) > 30 for name in promised)
+
+
+def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
+    _, again = sweep.report(title="A sweep", backwards=True)
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
+        path.name: path.read_bytes() for path in sweep_pages.iterdir()
+    }
+
+
+def test_text_of_models_and_data_stays_text(results):
+    tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "learned": [HOSTILE]}])
+    pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    results.sft("a", pack, tokenizer)
+    results.evaluate(
+        "main/sft-a",
+        text=HOSTILE.replace("{", "{{").replace("}", "}}"),
+        task_names=(HOSTILE.replace("\ud800", ""), "plain"),
+    )
+    _, pages = results.report(title="<script>", note="a & b <img>")
+    for name in ("index.html", "samples.html"):
+        page = (pages / name).read_text("utf-8")
+        elements = Elements(page)
+        assert not {"script", "img", "link", "iframe", "object"} & elements.tags
+        assert not [name for name in elements.attributes if name.startswith("on")]
+        assert "<script>alert(1)</script>" in "".join(elements.text)
+        assert not re.search("[\x00\x1b\u202e]", page)
+        assert page.count("</style>") == page.count("<style")
+    for path in pages.glob("*.svg"):
+        ElementTree.parse(path)
+
+
+def test_pages_need_nothing_from_outside(sweep_pages):
+    for name in ("index.html", "samples.html"):
+        page = (sweep_pages / name).read_text("utf-8")
+        assert not {"script", "link", "img"} & Elements(page).tags
+        assert not re.search(r"@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
+
+
+def test_figures_in_the_page_follow_light_and_dark(sweep_pages):
+    drawn = "".join(re.findall(r"<svg.*?</svg>", (sweep_pages / "index.html").read_text("utf-8"), re.DOTALL))
+    assert "var(--sft-1)" in drawn
+    assert not re.findall(r"(?:fill|stroke|color): ?#\w+", drawn)
+    ids = re.findall(r'\bid="([^"]+)"', drawn)
+    assert len(ids) == len(set(ids))
+
+
+def test_missing_facts_leave_gaps_and_nothing_else(results):
+    results.everything()
+    for run in results.folder.glob("results/**/run.json"):
+        run.unlink()
+    outcome, pages = results.report()
+    assert names(pages) == set(pages_for(outcome.counts["results"]))
+    page = (pages / "index.html").read_text("utf-8")
+    assert "Tokens per second" not in page
+    assert "No run logged anything" in page
+
+
+def test_values_that_are_null_or_no_numbers(results):
+    tokenizer = results.tokenizer()
+    pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    results.sft("a", pack, tokenizer)
+    results.evaluate("main/sft-a", task_names=())
+    path = results.folder / "results/sft/a/run.json"
+    run = json.loads(path.read_text())
+    run["history"][3]["loss"], run["history"][4]["loss"], run["history"][5] = float("nan"), None, {"step": 6}
+    path.write_text(json.dumps(run))
+    _, pages = results.report()
+    page = (pages / "index.html").read_text("utf-8")
+    assert ">nan<" not in page.lower()
+    assert ">None<" not in page
+
+
+def test_empty_splits_and_packs_are_drawn(results):
+    tokenizer, corpus = results.tokenizer(), results.corpus("chat", train=0, held_out=0)
+    results.pack("chat-demo-128-aa", corpus, tokenizer, train=0, held_out=0)
+    _, pages = results.report()
+    assert "no rows to train on" in (pages / "packing.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize("steps", [1, 20000])
+def test_one_logged_step_and_very_many(results, steps):
+    tokenizer = results.tokenizer()
+    results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer, steps=steps)
+    _, pages = results.report()
+    assert (pages / "sft.svg").stat().st_size < 200_000
+
+
+def test_a_model_has_one_colour_everywhere(sweep_pages):
+    page = (sweep_pages / "index.html").read_text("utf-8")
+    found = set(re.findall(r'background: var\(--([\w-]+)\)"></span>dpo:soft', page))
+    assert found == {"dpo-2"}
+
+
+def test_no_torch_is_imported():
+    code = "import sys, snaketune.report.stage; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
