@@ -43,13 +43,12 @@ MARKERS = ("o", "D", "s", "^")
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
 # Beyond this many points a line is drawn as medians in a band from lowest to highest.
 MANY_POINTS, BUCKETS = 2000, 400
+KEY_COLUMNS = 4
 SETTINGS = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -123,22 +122,25 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def svg_file(chart: Chart) -> str:
-    """All panels of a chart, side by side, as a file of its own."""
-    columns = min(2, len(chart.panels))
+    """All panels of a chart, two in a row or one below the other, as a file of its own."""
+    tallest, lowest = (pick(panel.height for panel in chart.panels) for pick in (max, min))
+    # A low panel beside a tall one would be stretched.
+    columns = 2 if len(chart.panels) > 1 and tallest < 1.8 * lowest else 1
     rows = math.ceil(len(chart.panels) / columns)
     heights = [max(p.height for p in chart.panels[r * columns : (r + 1) * columns]) for r in range(rows)]
+    key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / KEY_COLUMNS) if chart.key else 0.0
+    titles = 0.35
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
-        key_height = 0.28 * math.ceil(len(chart.key) / 4)
-        figure = Figure(figsize=(PANEL_WIDTH * columns, sum(heights) + 0.3 * rows + key_height), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
-        axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights).flat
-        for panel, ax in zip(chart.panels, axes):
-            ax.set_title(_wrapped(panel.title), pad=8)
-            panel.draw(ax)
-        for ax in list(axes)[len(chart.panels) :] if len(chart.panels) % columns else []:
-            ax.set_axis_off()
+        size = (PANEL_WIDTH * (2 if columns == 2 else 1.5), sum(heights) + titles * rows + key_height)
+        figure = Figure(figsize=size, layout="constrained")
+        ratios = [height + titles for height in heights] + ([key_height] if chart.key else [])
+        # A panel is a figure within the figure, so that long labels of one don't squeeze the others.
+        parts = figure.subfigures(len(ratios), columns, squeeze=False, height_ratios=ratios, wspace=0.03)
+        for panel, part in zip(chart.panels, parts.flat):
+            part.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
+            panel.draw(part.subplots())
         if chart.key:
-            figure.legend(handles=_handles(chart.key), loc="outside lower center", ncols=min(4, len(chart.key)))
+            figure.legend(handles=_handles(chart.key), loc="lower center", ncols=min(KEY_COLUMNS, len(chart.key)))
         return _svg(figure)
 
 
@@ -183,7 +185,9 @@ def message(text: str) -> Panel:
 
     def draw(ax: Axes) -> None:
         ax.set_axis_off()
-        ax.text(0.5, 0.5, _wrapped(text), ha="center", va="center", transform=ax.transAxes, color=COLOURS["muted"][0])
+        ax.text(
+            0.5, 0.5, _wrapped(text, 44), ha="center", va="center", transform=ax.transAxes, color=COLOURS["muted"][0]
+        )
 
     return Panel(title="", draw=draw, height=1.4)
 
