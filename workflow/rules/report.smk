@@ -10,7 +10,12 @@ rule report:
         manifest="results/report/manifest.json",
         run="results/report/run.json",
         pages=[
-            report(f"results/report/pages/{page}", caption=f"../report/{caption}.rst", category=category)
+            report(
+                f"results/report/pages/{page}",
+                caption=f"../report/{caption}.rst",
+                category=category,
+                labels={"page": page},
+            )
             for page, (category, caption) in pages_of(plan).items()
         ],
     log:

@@ -33,8 +33,11 @@ def code_digest(entry: str) -> str:
     >>> code_digest("snaketune.corpus.stage") == code_digest("snaketune.packing.stage")
     False
     """
-    reached = sorted(shaping_modules(entry))
-    return hashlib.sha256("\n".join(f"{module} {_syntax(module)[0]}" for module in reached).encode()).hexdigest()[:16]
+    parts = [f"{module} {_syntax(module)[0]}" for module in sorted(shaping_modules(entry))]
+    # What the stage's own room draws with.
+    for template in sorted(_file(entry).parent.glob("*.jinja")):
+        parts.append(f"{template.name} {hashlib.sha256(template.read_bytes()).hexdigest()}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def shaping_modules(entry: str) -> set[str]:

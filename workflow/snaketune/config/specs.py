@@ -74,7 +74,9 @@ class EvalSpec(Model):
 
 
 class ReportSpec(Report):
-    """The look of the report."""
+    """The look of the report, and whose results it shows: a renamed run is the same result under another name."""
+
+    jobs: tuple[str, ...] = ()
 
 
 def canonical(spec: Model) -> str:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import SftSpec
@@ -40,7 +41,7 @@ def train_raw(
         raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
     where, dtype, _ = computing(spec.training.precision)
     rows = Dataset.from_list(
-        [{"messages": row["messages"]} for path in pack.files("train-") for row in Dataset.from_file(str(path))]
+        [row for path in pack.files("train-") for row in read_table(path).select(["messages"]).to_pylist()]
     )
     model = load_base(
         spec.base, chat, weights_dtype=dtype if spec.lora else torch.float32, quantization=spec.quantization

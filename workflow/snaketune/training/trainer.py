@@ -157,15 +157,11 @@ class Watch(TrainerCallback):
         done = max(state.global_step - (self.first_step or 0), 1)
         left = (time.monotonic() - self.started) / done * (state.max_steps - state.global_step)
         facts = "  ".join(
-            f"{name} {float(logs[name]):.4g}"
-            for name in ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
+            f"{name.replace('_', ' ')} {float(logs[name]):.4g}"
+            for name in ("loss", "accuracy", "margin", "grad_norm", "learning_rate", "tokens_per_second")
             if name in logs
         )
-        print(
-            f"step {state.global_step}/{state.max_steps}  {facts}  "
-            f"{logs['tokens_per_second']:,.0f} tokens/s  {left:.0f} s left",
-            flush=True,
-        )
+        print(f"step {state.global_step}/{state.max_steps}  {facts}  {left:.0f} s left", flush=True)
 
 
 def training_arguments(training: Training, operation: Operation, folder: Path, rows: int) -> TrainingArguments:

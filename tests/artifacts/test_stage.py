@@ -1,0 +1,156 @@
+"""A stage is built at most once per fingerprint, publishes whole results, and says what is wrong with a broken one."""
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from snaketune.artifacts.clean import clean
+from snaketune.artifacts.manifest import content_digest, read_artifact
+from snaketune.artifacts.stage import Outcome, fingerprint_of, run_stage
+from snaketune.errors import SnaketuneError
+
+
+def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
+    """A stage that writes one file and one record."""
+
+    def build(work):
+        if built is not None:
+            built.append(work.folder.name)
+        (work.payload / "deep").mkdir()
+        (work.payload / "deep/rows.txt").write_text(text)
+        (work.payload / "notes.txt").write_text("notes")
+        return Outcome(counts={"read": 1}, records=("notes.txt",), run={"speed": time.time()})
+
+    out = folder / "results/demo/x"
+    arguments = {
+        "stage": "demo", "spec": spec or {"a": 1}, "artifacts": {}, "files": {}, "code": "c", "out": out,
+        "payload": "rows", "build": build, "work_root": folder / "results/.work",
+    }  # fmt: skip
+    run_stage(**(arguments | changes))
+    return out / "manifest.json"
+
+
+def test_the_second_run_builds_nothing_and_gives_the_same_bytes(tmp_path):
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    first = manifest.read_bytes()
+    manifest.unlink()
+    run(tmp_path, built=built)
+    assert len(built) == 1
+    assert manifest.read_bytes() == first
+    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
+
+
+def test_what_differs_from_run_to_run_is_in_no_manifest(tmp_path):
+    one, other = run(tmp_path / "one"), run(tmp_path / "other")
+    assert one.read_bytes() == other.read_bytes()
+    assert "speed" in json.loads((one.parent / "run.json").read_text())
+    assert str(tmp_path) not in one.read_text()
+
+
+@pytest.mark.parametrize("change", [{"spec": {"a": 2}}, {"code": "d"}, {"stage": "other"}])
+def test_every_part_of_the_fingerprint_counts(tmp_path, change):
+    built: list = []
+    run(tmp_path, built=built)
+    run(tmp_path, built=built, **change)
+    assert len(built) == 2
+
+
+def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text("same")
+    digests = [fingerprint_of("s", {}, {}, {"files": [tmp_path / name / "f"]}, "c")[0] for name in ("a", "b")]
+    (tmp_path / "b/f").write_text("edited")
+    assert digests[0] == digests[1] != fingerprint_of("s", {}, {}, {"files": [tmp_path / "b/f"]}, "c")[0]
+
+
+def test_the_content_digest_sees_the_payload_alone(tmp_path):
+    manifest = json.loads(run(tmp_path).read_text())
+    assert content_digest(manifest) == content_digest(manifest | {"counts": {}, "records": {}, "spec": {}, "code": "z"})
+    changed = {"deep/rows.txt": {"digest": "xxh3:0"}}
+    assert content_digest(manifest) != content_digest(manifest | {"payload": changed})
+
+
+def test_a_damaged_result_is_never_published_again(tmp_path):
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    # Published files are hard links to the kept ones, so this damages both.
+    (manifest.parent / "rows/deep/rows.txt").write_text("r0ws")
+    run(tmp_path, built=built)
+    assert len(built) == 2
+    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
+
+
+def test_a_reader_names_the_damaged_file_and_the_command_that_heals_it(tmp_path):
+    manifest = run(tmp_path)
+    artifact = read_artifact(manifest, "rows")
+    assert artifact.file("deep/rows.txt").read_text() == "rows"
+    (manifest.parent / "rows/deep/rows.txt").write_text("other")
+    with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is damaged.*--forcerun .*manifest\.json"):
+        artifact.file("deep/rows.txt")
+    (manifest.parent / "rows/deep/rows.txt").unlink()
+    with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is missing"):
+        artifact.file("deep/rows.txt")
+
+
+def test_a_failed_build_leaves_nothing_published_and_starts_afresh(tmp_path):
+    def fails(work):
+        (work.payload / "half").write_text("half")
+        (work.state / "checkpoint").write_text("kept")
+        raise SnaketuneError("no")
+
+    with pytest.raises(SnaketuneError):
+        run(tmp_path, build=fails)
+    assert not (tmp_path / "results/demo/x").exists()
+    seen: list = []
+
+    def builds(work):
+        seen.append(((work.payload / "half").exists(), (work.state / "checkpoint").read_text()))
+        (work.payload / "rows.txt").write_text("rows")
+        return Outcome()
+
+    run(tmp_path, build=builds)
+    assert seen == [(False, "kept")]
+
+
+def _slow(folder: Path, log: Path) -> None:
+    def build(work):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} begins\n")
+            file.flush()
+            time.sleep(1.0)
+            file.write(f"{os.getpid()} ends\n")
+        (work.payload / "rows.txt").write_text("rows")
+        return Outcome()
+
+    run(folder, build=build)
+
+
+def test_two_jobs_never_write_one_work_folder(tmp_path):
+    log = tmp_path / "log"
+    context = multiprocessing.get_context("fork")
+    jobs = [context.Process(target=_slow, args=(tmp_path, log)) for _ in range(3)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs] == [0, 0, 0]
+    # The first builds, and the others find its result.
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
+    run(tmp_path)
+    run(tmp_path, spec={"a": 2}, text="newer")
+    root = tmp_path / "results/.work"
+    clean(root, remove=False)
+    assert "would remove" in capsys.readouterr().out
+    assert len(list(root.glob("demo/*"))) == 2
+    clean(root, remove=True)
+    (kept,) = root.glob("demo/*")
+    assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]

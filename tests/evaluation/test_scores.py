@@ -1,0 +1,62 @@
+"""Exact match and preference accuracy on hand-made answers and log-probabilities."""
+
+import pyarrow as pa
+import pytest
+import torch
+
+from snaketune.config.evaluation import ExactMatch
+from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
+from snaketune.evaluation.preferences import preference_scores
+from snaketune.training.reference import Reference
+
+PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "content": "2+2"}], answer="4")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "same"),
+    [("4", "4", True), ("4.0", "4", True), ("$1,200", "1200", True), ("4", "5", False), ("NaN", "NaN", True),
+     ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False)],
+)  # fmt: skip
+def test_answers_are_compared_as_text_and_as_numbers(found, expected, same):
+    assert same_answer(found, expected) is same
+
+
+def test_an_answer_counts_only_where_the_pattern_finds_it():
+    spec = ExactMatch(answer_pattern=r"Answer: (.*)")
+    assert judge(PROMPT, "Sure!\nAnswer: 4 \nBye", 9, spec).correct is True
+    assert judge(PROMPT, "Answer: 44", 3, spec).correct is False
+    missed = judge(PROMPT, "4", 1, spec)
+    assert (missed.found, missed.correct) == (None, False)
+
+
+def test_summary_counts_by_task_and_leaves_the_uncheckable_out():
+    spec = ExactMatch()
+    free = Prompt(id="2", corpus="c", task=None, messages=[], answer=None)
+    summary = summarize([judge(PROMPT, "4", 2, spec), judge(PROMPT, "5", 4, spec), judge(free, "hi", 6, spec)])
+    assert (summary["prompts"], summary["correct"], summary["share"]) == (2, 1, 0.5)
+    assert summary["by_task"] == {"sum": {"prompts": 2, "correct": 1, "share": 0.5}}
+    assert summary["mean_response_tokens"] == 4.0
+    assert summarize([])["share"] is None
+
+
+def test_every_model_gets_the_same_prompts_the_first_by_id():
+    user, assistant = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    rows = [
+        {"id": str(n), "messages": [user, assistant], "answer": "a" if n % 2 else None, "task": None} for n in range(9)
+    ]
+    table = pa.Table.from_pylist(rows[::-1])
+    chosen = choose_prompts("c", table, limit=2, samples=3)
+    assert [prompt.id for prompt in chosen] == ["1", "3", "0"]
+    assert chosen[0].messages == [user]
+
+
+def test_preference_scores_with_and_without_a_reference():
+    sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
+    counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
+    reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
+    scores = preference_scores(["a", "b", "c"], sums, counts, {"b": reference})
+    assert scores["logp_accuracy"] == pytest.approx(2 / 3, abs=1e-4)
+    assert scores["logp_accuracy_per_token"] == 0.0
+    # b: its chosen completion is the less likely one, but has gained 2 nats on the reference, and the rejected none.
+    assert (scores["reward_accuracy"], scores["reward_margin_nats"], scores["pairs_with_reference"]) == (1.0, 2.0, 1)
+    assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None

@@ -1,0 +1,43 @@
+"""GPU slots: each job its own, none where the scheduler assigns them."""
+
+import os
+
+import pytest
+
+from snaketune.errors import SnaketuneError
+from snaketune.models.gpus import claimed_gpus
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,GPU-abc")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+
+def test_jobs_at_the_same_time_get_different_gpus_and_see_only_those(four_gpus, tmp_path, monkeypatch):
+    with claimed_gpus(2, tmp_path) as first:
+        assert first == ["0", "1"]
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,GPU-abc")  # another process
+        with claimed_gpus(2, tmp_path) as second:
+            assert second == ["2", "GPU-abc"]
+        with claimed_gpus(1, tmp_path) as third:
+            assert third == ["2"]
+
+
+def test_more_gpus_than_there_are_is_an_error(four_gpus, tmp_path):
+    with pytest.raises(SnaketuneError, match="asks for 5 GPUs, this machine shows 4"), claimed_gpus(5, tmp_path):
+        pass
+
+
+def test_slurm_assigns_gpus_itself(four_gpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with claimed_gpus(1, tmp_path):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,GPU-abc"
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with claimed_gpus(1, tmp_path) as claimed:
+        assert claimed == []

@@ -1,0 +1,66 @@
+"""Checkpoints: no pickle in them, exact states out of them, half-written ones ignored."""
+
+import random
+
+import numpy as np
+import torch
+
+from snaketune.training.checkpoints import (
+    COMPLETE,
+    last_checkpoint,
+    load_optimizer,
+    load_random_state,
+    save_optimizer,
+    save_random_state,
+)
+
+
+def trained(steps: int, seed: int = 0):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(
+        [{"params": [model.weight], "weight_decay": 0.1}, {"params": [model.bias], "weight_decay": 0.0}], lr=0.1
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    for _ in range(steps):
+        step(model, optimizer, scheduler)
+    return model, optimizer, scheduler
+
+
+def step(model, optimizer, scheduler):
+    optimizer.zero_grad()
+    model(torch.ones(1, 3)).square().sum().backward()
+    optimizer.step()
+    scheduler.step()
+
+
+def test_optimizer_and_schedule_go_on_as_if_nothing_had_happened(tmp_path):
+    model, optimizer, scheduler = trained(3)
+    save_optimizer(tmp_path, optimizer, scheduler)
+    other, other_optimizer, other_scheduler = trained(0)
+    other.load_state_dict(model.state_dict())
+    load_optimizer(tmp_path, other_optimizer, other_scheduler)
+    for parts in ((model, optimizer, scheduler), (other, other_optimizer, other_scheduler)):
+        step(*parts)
+    assert torch.equal(model.weight, other.weight)
+    assert optimizer.param_groups[0]["lr"] == other_optimizer.param_groups[0]["lr"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["optimizer.json", "optimizer.safetensors"]
+
+
+def test_random_states_come_back(tmp_path):
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    np.random.standard_normal()  # leaves a cached second value behind
+    save_random_state(tmp_path / "random.safetensors")
+    drawn = (random.random(), np.random.standard_normal(3).tolist(), torch.rand(3).tolist())
+    load_random_state(tmp_path / "random.safetensors")
+    assert drawn == (random.random(), np.random.standard_normal(3).tolist(), torch.rand(3).tolist())
+
+
+def test_the_newest_complete_checkpoint_counts_and_half_written_ones_go(tmp_path):
+    for number, complete in ((5, True), (10, True), (100, False)):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        if complete:
+            (tmp_path / f"checkpoint-{number}" / COMPLETE).touch()
+    assert last_checkpoint(tmp_path).name == "checkpoint-10"
+    assert not (tmp_path / "checkpoint-100").exists()
+    assert last_checkpoint(tmp_path / "nothing") is None

@@ -1,0 +1,95 @@
+"""The embedded default, whole: the demo's files, and what the small model must have learned at the end."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT
+
+pytestmark = pytest.mark.workflow
+
+
+def test_the_demo_files_are_what_their_scripts_write(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "resources/demo/make_demo.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copy(ROOT / "resources/eval_tasks/make_demo_choice.py", tmp_path)
+    subprocess.run([sys.executable, tmp_path / "make_demo_choice.py"], check=True)
+    name = "demo_choice.jsonl"
+    assert (tmp_path / name).read_bytes() == (ROOT / "resources/eval_tasks" / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    """A copy of the project after `snakemake --cores all --resources gpu=1`."""
+    folder = tmp_path_factory.mktemp("demo") / "project"
+    folder.mkdir()
+    for name in ("Snakefile", "workflow", "config", "profiles", "envs", "resources"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "all", "--resources", "gpu=1"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return folder
+
+
+def scores(demo: Path, model: str) -> dict:
+    return json.loads((demo / f"results/eval/demo/{model}-demo/scores/scores.json").read_text(encoding="utf-8"))
+
+
+def test_the_model_learns_the_tasks_and_then_the_habit(demo):
+    base, sft, dpo = (scores(demo, model) for model in ("base", "sft", "dpo"))
+    exact = {
+        name: s["conversations"]["demo-chat"]["exact_match"] for name, s in (("base", base), ("sft", sft), ("dpo", dpo))
+    }
+    assert exact["base"]["share"] <= 0.02
+    assert exact["sft"]["share"] >= 0.6
+    assert exact["dpo"]["share"] >= exact["sft"]["share"] - 0.02
+    assert dpo["preferences"]["demo-preferences"]["reward_accuracy"] >= 0.9
+    assert exact["dpo"]["mean_response_tokens"] < 0.85 * exact["sft"]["mean_response_tokens"]
+    assert sft["tasks"]["demo_choice"]["acc"] > base["tasks"]["demo_choice"]["acc"]
+
+
+def test_the_habit_is_visible_in_the_samples(demo):
+    brief = {}
+    for model in ("sft", "dpo"):
+        lines = (
+            (demo / f"results/eval/demo/{model}-demo/scores/responses.jsonl").read_text(encoding="utf-8").splitlines()
+        )
+        responses = [json.loads(line)["response"] for line in lines]
+        brief[model] = sum(r.startswith("Answer: ") and "\n" not in r.strip() for r in responses) / len(responses)
+    assert brief["sft"] < 0.8
+    assert brief["dpo"] > 0.9
+
+
+def test_every_count_adds_up_from_raw_rows_to_trained_tokens(demo):
+    for name in ("demo-chat", "demo-preferences"):
+        corpus = json.loads((demo / f"results/corpus/{name}/manifest.json").read_text(encoding="utf-8"))["counts"]
+        raw = (
+            (ROOT / f"resources/demo/{'chat' if name == 'demo-chat' else 'preferences'}.jsonl")
+            .read_bytes()
+            .count(b"\n")
+        )
+        kept = corpus["kept"]
+        assert raw == corpus["read"]
+        assert raw == corpus["quarantined"]["total"] + corpus["dropped"]["duplicate"] + kept["train"] + kept["held_out"]
+        (path,) = demo.glob(f"results/pack/{name}-*/manifest.json")
+        packed = json.loads(path.read_text(encoding="utf-8"))["counts"]
+        for split in ("train", "held_out"):
+            assert packed[split]["read"] == kept[split]
+            assert packed[split]["read"] == packed[split]["kept"] + sum(packed[split]["dropped"].values())
+        if name == "demo-chat":
+            trained = json.loads((demo / "results/sft/demo/manifest.json").read_text(encoding="utf-8"))["counts"]
+            assert trained["tokens_per_epoch"] == packed["train"]["tokens"]

@@ -1,0 +1,139 @@
+"""What a user sees: dry runs, graphs, summaries, recipes, refusals, the report."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from .conftest import ROOT, Project
+
+pytestmark = pytest.mark.workflow
+RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
+
+
+def snakemake(folder, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--snakefile",
+            str(ROOT / "Snakefile"),
+            "--directory",
+            str(folder),
+            *arguments,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_plans(recipe, tmp_path):
+    config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    for corpus in config["corpora"].values():
+        for source in corpus["sources"]:
+            for file in source.get("files", ()):
+                (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / file).write_text("{}\n")
+    (tmp_path / "resources").symlink_to(ROOT / "resources")
+    done = snakemake(tmp_path, "-n", "--configfile", str(recipe))
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    for rule in ("corpus", "tokenizer", "pack", "sft", "ref_logps", "dpo", "eval", "report"):
+        assert f"rule {rule}:" in said
+
+
+def test_all_five_recipes_ship():
+    assert [path.stem for path in RECIPES] == [
+        "gsm8k-local", "mistral-7b-qlora", "phi3-mini-qlora", "qwen2.5-7b-lora", "tiny-23m",
+    ]  # fmt: skip
+
+
+def test_a_second_run_has_nothing_to_do(finished):
+    assert "Nothing to be done" in finished.snakemake()
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [("--rulegraph", "digraph"), ("--dag", "digraph"), ("--summary", "results/dpo/run/manifest.json"), ("--lint", "good condition")],
+)  # fmt: skip
+def test_graphs_summary_and_lint(finished, argument, shown):
+    assert shown in finished.snakemake(argument)
+
+
+def test_snakemakes_own_report_holds_every_page_with_its_caption(project):
+    project.snakemake("--report", "report.html")
+    html = project.read("report.html")
+    for page in ("index.html", "sft.svg", "dpo.svg", "packing.svg", "evaluation.csv", "samples.html", "data.csv"):
+        assert page in html
+    for caption in ("a line per run", "the first by id"):
+        assert caption in html
+
+
+def test_the_report_page_is_one_file_without_network(finished):
+    page = finished.read("results/report/pages/index.html")
+    assert "<svg" in page
+    for outside in ("<script", 'src="http', 'href="http', "@import"):
+        assert outside not in page
+
+
+REFUSED = [
+    ({"sft": {"run": {"corpsu": "chat"}}}, "sft.run.corpsu: unknown key; did you mean 'corpus'?"),
+    ({"sft": {"run": {"training": {"learning_rate": "fast"}}}}, "sft.run.training.learning_rate: found 'fast'"),
+    ({"dpo": {"run": {"from": "rum"}}}, "dpo.run.from: there is no 'rum' under `sft:`; did you mean 'run'?"),
+    ({"corpora": {"chat": {"sources": [{"files": ["data/chta.jsonl"]}]}}}, "'data/chta.jsonl' is not a file"),
+]
+
+
+def merge(below: dict, above: dict) -> dict:
+    return below | {k: merge(below[k], v) if isinstance(v, dict) and k in below else v for k, v in above.items()}
+
+
+@pytest.mark.parametrize(("change", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_a_wrong_config_is_refused_before_anything_runs(fresh, change, said):
+    fresh.config = merge(fresh.config, change)
+    shown = fresh.snakemake(check=False)
+    assert said in shown
+    assert "Traceback" not in shown
+    assert not (fresh.folder / "results").exists()
+
+
+def test_a_config_on_the_command_line_stands_alone(fresh):
+    # With the default config's stages mixed in, the plan would also hold demo-chat.
+    assert "demo-chat" not in fresh.snakemake("--dry-run")
+
+
+def test_too_many_bad_rows_stop_the_run_with_where_they_are(fresh):
+    path = fresh.folder / "data/chat.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join(['{"messages": 1}', "not json", *lines[:50]]) + "\n", encoding="utf-8")
+    said = fresh.snakemake("results/corpus/chat/manifest.json", check=False)
+    assert "data/chat.jsonl" in said
+    assert "max_quarantined_fraction" in said
+    assert "Traceback" not in said
+    assert not (fresh.folder / "results/corpus/chat/manifest.json").exists()
+    fresh.config["corpora"]["chat"]["max_quarantined_fraction"] = 0.1
+    fresh.snakemake("results/corpus/chat/manifest.json")
+    quarantined = [json.loads(line) for line in fresh.read("results/corpus/chat/rows/quarantine.jsonl").splitlines()]
+    assert [(row["file"], row["line"]) for row in quarantined] == [("data/chat.jsonl", 1), ("data/chat.jsonl", 2)]
+
+
+def test_touch_accepts_a_code_change(finished, tmp_path):
+    import shutil
+
+    code = tmp_path / "code"
+    for name in ("workflow", "profiles", "envs", "resources"):
+        shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", code)
+    project = Project(finished.copy_to(tmp_path / "project").folder, code=code)
+    path = code / "workflow/snaketune/training/dpo_loss.py"
+    path.write_text(path.read_text(encoding="utf-8") + "\nNEW = 1\n", encoding="utf-8")
+    assert "dpo" in project.stale()
+    project.snakemake("--touch")
+    assert project.stale() == set()

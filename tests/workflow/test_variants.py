@@ -1,0 +1,79 @@
+"""The other ways to train, end to end: LoRA on a local model with its own tokenizer, raw rows on TRL's trainer, LoRA DPO."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.workflow
+
+
+@pytest.fixture
+def variants(finished, tmp_path):
+    project = finished.copy_to(tmp_path / "project")
+    shutil.copytree(project.folder / "results/sft/run/model", project.folder / "base")
+    training = {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 4, "learning_rate": 0.01}
+    project.config["tokenizers"]["adopted"] = {"adopt": "base"}
+    project.config["sft"] = {
+        "lora": {
+            "base": {"path": "base"},
+            "corpus": "chat",
+            "tokenizer": "adopted",
+            "packing": {"length": 256},
+            "lora": {"rank": 2},
+            "training": training | {"gradient_checkpointing": True},
+        },
+        "raw": {
+            "base": {"path": "base"},
+            "corpus": "chat",
+            "tokenizer": "adopted",
+            "packing": {"length": 256, "strategy": "none"},
+            "training": training | {"batch_rows": 32, "micro_batch_rows": 16},
+        },
+    }
+    project.config["dpo"] = {
+        "lora": {
+            "from": "lora",
+            "corpus": "pairs",
+            "packing": {"length": 256},
+            "loss": "ipo",
+            "lora": {"rank": 2},
+            "training": training,
+        }
+    }
+    project.config["eval"]["both"] |= {"models": ["base:lora", "sft:lora", "sft:raw", "dpo:lora"]}
+    return project
+
+
+def test_lora_and_raw_rows_train_and_are_evaluated(variants):
+    said = variants.snakemake()
+    assert "Traceback" not in said
+    read = {
+        name: json.loads(variants.read(f"results/{name}/manifest.json")) for name in ("sft/lora", "sft/raw", "dpo/lora")
+    }
+    assert read["sft/raw"]["trainer"] == "trl"
+    assert read["sft/lora"]["trainable_parameters"] < read["sft/lora"]["parameters"] / 3
+    # Adapters are merged: the published folders are complete models, and the adapter lies beside.
+    base = load_file(variants.folder / "base/model.safetensors")
+    for name, manifest in read.items():
+        weights = load_file(variants.folder / f"results/{name}/model/model.safetensors")
+        assert weights.keys() == base.keys(), name
+        assert any((weights[key] != base[key]).any() for key in base), name
+        assert ("adapter/adapter_model.safetensors" in manifest["payload"]) == name.endswith("lora")
+        assert not [file for file in manifest["payload"] if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    losses = {
+        model: json.loads(variants.read(f"results/eval/both/{model}/scores/scores.json"))["conversations"]["chat"][
+            "held_out_loss"
+        ]
+        for model in ("base-lora", "sft-lora", "sft-raw")
+    }
+    assert losses["sft-lora"] < losses["base-lora"]
+    assert losses["sft-raw"] < losses["base-lora"]
+
+
+def test_a_change_inside_a_local_base_model_is_noticed(variants):
+    variants.snakemake("results/sft/lora/manifest.json")
+    config = variants.folder / "base/config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace("\n}", ',\n  "note": "edited"\n}'), encoding="utf-8")
+    assert {"sft", "dpo", "eval"} <= variants.stale()
