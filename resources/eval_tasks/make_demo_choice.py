@@ -35,7 +35,11 @@ def rows() -> list[dict]:
             question, right, wrong = questions(kind, generator)
             choices = generator.sample([right, *wrong], 4)
             made.append(
-                {"question": question, "choices": [f"Answer: {choice}" for choice in choices], "label": choices.index(right)}
+                {
+                    "question": question,
+                    "choices": [f"Answer: {choice}" for choice in choices],
+                    "label": choices.index(right),
+                }
             )
     return made
 

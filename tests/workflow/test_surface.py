@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -29,7 +30,7 @@ def snakemake(folder, *arguments: str) -> subprocess.CompletedProcess:
         cwd=folder,
         capture_output=True,
         text=True,
-        env=os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
 
 
@@ -61,8 +62,13 @@ def test_a_second_run_has_nothing_to_do(finished):
 
 @pytest.mark.parametrize(
     ("argument", "shown"),
-    [("--rulegraph", "digraph"), ("--dag", "digraph"), ("--summary", "results/dpo/run/manifest.json"), ("--lint", "good condition")],
-)  # fmt: skip
+    [
+        ("--rulegraph", "digraph"),
+        ("--dag", "digraph"),
+        ("--summary", "results/dpo/run/manifest.json"),
+        ("--lint", "good condition"),
+    ],
+)
 def test_graphs_summary_and_lint(finished, argument, shown):
     assert shown in finished.snakemake(argument)
 

@@ -247,7 +247,9 @@ class Plan:
             Job(
                 stage="report",
                 name="report",
-                spec=ReportSpec(**self.config.report.model_dump(), jobs=tuple(f"{job.stage}/{job.name}" for job in jobs)),
+                spec=ReportSpec(
+                    **self.config.report.model_dump(), jobs=tuple(f"{job.stage}/{job.name}" for job in jobs)
+                ),
                 artifacts={
                     stage: tuple(job for job in jobs if job.stage == stage) for stage in PAYLOADS if stage != "report"
                 },
