@@ -31,7 +31,8 @@ class Built:
 
     @property
     def quarantine(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "quarantine.jsonl").read_text("utf-8").splitlines()]
+        with (self.folder / "quarantine.jsonl").open("rb") as file:
+            return [json.loads(line) for line in file]
 
 
 @pytest.fixture

@@ -65,10 +65,8 @@ def test_the_model_learns_the_tasks_and_then_the_habit(demo):
 def test_the_habit_is_visible_in_the_samples(demo):
     brief = {}
     for model in ("sft", "dpo"):
-        lines = (
-            (demo / f"results/eval/demo/{model}-demo/scores/responses.jsonl").read_text(encoding="utf-8").splitlines()
-        )
-        responses = [json.loads(line)["response"] for line in lines]
+        with (demo / f"results/eval/demo/{model}-demo/scores/responses.jsonl").open("rb") as file:
+            responses = [json.loads(line)["response"] for line in file]
         brief[model] = sum(r.startswith("Answer: ") and "\n" not in r.strip() for r in responses) / len(responses)
     assert brief["sft"] < 0.8
     assert brief["dpo"] > 0.9

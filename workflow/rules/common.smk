@@ -76,6 +76,11 @@ def operation_of(stage, key):
     return operation
 
 
+def reported_jobs():
+    """All jobs that the report tells of."""
+    return [job for jobs in plan.job("report", "report").artifacts.values() for job in jobs]
+
+
 def report_files():
     """What the report consists of for this config."""
     return ["results/report/manifest.json", *(f"results/report/pages/{page}" for page in pages_of(plan))]

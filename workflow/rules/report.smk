@@ -3,9 +3,9 @@
 
 rule report:
     input:
-        manifests=[job.manifest for job in plan.jobs.values() if job.stage != "report"],
-        payloads=[ancient(job.payload) for job in plan.jobs.values() if job.stage != "report"],
-        runs=[ancient(job.run) for job in plan.jobs.values() if job.stage != "report"],
+        manifests=[job.manifest for job in reported_jobs()],
+        payloads=[ancient(job.payload) for job in reported_jobs()],
+        runs=[ancient(job.run) for job in reported_jobs()],
     output:
         manifest="results/report/manifest.json",
         run="results/report/run.json",

@@ -242,7 +242,8 @@ class Plan:
         )
 
     def _report(self) -> Job:
-        jobs = tuple(self.jobs.values())
+        # In one order, whatever the order of the config: the report is the same.
+        jobs = tuple(sorted(self.jobs.values(), key=lambda job: (job.stage, job.name)))
         return self._add(
             Job(
                 stage="report",
