@@ -94,11 +94,11 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
     "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
     "dpo.label_smoothing": ({"dpo.run.label_smoothing": 0.1}, DPO),
-    "dpo.lora.rank": ({"dpo.run.lora": LORA}, DPO),
-    "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, DPO),
-    "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, DPO),
-    "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, DPO),
-    # The reference must see the weights as the policy does.
+    # The reference must see the weights as the policy does: frozen ones have the data type of the computation.
+    "dpo.lora.rank": ({"dpo.run.lora": LORA}, REF),
+    "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, REF),
+    "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, REF),
+    "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
     "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
     "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),

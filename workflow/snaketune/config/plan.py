@@ -171,7 +171,10 @@ class Plan:
     def _ref_logps(self, run: Dpo) -> Job:
         training = run.training
         spec = RefLogpsSpec(
-            precision=training.precision, quantization=run.quantization, micro_batch_rows=training.micro_batch_rows
+            precision=training.precision,
+            frozen_weights=run.lora is not None,
+            quantization=run.quantization,
+            micro_batch_rows=training.micro_batch_rows,
         )
         pack = self._preference_pack(run)
         return self._add(

@@ -45,6 +45,8 @@ class RefLogpsSpec(Model):
     """Everything besides weights and pairs that can move a log-probability."""
 
     precision: Literal["auto", "float32", "bfloat16"]
+    frozen_weights: bool
+    """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
     micro_batch_rows: int
 

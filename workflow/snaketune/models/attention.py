@@ -173,9 +173,15 @@ def _dense(query, key, value, segments: Segments, scaling: float | None, dropout
 
 
 def _packed_tensors(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix."""
-    query_THD = query[0].transpose(0, 1).contiguous()
-    key_UKD, value_UKD = (tensor[0].transpose(0, 1).index_select(0, segments.keys_U) for tensor in (key, value))
+    """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix.
+
+    Under autocast with float32 weights, rotary embeddings lift queries and keys to float32, which these kernels don't take;
+    the values still have the data type of the computation.
+    """
+    query_THD = query[0].transpose(0, 1).to(value.dtype).contiguous()
+    key_UKD, value_UKD = (
+        tensor[0].transpose(0, 1).to(value.dtype).index_select(0, segments.keys_U) for tensor in (key, value)
+    )
     return query_THD, key_UKD, value_UKD
 
 

@@ -32,3 +32,11 @@ def computing(precision: str) -> tuple[torch.device, torch.dtype, str]:
 
     where, dtype = device(), compute_dtype(precision)
     return where, dtype, choose_kernel(where, dtype)
+
+
+def weights_dtype(compute: torch.dtype, *, frozen: bool) -> torch.dtype:
+    """The data type that weights are kept in: that of the computation where they are frozen, else float32 masters.
+
+    The reference model is loaded by the same rule as the policy, so that both start from the same log-probabilities.
+    """
+    return compute if frozen else torch.float32

@@ -53,7 +53,7 @@ def load_folder(
         arguments["quantization_config"] = _bitsandbytes(quantization, weights_dtype)
         arguments["device_map"] = {"": torch.cuda.current_device()}
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             str(path),
             dtype=weights_dtype,
             revision=revision or "main",
@@ -64,6 +64,12 @@ def load_folder(
     except (OSError, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+    if quantization:
+        from peft import prepare_model_for_kbit_training
+
+        # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    return model
 
 
 def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
@@ -115,10 +121,8 @@ def add_lora(model: PreTrainedModel, lora: Lora):
     Raises:
         SnaketuneError: none of the target modules is in the model.
     """
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    from peft import LoraConfig, get_peft_model
 
-    if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     try:
         return get_peft_model(

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, Trainer
 
 from snaketune.config.runs import Lora, Quantization, Training
-from snaketune.models.devices import computing
+from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, parameter_count
 from snaketune.models.selftest import check_packed_equals_separate
 from snaketune.packing.shards import PackedRows
@@ -48,11 +48,10 @@ def prepare(
     """Load a model, show that packing doesn't change what it sees, and add adapters.
 
     Args:
-        load: gives the model in a data type: float32 where the weights train (the master weights), else the data type of the
-            computation.
+        load: gives the model in a data type.
     """
     where, dtype, kernel = computing(training.precision)
-    model = load(dtype if lora else torch.float32)
+    model = load(weights_dtype(dtype, frozen=lora is not None))
     if not getattr(model, "is_quantized", False):
         model = model.to(where)
     check_packed_equals_separate(model, rows, kernel, dtype)

@@ -16,7 +16,7 @@ from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import SftSpec
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import computing
+from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, load_base, parameter_count
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.tokenization.chat import ChatTokenizer
@@ -44,7 +44,10 @@ def train_raw(
         [row for path in pack.files("train-") for row in read_table(path).select(["messages"]).to_pylist()]
     )
     model = load_base(
-        spec.base, chat, weights_dtype=dtype if spec.lora else torch.float32, quantization=spec.quantization
+        spec.base,
+        chat,
+        weights_dtype=weights_dtype(dtype, frozen=spec.lora is not None),
+        quantization=spec.quantization,
     )
     parameters = parameter_count(model)
     if spec.lora:

@@ -28,14 +28,16 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
         SnaketuneError: a log-probability that isn't finite.
     """
     from snaketune.models.attention import use_segment_attention
-    from snaketune.models.devices import computing
+    from snaketune.models.devices import computing, weights_dtype
     from snaketune.models.loading import load_folder
     from snaketune.models.logprobs import pair_logprobs_of
     from snaketune.models.selftest import check_packed_equals_separate
 
     model.files()
     where, dtype, kernel = computing(spec.precision)
-    loaded = load_folder(model.folder, weights_dtype=dtype, quantization=spec.quantization)
+    loaded = load_folder(
+        model.folder, weights_dtype=weights_dtype(dtype, frozen=spec.frozen_weights), quantization=spec.quantization
+    )
     if not spec.quantization:
         loaded = loaded.to(where)
     use_segment_attention(loaded)
