@@ -1,6 +1,7 @@
 """The config as a plan of jobs, and the helpers by which rules look their own job up."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,7 +10,11 @@ from snakemake.exceptions import WorkflowError
 PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
 sys.path.insert(0, str(PACKAGE_ROOT))
 # Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
-shell.prefix(f"set -euo pipefail; export PYTHONPATH='{PACKAGE_ROOT}'; ")
+# Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
+shell.prefix(
+    "set -euo pipefail; "
+    f"export PYTHONPATH={shlex.quote(str(PACKAGE_ROOT))} OMP_WAIT_POLICY=${{OMP_WAIT_POLICY:-PASSIVE}}; "
+)
 
 from snaketune.artifacts.code import code_digest
 from snaketune.config.base import NAME_PATTERN

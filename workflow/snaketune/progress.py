@@ -24,5 +24,5 @@ def progress(items: Iterable[T], what: str, unit: str, total: int | None = None)
             rate = done / (now - started)
             left = f", {(total - done) / rate:.0f} s left" if total else ""
             print(
-                f"{what}: {done}{f'/{total}' if total else ''} {unit}, {rate:.0f}/s{left}", file=sys.stderr, flush=True
+                f"{what}: {done}{f'/{total}' if total else ''} {unit}, {rate:.3g}/s{left}", file=sys.stderr, flush=True
             )

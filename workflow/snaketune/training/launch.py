@@ -39,8 +39,7 @@ def launch(module: str, work: WorkFolder, job: dict[str, Any]) -> Outcome:
         *(["--multi_gpu"] if processes > 1 else ["--quiet"]),
         *("--module", module, str(job_file)),
     ]
-    # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, PARENT_VARIABLE: str(os.getpid())}
+    environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
     status = subprocess.run(command, env=environment).returncode
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
