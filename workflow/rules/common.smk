@@ -11,9 +11,12 @@ PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
 sys.path.insert(0, str(PACKAGE_ROOT))
 # Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
 # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
+# Snakemake formats the prefix too, so braces are doubled.
 shell.prefix(
     "set -euo pipefail; "
-    f"export PYTHONPATH={shlex.quote(str(PACKAGE_ROOT))} OMP_WAIT_POLICY=${{OMP_WAIT_POLICY:-PASSIVE}}; "
+    "export OMP_WAIT_POLICY=PASSIVE PYTHONPATH="
+    + shlex.quote(str(PACKAGE_ROOT)).replace("{", "{{").replace("}", "}}")
+    + "; "
 )
 
 from snaketune.artifacts.code import code_digest
