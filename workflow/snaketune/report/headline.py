@@ -65,9 +65,10 @@ def _score_cards(findings: Findings) -> list[Card]:
         size = next((n for n in measure.sizes.values() if n), None)
         note = f"of {whole(size)} held-out prompts of {measure.on}" if size else f"on {measure.on}, nats per token"
         cards_.append(Card(title=measure.name.capitalize(), steps=_steps(measure, line), note=note))
-    if measure := _first(table, "chosen is likelier"):
+    # Per token, since a whole answer is the likelier for being short, even to a model that has learned nothing.
+    if measure := _first(table, "chosen is likelier, per token"):
         size = next((n for n in measure.sizes.values() if n), 0)
-        note = f"chosen answer likelier than the rejected, {whole(size)} pairs of {measure.on}"
+        note = f"chosen answer likelier per token than the rejected, {whole(size)} pairs of {measure.on}"
         gained = _first(table, "chosen gained more than rejected")
         if gained and line and gained.values.get(line[-1]) is not None:
             note += f"; gained more in {gained.shown(line[-1])}"
