@@ -63,6 +63,17 @@ WRONG = [
     ("tokenizers.demo.adopt", "some/model", ["tokenizers.demo", "exactly one of `train` and `adopt`"]),
     ("sft.demo.lora", {"rank": 8}, ["sft.demo", "lora", "from scratch"]),
     ("sft.demo.grid", {"training.epochs": 3}, ["sft.demo.grid", "lists of values"]),
+    ("sft.Llama", {"corpus": 1}, ["sft.Llama.corpus: found 1", "sft.Llama.training: is missing"]),
+    ("sft.demo.base", {"layrs": 2}, ["sft.demo.base.layrs", "did you mean 'layers'"]),
+    ("sft.demo.base", {"path": "./nope/model"}, ["sft.demo.base.path", "'./nope/model' is not a folder"]),
+    ("sft.demo.base", {"path": "some/model"}, ["sft.demo.tokenizer", "knows another vocabulary"]),
+    ("sft.demo.training.seed", -1, ["sft.demo.training.seed", "greater than or equal to 0"]),
+    ("tokenizers.demo", {"adopt": "../gone"}, ["tokenizers.demo.adopt", "'../gone' is not a folder"]),
+    ("dpo.demo.packing.length", 4096, ["dpo.demo.packing.length", "max_positions is 2048"]),
+    ("eval.demo.packing.length", 4096, ["eval.demo.packing.length", "max_positions is 2048"]),
+    ("corpora.demo-chat.sources.0.files", ["a{b}.jsonl"], ["'a{b}.jsonl' holds braces"]),
+    ("sft.demo.extends", ["demo"], ["sft.demo.extends", "['demo']"]),
+    ("sft.more", {"extends": "empty"}, ["sft.more.extends", "'empty'"]),
     ("sft.demo.extends", "gone", ["sft.demo.extends", "'gone'"]),
     ("sft.demo.extends", "demo", ["sft.demo.extends", "circle"]),
 ]
@@ -115,3 +126,28 @@ def test_the_shipped_schema_is_the_models_schema_and_accepts_the_shipped_configs
         jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), shipped)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(put(raw, "sft.demo.corpsu", "x"), shipped)
+
+
+def test_jobs_are_never_mixed_up_by_their_names(raw):
+    raw["corpora"] |= {"a": raw["corpora"]["demo-chat"], "a-b": {**raw["corpora"]["demo-chat"], "split_seed": 5}}
+    raw["tokenizers"] |= {"b-c": raw["tokenizers"]["demo"], "c": raw["tokenizers"]["demo"]}
+    raw["sft"] |= {
+        "one": raw["sft"]["demo"] | {"corpus": "a", "tokenizer": "b-c"},
+        "two": raw["sft"]["demo"] | {"corpus": "a-b", "tokenizer": "c"},
+    }
+    plan = Plan(*load(raw))
+    one, two = (plan.job("sft", name).artifacts["pack"][0] for name in ("one", "two"))
+    assert one.manifest != two.manifest
+    assert [job.name for job in two.artifacts["corpus"]] == ["a-b"]
+
+
+def test_a_grid_over_lists_is_named_by_place(raw):
+    raw["sft"]["sweep"] = {"extends": "demo", "grid": {"training.betas": [[0.9, 0.95], [0.9, 0.99]]}}
+    assert {"sweep-betas0", "sweep-betas1"} <= {job.name for job in Plan(*load(raw)).stage("sft")}
+
+
+def test_file_names_with_shell_characters_stay_file_names(raw, tmp_path):
+    name = tmp_path / "it's $(touch gone) & co.jsonl"
+    name.write_text("{}\n", encoding="utf-8")
+    raw["corpora"]["odd"] = {"kind": "conversations", "sources": [{"files": [str(name)]}]}
+    assert Plan(*load(raw)).job("corpus", "odd").files["files"] == (str(name),)

@@ -66,6 +66,7 @@ def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(tm
     assert read_table(packed.file("train-00000.arrow")).schema == schema(256)
     assert packed.manifest["format_version"] == "3.0"
     train = PackedRows(packed, "train")
+    masks = read_table(packed.file("train-00000.arrow"))["attention_mask"].to_pylist()
     places = list(documents(packed, "train"))
     assert sorted(place["id"] for place in places) == sorted(row["id"] for row in rows[:-5])
     by_row: dict[int, list[str]] = {}
@@ -74,7 +75,7 @@ def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(tm
     by_id = {row["id"]: row for row in rows}
     for r, ids in by_row.items():
         row, at = train[r], 0
-        assert row["attention_mask"].sum() == row["segment_lengths"].sum()
+        assert sum(masks[r]) == row["segment_lengths"].sum()
         for name, length in zip(ids, row["segment_lengths"], strict=True):
             encoded = chat.encode_conversations([by_id[name]["messages"]])[0]
             assert row["input_ids"][at : at + length].tolist() == encoded.ids.tolist()
@@ -159,3 +160,40 @@ def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(tmp_path, tokeni
 def test_packing_twice_gives_the_same_bytes(tmp_path, tokenizer):
     one, other = (pack(tmp_path / name, tokenizer, "sft", rows_of("chat", 60)) for name in ("one", "other"))
     assert one.manifest == other.manifest
+
+
+def test_rows_are_views_into_the_mapped_file_also_over_several_batches(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(stage, "ROWS_PER_SHARD", 3)
+    packed = pack(tmp_path, tokenizer, "sft", rows_of("chat", 60))
+    assert len(packed.files("train-")) > 1
+    train = PackedRows(packed, "train")
+    whole = [row for path in packed.files("train-") for row in read_table(path).to_pylist()]
+    assert len(train) == len(whole)
+    for r, expected in enumerate(whole):
+        row = train[r]
+        assert not row["input_ids"].flags.owndata
+        for name, value in row.items():
+            assert value.tolist() == expected[name]
+    with pytest.raises(IndexError):
+        train[len(train)]
+
+
+def test_a_split_without_rows_reads_as_none(tmp_path, tokenizer):
+    table = pa.Table.from_pylist([{"id": r["id"], "messages": r["messages"]} for r in rows_of("chat", 10)])
+    source = artifact(tmp_path / "corpus", {"train.arrow": table, "held_out.arrow": table.slice(0, 0)})
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    outcome = stage.build(PackSpec(kind="sft", length=256), work, corpus=source, tokenizer=tokenizer)
+    manifest = {**outcome.about, "payload": describe_files(work.payload), "records": {}}
+    held_out = PackedRows(Artifact(tmp_path / "manifest.json", manifest, work.payload), "held_out")
+    assert (len(held_out), held_out.tokens) == (0, 0)
+
+
+def test_raw_rows_that_trl_would_cut_or_misread_are_dropped_and_counted(tmp_path, tokenizer):
+    rows = rows_of("chat", 20)
+    rows[0]["messages"][-1]["content"] += " <|im_end|>"
+    packed = pack(tmp_path, tokenizer, "sft", rows, strategy="none", length=100)
+    counts = packed.manifest["counts"]["train"]
+    assert counts["dropped"]["control_token_in_text"] == 1
+    assert counts["dropped"]["longer_than_row"] > 0
+    assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())

@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from snaketune.training.checkpoints import (
@@ -10,6 +11,7 @@ from snaketune.training.checkpoints import (
     last_checkpoint,
     load_optimizer,
     load_random_state,
+    remove_incomplete,
     save_optimizer,
     save_random_state,
 )
@@ -56,11 +58,35 @@ def test_random_states_come_back(tmp_path):
     assert drawn == (random.random(), np.random.standard_normal(3).tolist(), torch.rand(3).tolist())
 
 
+def test_states_of_8_bit_optimizers_come_back_too(tmp_path):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    parameters = [torch.nn.Parameter(torch.randn(64, 80)), torch.nn.Parameter(torch.randn(64, 80))]
+
+    def optimizer_after(steps: int):
+        optimizer = bitsandbytes.optim.AdamW8bit([p.detach().clone().requires_grad_() for p in parameters], lr=0.1)
+        for _ in range(steps):
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        return optimizer
+
+    def scheduler_of(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    saved, loaded = optimizer_after(2), optimizer_after(0)
+    save_optimizer(tmp_path, saved, scheduler_of(saved))
+    load_optimizer(tmp_path, loaded, scheduler_of(loaded))
+    for one, other in zip(saved.state.values(), loaded.state.values(), strict=True):
+        assert one["step"] == other["step"]
+        assert torch.equal(one["state1"], other["state1"])
+
+
 def test_the_newest_complete_checkpoint_counts_and_half_written_ones_go(tmp_path):
     for number, complete in ((5, True), (10, True), (100, False)):
         (tmp_path / f"checkpoint-{number}").mkdir()
         if complete:
             (tmp_path / f"checkpoint-{number}" / COMPLETE).touch()
     assert last_checkpoint(tmp_path).name == "checkpoint-10"
-    assert not (tmp_path / "checkpoint-100").exists()
+    remove_incomplete(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-5"]
     assert last_checkpoint(tmp_path / "nothing") is None

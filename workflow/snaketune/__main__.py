@@ -1,6 +1,7 @@
 """`python -m snaketune <stage> ...`: run one stage by hand, with the arguments that its rule logs."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from snaketune.stages import STAGES, run
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 with a plain message on standard error."""
     options = _parser().parse_args(arguments)
+    print("$ python -m snaketune", shlex.join(sys.argv[1:] if arguments is None else arguments), flush=True)
     try:
         if options.command == "clean":
             from snaketune.artifacts.clean import clean

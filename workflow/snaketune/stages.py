@@ -15,6 +15,7 @@ from snaketune.config.base import Model
 from snaketune.config.plan import PAYLOADS
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
+from snaketune.models.gpus import claimed_gpus, visible_gpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,6 @@ class Stage:
         module: where its `build(spec, work, **inputs)` is; imported only if there is something to build.
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
-        reads: by role, the stage that made the artifact, where the role's name isn't the stage's.
         gpu: whether `build` also takes the `operation` and claims GPUs.
     """
 
@@ -91,8 +91,6 @@ def run(
         arguments: dict[str, Any] = {role: artifacts[role][0] for role in stage.one}
         arguments |= {role: artifacts[role] for role in stage.many} | files
         if stage.gpu:
-            from snaketune.models.gpus import claimed_gpus
-
             with claimed_gpus(operation.gpus):
                 return import_module(stage.module).build(typed, work, operation=operation, **arguments)
         return import_module(stage.module).build(typed, work, **arguments)
@@ -106,6 +104,7 @@ def run(
         out=out,
         payload=PAYLOADS[stage_name],
         build=build,
+        device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
     )
 
 

@@ -1,14 +1,15 @@
 """Remove work that no published result came from."""
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
 
-from snaketune.artifacts.work import stale_work
-
 
 def clean(work_root: Path, *, remove: bool) -> None:
     """Tell, and with `remove` free, what work folders hold that is behind no manifest below the results folder.
+
+    Kept are the work of published results, what somebody is working on, and killed trainings that can still be resumed.
 
     Args:
         work_root: `results/.work`.
@@ -18,9 +19,26 @@ def clean(work_root: Path, *, remove: bool) -> None:
         if work_root not in manifest.parents:
             current.add(json.loads(manifest.read_text(encoding="utf-8")).get("fingerprint"))
     total = 0
-    for folder, freed in stale_work(work_root, current):
+    for folder in sorted(path for path in work_root.glob("[!.]*/*") if path.is_dir() and path.name not in current):
+        if why := _in_use(folder):
+            print(f"kept {folder}: {why}")
+            continue
+        # A file that is also published elsewhere (hard link) frees nothing.
+        freed = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.stat().st_nlink == 1)
         print(f"{'removed' if remove else 'would remove'} {folder}: {freed / 1e6:.1f} MB")
         total += freed
         if remove:
             shutil.rmtree(folder)
     print(f"{total / 1e6:.1f} MB {'freed' if remove else 'to free; add --remove'}; {len(current)} current results kept")
+
+
+def _in_use(folder: Path) -> str | None:
+    for lock in folder.glob("*lock"):
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return f"in use by {file.read().strip() or 'another process'}"
+    if any(folder.glob("state/checkpoints/checkpoint-*")):
+        return "an unfinished training that resumes when its config runs again; remove the folder by hand if it won't"
+    return None

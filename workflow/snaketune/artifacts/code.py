@@ -9,6 +9,7 @@ import ast
 import hashlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "snaketune"
 PACKAGE_FOLDER = Path(__file__).parent.parent
@@ -82,7 +83,15 @@ def _syntax(module: str) -> tuple[str, tuple[str, ...]]:
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)
     ours = {name for name in imports if name.startswith(f"{PACKAGE}.") and _file(name)}
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest(), tuple(sorted(ours))
+    return hashlib.sha256(repr(_shape(tree)).encode()).hexdigest(), tuple(sorted(ours))
+
+
+def _shape(node: Any) -> Any:
+    """A tree as nested lists, the same under every Python: no positions, and no fields that only newer ones have."""
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in ("type_params", "kind"))
+        return [type(node).__name__, *([name, _shape(value)] for name, value in fields if value not in (None, []))]
+    return [_shape(item) for item in node] if isinstance(node, list) else repr(node)
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 
+# What a reader goes by besides the payload itself.
+FORMAT_KEYS = ("kind", "format_version", "row_length")
+
 
 def write_json(path: Path, value: Any) -> None:
     """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it."""
@@ -28,7 +31,7 @@ def content_digest(manifest: dict[str, Any]) -> str:
     and what comes after needn't run again.
     """
     payload = {name: entry["digest"] for name, entry in manifest["payload"].items()}
-    return digest_json({"payload": payload, "format": [manifest.get("kind"), manifest.get("format_version")]})
+    return digest_json({"payload": payload, "format": [manifest.get(key) for key in FORMAT_KEYS]})
 
 
 @dataclass(frozen=True)

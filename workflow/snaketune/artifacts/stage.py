@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.digests import digest_file, digest_json
-from snaketune.artifacts.manifest import Artifact, describe_files, write_json
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.work import WorkFolder, locked, publish
+from snaketune.errors import SnaketuneError
 
 WORK_ROOT = Path("results/.work")
 
@@ -43,12 +44,25 @@ class Outcome:
 
 
 def fingerprint_of(
-    stage: str, spec: dict[str, Any], artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]], code: str
+    stage: str,
+    spec: dict[str, Any],
+    artifacts: dict[str, list[Artifact]],
+    files: dict[str, list[Path]],
+    code: str,
+    device: str = "",
 ) -> tuple[str, dict[str, list[str]]]:
-    """The fingerprint (32 hex digits) and the digest of every input by role."""
+    """The fingerprint (32 hex digits) and the digest of every input by role.
+
+    Raises:
+        SnaketuneError: a file from outside isn't there.
+    """
     inputs = {role: [artifact.content for artifact in found] for role, found in artifacts.items()}
-    inputs |= {role: [digest_file(path) for path in found] for role, found in files.items()}
-    digest = digest_json({"stage": stage, "spec": spec, "inputs": inputs, "code": code})
+    for role, found in files.items():
+        for path in found:
+            if not path.is_file():
+                raise SnaketuneError(f"--{role.replace('_', '-')}: {path} is not a file")
+        inputs[role] = [digest_file(path) for path in found]
+    digest = digest_json({"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device})
     return digest[:32], inputs
 
 
@@ -63,6 +77,7 @@ def run_stage(
     payload: str,
     build: Callable[[WorkFolder], Outcome],
     work_root: Path = WORK_ROOT,
+    device: str = "",
 ) -> None:
     """Publish the stage's result at `out`, building it first if nobody has.
 
@@ -72,8 +87,10 @@ def run_stage(
         code: digest of the code that shapes the result.
         payload: name of the payload folder below `out`.
         build: fills `payload` of the work folder; called only if there is no complete result.
+        device: kind of device that a stage computes on, where it computes; a training begun on one kind isn't resumed, and
+            a result made on one isn't taken, on another.
     """
-    fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code)
+    fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device)
     work = WorkFolder(work_root / stage / fingerprint)
     with locked(work.folder / "lock", f"{stage} {fingerprint}"):
         result = work.result()
@@ -94,9 +111,7 @@ def run_stage(
                 "records": {name: entry for name, entry in described.items() if name in outcome.records},
                 "versions": {name: _version(name) for name in sorted(outcome.libraries)},
             }
-            work.finish()
-            write_json(work.run, _run_facts(started) | outcome.run)
-            write_json(work.manifest, manifest)
+            work.finish(manifest, _run_facts(started) | outcome.run)
             result = Artifact(work.manifest, manifest, work.finished)
             print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         else:

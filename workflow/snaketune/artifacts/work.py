@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
 from snaketune.errors import SnaketuneError
 
 
@@ -73,10 +74,21 @@ class WorkFolder:
         self.payload.mkdir(parents=True)
         self.state.mkdir(exist_ok=True)
 
-    def finish(self) -> None:
-        """The payload is written: give it its final name, and drop the state."""
+    def finish(self, manifest: dict[str, Any], run: dict[str, Any]) -> None:
+        """The payload is written: give it its final name, the manifest last; only then is the state not needed any more."""
+        sync_folder(self.payload)
         self.payload.rename(self.finished)
+        write_json(self.run, run)
+        write_json(self.manifest, manifest)
         shutil.rmtree(self.state, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring all files below `folder` to the disk, so that what is said of them after a power cut is true."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 @contextmanager
@@ -125,16 +137,3 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str) -> None:
     for_manifest = out / ".manifest.json.partial"
     shutil.copyfile(artifact.manifest_path, for_manifest)
     for_manifest.replace(out / "manifest.json")
-
-
-def stale_work(root: Path, current: set[str]) -> list[tuple[Path, int]]:
-    """Work folders below `root` whose fingerprint isn't in `current`, each with the bytes that removing it frees.
-
-    A file that is also published elsewhere (hard link) frees nothing.
-    """
-    found = []
-    for folder in sorted(root.glob("*/*")):
-        if folder.is_dir() and folder.name not in current and not folder.parent.name.startswith("."):
-            freed = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.stat().st_nlink == 1)
-            found.append((folder, freed))
-    return found

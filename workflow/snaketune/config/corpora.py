@@ -70,7 +70,7 @@ class Corpus(Model):
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     held_out: Fraction = 0.05
     """Share of the prompts held out for evaluation; 1 makes the whole corpus an evaluation set."""
-    split_seed: int = 0
+    split_seed: Annotated[int, Field(ge=0)] = 0
     """Which prompts are held out. Corpora with the same seed and share agree on every prompt they have in common."""
     answer_pattern: str | None = None
     """Regular expression with one group that finds the checkable answer in the last assistant turn,

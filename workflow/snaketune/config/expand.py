@@ -50,13 +50,16 @@ def _inherit(section: str, name: str, runs: dict[str, Any], heirs: tuple[str, ..
     if not isinstance(run, dict) or "extends" not in run:
         return run
     parent = run["extends"]
-    if parent not in runs:
+    if not isinstance(parent, str) or parent not in runs:
         raise SnaketuneError(
             f"{section}.{name}.extends: there is no {parent!r} under `{section}:`{unknown(parent, runs)}"
         )
     if parent in (*heirs, name):
         raise SnaketuneError(f"{section}.{name}.extends: {' → '.join((*heirs, name, parent))} runs in a circle")
-    inherited = {k: v for k, v in _inherit(section, parent, runs, (*heirs, name)).items() if k != "grid"}
+    inherited = _inherit(section, parent, runs, (*heirs, name))
+    if not isinstance(inherited, dict):
+        raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
+    inherited = {k: v for k, v in inherited.items() if k != "grid"}
     return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
@@ -80,7 +83,9 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
         parts = [name]
         for dotted, value in zip(grid, values):
             _set(key, variant, str(dotted), value)
-            parts.append(f"{str(dotted).rsplit('.', 1)[-1]}{value}")
+            # A list or a section is named by its place in the grid.
+            shown = grid[dotted].index(value) if isinstance(value, list | dict) else value
+            parts.append(f"{str(dotted).rsplit('.', 1)[-1]}{shown}")
         made["-".join(parts)] = variant
     return made
 

@@ -1,5 +1,6 @@
 """From a mapping as YAML gives it to a checked `Workflow`, with errors that a person can act on."""
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -7,8 +8,14 @@ from pydantic import BaseModel, ValidationError
 
 from snaketune.config.expand import expand_runs
 from snaketune.config.names import unknown
+from snaketune.config.runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
+
+# pydantic names the member of a union in its location, between two keys.
+MEMBERS_OF_UNIONS = {"Pretrained", "Scratch", "literal['all-linear']", "tuple[str, ...]"}
+# What no shell and no wildcard pattern of Snakemake takes for something else.
+PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 
 
 def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, ...]]]]:
@@ -31,8 +38,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
 
 
 def _line(issue: Any) -> str:
-    # The members of a union appear in pydantic's location under their class names; no key of ours has a capital.
-    location = [str(part) for part in issue["loc"] if not str(part)[:1].isupper()]
+    location = [str(part) for part in issue["loc"] if part not in MEMBERS_OF_UNIONS]
     key = ".".join(location) or "(top level)"
     match issue["type"]:
         case "extra_forbidden":
@@ -74,7 +80,12 @@ def _check_files(config: Workflow) -> None:
         for number, source in enumerate(corpus.sources):
             for file in source.files:
                 _exists(f"corpora.{name}.sources.{number}.files", file, Path.is_file, "a file")
+    for name, run in config.sft.items():
+        if isinstance(run.base, Pretrained) and _is_local(run.base.path):
+            _exists(f"sft.{name}.base.path", run.base.path, Path.is_dir, "a folder")
     for name, tokenizer in config.tokenizers.items():
+        if tokenizer.adopt and _is_local(tokenizer.adopt):
+            _exists(f"tokenizers.{name}.adopt", tokenizer.adopt, Path.is_dir, "a folder")
         if tokenizer.chat_template:
             _exists(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
     for name, evaluation in config.eval.items():
@@ -82,6 +93,15 @@ def _check_files(config: Workflow) -> None:
             _exists(f"eval.{name}.tasks.folder", evaluation.tasks.folder, Path.is_dir, "a folder")
 
 
+def _is_local(path: str) -> bool:
+    """Whether a model's path can't be a Hub id, which is `name` or `owner/name`."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
 def _exists(key: str, path: str, test: Any, expected: str) -> None:
+    if not PLAIN_PATH.fullmatch(path):
+        raise SnaketuneError(
+            f"{key}: {path!r} holds braces or control characters, which Snakemake can't take; rename it"
+        )
     if not test(Path(path)):
         raise SnaketuneError(f"{key}: {path!r} is not {expected} (looked in {Path.cwd()})")

@@ -5,6 +5,7 @@ log-probs) are named after what they are made of and a digest of their spec, so 
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from snaketune.config.base import Model
 from snaketune.config.corpora import Tokenizer
 from snaketune.config.evaluation import Evaluation
 from snaketune.config.names import unknown
-from snaketune.config.runs import Dpo, Operation, Packing, Scratch, Sft
+from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
 from snaketune.config.specs import (
     DpoSpec,
     EvalSpec,
@@ -39,7 +40,8 @@ PAYLOADS = {
     "report": "pages",
 }
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
-WEIGHT_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
+TASK_FILES = ("**/*.yaml", "**/*.yml", "**/*.json", "**/*.jsonl", "**/*.csv", "**/*.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,12 @@ class Plan:
         return (job for job in self.jobs.values() if job.stage == stage)
 
     def _add(self, job: Job) -> Job:
-        return self.jobs.setdefault((job.stage, job.name), job)
+        known = self.jobs.setdefault((job.stage, job.name), job)
+        if known != job:
+            raise SnaketuneError(
+                f"two different {job.stage} jobs would be called {job.name!r}; rename what they are made of"
+            )
+        return known
 
     def _corpus(self, name: str) -> Job:
         corpus = self.config.corpora[name]
@@ -143,7 +150,7 @@ class Plan:
         return self._add(
             Job(
                 stage="pack",
-                name=f"{corpus}-{tokenizer}-{packing.length}-{_short_digest(spec)}",
+                name=f"{corpus}-{tokenizer}-{packing.length}-{_short_digest(spec, corpus, tokenizer)}",
                 spec=spec,
                 artifacts={"corpus": (self._corpus(corpus),), "tokenizer": (self._tokenizer(tokenizer),)},
             )
@@ -174,13 +181,14 @@ class Plan:
             precision=training.precision,
             frozen_weights=run.lora is not None,
             quantization=run.quantization,
+            trust_remote_code=_trusted(self.config.sft[run.from_]),
             micro_batch_rows=training.micro_batch_rows,
         )
         pack = self._preference_pack(run)
         return self._add(
             Job(
                 stage="ref_logps",
-                name=f"{run.from_}-{pack.name}-{_short_digest(spec)}",
+                name=f"{run.from_}-{pack.name}-{_short_digest(spec, run.from_, pack.name)}",
                 spec=spec,
                 artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
                 operation=Operation(gpus=run.operation.gpus and 1),
@@ -193,7 +201,10 @@ class Plan:
             Job(
                 stage="dpo",
                 name=name,
-                spec=DpoSpec(**run.model_dump(include=set(DpoSpec.model_fields))),
+                spec=DpoSpec(
+                    **run.model_dump(include=set(DpoSpec.model_fields)),
+                    trust_remote_code=_trusted(self.config.sft[run.from_]),
+                ),
                 artifacts={
                     "model": (self._sft(run.from_),),
                     "pack": (self._preference_pack(run),),
@@ -214,6 +225,7 @@ class Plan:
                 name=f"{evaluation_name}/{kind}-{name}",
                 spec=EvalSpec(
                     base=sft.base if kind == "base" else None,
+                    trust_remote_code=_trusted(sft),
                     conversations=evaluation.conversations,
                     preferences=evaluation.preferences,
                     exact_match=evaluation.exact_match,
@@ -238,7 +250,7 @@ class Plan:
                 },
                 files={
                     "base": _base_files(sft) if kind == "base" else (),
-                    "tasks": _files_in(evaluation.tasks.folder) if evaluation.tasks else (),
+                    "tasks": _files_in(evaluation.tasks.folder, TASK_FILES) if evaluation.tasks else (),
                 },
                 operation=Operation(gpus=sft.operation.gpus and 1),
             )
@@ -268,8 +280,14 @@ def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[s
             yield f"{kind}:{variant}"
 
 
-def _short_digest(spec: Model) -> str:
-    return hashlib.sha256(canonical(spec).encode()).hexdigest()[:8]
+def _short_digest(spec: Model, *made_of: str) -> str:
+    """Eight hex digits over a spec and names, so that `a` with `b-c` isn't taken for `a-b` with `c`."""
+    return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
+
+
+def _trusted(run: Sft) -> bool:
+    """Whether the run's models carry code that the config allows to run."""
+    return isinstance(run.base, Pretrained) and run.base.trust_remote_code
 
 
 def _base_files(run: Sft) -> tuple[str, ...]:
@@ -278,9 +296,9 @@ def _base_files(run: Sft) -> tuple[str, ...]:
 
 def _local_files(path: str | None) -> tuple[str, ...]:
     """The files of a model in a local folder; none for a Hub id, whose revision stands for its content."""
-    return _files_in(path, WEIGHT_FILES) if path and Path(path).is_dir() else ()
+    return _files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()
 
 
-def _files_in(folder: str, patterns: tuple[str, ...] = ("*",)) -> tuple[str, ...]:
+def _files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
     found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
     return tuple(sorted(str(path) for path in found))

@@ -1,8 +1,8 @@
 """`sft:` and `dpo:`, the trainings."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from snaketune.config.base import Fraction, Model, Name
 
@@ -26,7 +26,7 @@ class Scratch(Model):
     """Longest sequence that the model is meant for."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _divides(self) -> "Scratch":
@@ -46,6 +46,11 @@ class Pretrained(Model):
     """Commit, tag or branch of a Hub model."""
     trust_remote_code: bool = False
     """Runs Python code that comes with the model. Leave it off unless you have read that code."""
+
+
+def _kind_of_base(base: Any) -> str:
+    """A base with a path is there already; anything else describes a new one."""
+    return "Pretrained" if isinstance(base, Pretrained) or (isinstance(base, dict) and "path" in base) else "Scratch"
 
 
 class Packing(Model):
@@ -96,7 +101,7 @@ class Training(Model):
     """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":
@@ -119,7 +124,9 @@ class Operation(Model):
 class Sft(Model):
     """Supervised fine-tuning."""
 
-    base: Pretrained | Scratch
+    base: Annotated[
+        Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
+    ]
     """`{path: ...}` for a model to start from, or the shape of a new one."""
     corpus: Name
     tokenizer: Name

@@ -48,6 +48,7 @@ class RefLogpsSpec(Model):
     frozen_weights: bool
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
+    trust_remote_code: bool
     micro_batch_rows: int
 
 
@@ -60,12 +61,14 @@ class DpoSpec(Model):
     training: Training
     lora: Lora | None
     quantization: Quantization | None
+    trust_remote_code: bool
 
 
 class EvalSpec(Model):
     """What one model is asked; `base` is set where it is no artifact of this workflow."""
 
     base: Pretrained | Scratch | None
+    trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]
     exact_match: ExactMatch

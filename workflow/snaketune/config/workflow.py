@@ -9,7 +9,7 @@ from snaketune.config.base import Model, Name
 from snaketune.config.corpora import Corpus, Tokenizer
 from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
-from snaketune.config.runs import Dpo, Scratch, Sft
+from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
 from snaketune.errors import SnaketuneError
 
 
@@ -37,26 +37,41 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
     for name, run in config.sft.items():
         _known_corpus(f"sft.{name}.corpus", run.corpus, config, "conversations")
         _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
-        if isinstance(run.base, Scratch) and run.packing.length > run.base.max_positions:
+        _fits(f"sft.{name}", run.packing, run)
+        if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
             raise SnaketuneError(
-                f"sft.{name}.packing.length: {run.packing.length} tokens, but base.max_positions is "
-                f"{run.base.max_positions}; raise the one or lower the other"
+                f"sft.{name}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} knows another vocabulary; "
+                "use a tokenizer that adopts the model's"
             )
     for name, run in config.dpo.items():
         _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
         _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
+        _fits(f"dpo.{name}", run.packing, config.sft[run.from_])
     for name, evaluation in config.eval.items():
         for reference in evaluation.models:
             kind, model = reference.split(":")
             section = "dpo" if kind == "dpo" else "sft"
-            if model not in variants[section]:
-                _known(f"eval.{name}.models", model, getattr(config, section), section)
+            for variant in variants[section].get(model, (model,)):
+                _known(f"eval.{name}.models", variant, getattr(config, section), section)
+                _fits(
+                    f"eval.{name}",
+                    evaluation.packing,
+                    config.sft[config.dpo[variant].from_ if kind == "dpo" else variant],
+                )
         for corpus in evaluation.conversations:
             _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations")
         for corpus in evaluation.preferences:
             _known_corpus(f"eval.{name}.preferences", corpus, config, "preferences")
         if evaluation.packing.strategy == "none":
             raise SnaketuneError(f"eval.{name}.packing.strategy: `none` has no packed rows to evaluate on")
+
+
+def _fits(key: str, packing: Packing, run: Sft) -> None:
+    if isinstance(run.base, Scratch) and packing.length > run.base.max_positions:
+        raise SnaketuneError(
+            f"{key}.packing.length: {packing.length} tokens, but the model's base.max_positions is "
+            f"{run.base.max_positions}; raise the one or lower the other"
+        )
 
 
 def _known(key: str, name: str, section: Iterable[str], section_name: str) -> None:

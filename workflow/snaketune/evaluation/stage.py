@@ -22,12 +22,12 @@ from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, sum
 from snaketune.evaluation.generation import generate
 from snaketune.evaluation.preferences import preference_scores
 from snaketune.models.attention import use_segment_attention
-from snaketune.models.devices import computing
+from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import load_base, load_folder, parameter_count, set_special_tokens
 from snaketune.models.logprobs import losses_by_batch, pair_logprobs_of
 from snaketune.packing.shards import PackedRows, documents
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.reference import read_ref_logps
+from snaketune.training.reference import is_comparable, read_ref_logps
 
 ROWS_PER_BATCH = 8
 
@@ -56,7 +56,13 @@ def build(
     chat = ChatTokenizer.load(tokenizer.folder)
     if model:
         model[0].files()
-        loaded = load_folder(model[0].folder, weights_dtype=dtype)
+        # As the reference was loaded, so that their log-probabilities can be compared.
+        frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
+        loaded = load_folder(
+            model[0].folder,
+            weights_dtype=weights_dtype(dtype, frozen=frozen),
+            trust_remote_code=spec.trust_remote_code,
+        )
         set_special_tokens(loaded, chat)
     else:
         loaded = load_base(spec.base, chat, weights_dtype=dtype)
@@ -69,7 +75,12 @@ def build(
         name: held_out_loss(loaded, PackedRows(pack, "held_out"), kernel, dtype, name)
         for name, pack in zip(spec.conversations, conversation_packs, strict=True)
     }
-    references = {key: value for artifact in ref_logps for key, value in read_ref_logps(artifact, "held_out").items()}
+    references = {
+        pair: reference
+        for artifact in ref_logps
+        if is_comparable(artifact, dtype=str(dtype).removeprefix("torch."), kernel=kernel)
+        for pair, reference in read_ref_logps(artifact, "held_out").items()
+    }
     scores["preferences"] = {}
     for name, pack in zip(spec.preferences, preference_packs, strict=True):
         rows = PackedRows(pack, "held_out")

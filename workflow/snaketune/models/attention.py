@@ -12,7 +12,6 @@ The B rows of a batch are laid end to end into one sequence of T tokens; `Segmen
 Shapes: T tokens, S segments, H query heads, K key/value heads, D head size, n segments in a rectangle of width W.
 """
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
 from snaketune.errors import SnaketuneError
 from snaketune.packing.segments import Layout, causal_buckets
@@ -39,13 +39,15 @@ class Segments:
         mask_TT: for `dense`.
         keys_U, cu_q, cu_k: for the varlen kernels: the key tokens of each segment (prefix, then its own), and the
             cumulative lengths of queries and keys, int32[S + 1].
-        longest: length of the longest segment with its prefix.
+        longest: length of the longest segment with its prefix, free tokens at rows' ends not counted.
+        widest: the same, free tokens counted.
     """
 
     kernel: str
     positions_T: torch.Tensor
     parents_T: torch.Tensor
     longest: int
+    widest: int
     buckets_nW: tuple[torch.Tensor, ...] = ()
     where_T: torch.Tensor | None = None
     mask_TT: torch.Tensor | None = None
@@ -69,7 +71,8 @@ def segments_for(kernel: str, rows: Layout) -> Segments:
         "kernel": kernel,
         "positions_T": torch.from_numpy(rows.positions),
         "parents_T": torch.from_numpy(rows.parents),
-        "longest": int(full_S.max()),
+        "longest": rows.longest,
+        "widest": int(full_S.max()),
     }
     if kernel == "sdpa":
         buckets, where = causal_buckets(rows)
@@ -91,11 +94,10 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "sdpa"
     major, _ = torch.cuda.get_device_capability(device)
-    if major >= 9 and importlib.util.find_spec("flash_attn_4") is not None:
+    if major >= 9 and is_flash_attn_4_available():
         return "flash_attention_4"
     if major >= 8:
-        installed = importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn_2_cuda")
-        return "flash_attention_2" if installed else "varlen"
+        return "flash_attention_2" if is_flash_attn_2_available() else "varlen"
     return "sdpa"
 
 
@@ -197,8 +199,8 @@ def _varlen(query, key, value, segments: Segments, scaling: float | None, dropou
         value_UKD,
         segments.cu_q,
         segments.cu_k,
-        segments.longest,
-        segments.longest,
+        segments.widest,
+        segments.widest,
         scale=scaling,
         window_size=(-1, 0),
         enable_gqa=query_THD.shape[1] != key_UKD.shape[1],
@@ -215,8 +217,8 @@ def _flash_2(query, key, value, segments: Segments, scaling: float | None, dropo
         value_UKD,
         segments.cu_q,
         segments.cu_k,
-        segments.longest,
-        segments.longest,
+        segments.widest,
+        segments.widest,
         dropout_p=dropout,
         softmax_scale=scaling,
         causal=True,
@@ -235,8 +237,8 @@ def _flash_4(query, key, value, segments: Segments, scaling: float | None, dropo
         value_UKD,
         cu_seqlens_q=segments.cu_q,
         cu_seqlens_k=segments.cu_k,
-        max_seqlen_q=segments.longest,
-        max_seqlen_k=segments.longest,
+        max_seqlen_q=segments.widest,
+        max_seqlen_k=segments.widest,
         softmax_scale=scaling,
         causal=True,
     )

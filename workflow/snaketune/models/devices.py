@@ -18,7 +18,7 @@ def compute_dtype(precision: str) -> torch.dtype:
     Raises:
         SnaketuneError: bfloat16 was asked for on a GPU that lacks it.
     """
-    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and torch.cuda.is_available() and not has_bf16:
         raise SnaketuneError("training.precision: this GPU has no bfloat16; expected `auto` or `float32`")
     if precision == "bfloat16" or (precision == "auto" and has_bf16):

@@ -38,8 +38,8 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
         SnaketuneError: the machine has GPUs, but fewer than `count`.
     """
     gpus = visible_gpus()
-    if not gpus or not count or "SLURM_JOB_ID" in os.environ:
-        yield gpus[: max(count, 0)] if count else []
+    if count and (not gpus or "SLURM_JOB_ID" in os.environ):
+        yield gpus[:count]
         return
     if count > len(gpus):
         raise SnaketuneError(f"the job asks for {count} GPUs, this machine shows {len(gpus)}; lower operation.gpus")
@@ -55,6 +55,7 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
                     print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
                     told = True
                 time.sleep(SECONDS_BETWEEN_TRIES)
+        # A job that asked for none sees none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
         try:
             yield claimed

@@ -34,6 +34,7 @@ class Layout:
         positions: int64[T], position ids.
         parents: int64[T], the token that each token is predicted from, or -1.
         segment_of: int64[T], the segment that each token belongs to.
+        longest: tokens of the longest segment with its prefix, free tokens at rows' ends not counted.
     """
 
     starts: np.ndarray
@@ -43,6 +44,7 @@ class Layout:
     positions: np.ndarray
     parents: np.ndarray
     segment_of: np.ndarray
+    longest: int
 
     @property
     def tokens(self) -> int:
@@ -78,6 +80,7 @@ def layout(
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
     starts, lengths, prefix_starts, prefixes = [], [], [], []
+    longest = 0
     for row, (row_segments, row_prefixes) in enumerate(zip(segment_lengths, prefix_lengths, strict=True)):
         at = row * row_length
         end = at + row_length
@@ -94,6 +97,7 @@ def layout(
             lengths.append(length)
             prefix_starts.append(base_start if prefix else at)
             prefixes.append(prefix)
+            longest = max(longest, prefix + length)
             at += length
         if at > end:
             raise SnaketuneError(
@@ -118,6 +122,7 @@ def layout(
         positions=index_T - start_S[segment_of_T] + prefix_S[segment_of_T],
         parents=parents_T,
         segment_of=segment_of_T,
+        longest=longest,
     )
 
 

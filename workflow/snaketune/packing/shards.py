@@ -86,7 +86,8 @@ def write_rows(path: Path, rows: list[list[Sequence]], row_length: int, pad_id: 
 class PackedRows:
     """Read access to the rows of one split of a pack artifact, with no copy of the tokens.
 
-    Indexing gives a dict with numpy views: input_ids, labels and attention_mask [L], segment_lengths and prefix_lengths [s].
+    Indexing gives a dict with numpy views into the mapped files: input_ids and labels [L], segment_lengths and
+    prefix_lengths [s].
     """
 
     def __init__(self, pack: Artifact, split: str):
@@ -95,46 +96,43 @@ class PackedRows:
             raise SnaketuneError(
                 f"{pack.manifest_path}: format_version {pack.manifest.get('format_version')!r}, expected {FORMAT_VERSION!r}"
             )
-        self.row_length: int = pack.manifest["spec"]["length"]
-        tables = [read_table(path) for path in pack.files(f"{split}-")]
-        empty = schema(self.row_length).empty_table()
-        self.table = pa.concat_tables([empty, *tables])
-        self.blocks = {
-            name: np.concatenate(parts) if len(parts) != 1 else parts[0]
-            for name in ("input_ids", "labels", "attention_mask")
-            if (parts := [self._block(chunk) for chunk in self.table[name].chunks if len(chunk)]) is not None
-        }
-        self.segments = {
-            name: (offsets, flat)
-            for name in ("segment_lengths", "prefix_lengths")
-            for offsets, flat in [_ragged(self.table[name])]
-        }
+        self.row_length: int = pack.manifest["row_length"]
+        batches = [batch for path in pack.files(f"{split}-") for batch in read_table(path).to_batches() if len(batch)]
+        self.batches = [self._views(batch) for batch in batches]
+        self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
-    def _block(self, chunk: pa.FixedSizeListArray) -> np.ndarray:
-        return chunk.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.row_length)
+    def _views(self, batch: pa.RecordBatch) -> dict[str, Any]:
+        views: dict[str, Any] = {
+            name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(-1, self.row_length)
+            for name in ("input_ids", "labels")
+        }
+        for name in ("segment_lengths", "prefix_lengths"):
+            column = batch.column(name)
+            views[name] = (column.offsets.to_numpy(), column.values.to_numpy())
+        return views
 
     def __len__(self) -> int:
-        return self.table.num_rows
+        return int(self.starts[-1])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        found = {name: block[row] for name, block in self.blocks.items()}
-        for name, (offsets, flat) in self.segments.items():
-            found[name] = flat[offsets[row] : offsets[row + 1]]
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        at = row - int(self.starts[number])
+        views = self.batches[number]
+        found = {name: views[name][at] for name in ("input_ids", "labels")}
+        for name in ("segment_lengths", "prefix_lengths"):
+            offsets, values = views[name]
+            found[name] = values[offsets[at] : offsets[at + 1]]
         return found
 
     @cached_property
     def tokens(self) -> int:
         """Tokens without padding."""
-        return int(self.segments["segment_lengths"][1].sum())
-
-
-def _ragged(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-    joined = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(joined, pa.ChunkedArray):
-        joined = pa.concat_arrays(joined.chunks)
-    return joined.offsets.to_numpy() - joined.offsets[0].as_py() if len(joined) else np.zeros(1, int), (
-        joined.flatten().to_numpy(zero_copy_only=False)
-    )
+        return sum(
+            int(values[offsets[0] : offsets[-1]].sum())
+            for offsets, values in (b["segment_lengths"] for b in self.batches)
+        )
 
 
 def documents(pack: Artifact, split: str) -> Iterator[dict[str, Any]]:

@@ -40,10 +40,10 @@ def build(spec: PackSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Arti
         SnaketuneError: a conversation with nothing to learn; one longer than a row where `overflow` is `raise`; nothing
             left to train on in a corpus that has rows.
     """
-    if spec.strategy == "none":
-        return _write_raw(spec, work, corpus)
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
+    if spec.strategy == "none":
+        return _write_raw(spec, work, corpus, chat)
     counts: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     places: list[pa.Table] = []
@@ -75,6 +75,7 @@ def build(spec: PackSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Arti
         about={
             "format_version": FORMAT_VERSION,
             "kind": spec.kind,
+            "row_length": spec.length,
             "packing_metadata": metadata["train"],
             "packing_metadata_held_out": metadata["held_out"],
             "padding_id": chat.pad_id,
@@ -154,10 +155,7 @@ def _fitting(spec: PackSpec, sequences: Iterator[Sequence]) -> tuple[list[Sequen
         if len(sequence.ids) <= spec.length:
             kept.append(sequence)
         elif spec.overflow == "raise":
-            raise SnaketuneError(
-                f"conversation {sequence.id} has {len(sequence.ids)} tokens, packing.length is {spec.length}; "
-                "raise the length, or set packing.overflow to drop"
-            )
+            raise _too_long(sequence.id, len(sequence.ids), spec.length)
         else:
             dropped["rows"]["longer_than_row"] += 1
             dropped["tokens"]["longer_than_row"] += len(sequence.ids)
@@ -186,20 +184,44 @@ def _places(split: str, kept: list[Sequence], plan: PackingPlan) -> pa.Table:
     )
 
 
-def _write_raw(spec: PackSpec, work: WorkFolder, corpus: Artifact) -> Outcome:
-    """Format v2.0: the corpus' rows as they are, for TRL's trainer to tokenize."""
+def _write_raw(spec: PackSpec, work: WorkFolder, corpus: Artifact, chat: ChatTokenizer) -> Outcome:
+    """Format v2.0: the corpus' rows as they are, for TRL's trainer to tokenize.
+
+    TRL would cut a long row silently, and take text that looks like a control token for one. Such rows are dropped here, and
+    counted.
+    """
     counts = {}
     for split in SPLITS:
         table = read_table(corpus.file(f"{split}.arrow"))
-        if table.num_rows:
-            write_table(work.payload / f"{split}-00000.arrow", table)
-        counts[split] = {"read": table.num_rows, "kept": table.num_rows, "dropped": {}}
+        kept, dropped = [], Counter()
+        for number, row in enumerate(table.to_pylist()):
+            if any(chat.control.written_in(message["content"]) for message in row["messages"]):
+                dropped["control_token_in_text"] += 1
+                continue
+            tokens = len(chat.encode_conversations([row["messages"]])[0].ids)
+            if tokens > spec.length and spec.overflow == "raise":
+                raise _too_long(row["id"], tokens, spec.length)
+            if tokens > spec.length:
+                dropped["longer_than_row"] += 1
+            else:
+                kept.append(number)
+        if kept:
+            write_table(work.payload / f"{split}-00000.arrow", table.take(kept))
+        counts[split] = {"read": table.num_rows, "kept": len(kept), "dropped": dict(dropped)}
     return Outcome(
         counts=counts,
         about={
             "format_version": RAW_FORMAT_VERSION,
             "kind": spec.kind,
+            "row_length": spec.length,
             "packing_metadata": {"enabled": False, "strategy": spec.strategy},
         },
-        libraries=("pyarrow",),
+        libraries=("pyarrow", "tokenizers", "transformers"),
+    )
+
+
+def _too_long(name: str, tokens: int, length: int) -> SnaketuneError:
+    return SnaketuneError(
+        f"conversation {name} has {tokens} tokens, packing.length is {length}; "
+        "raise the length, or set packing.overflow to drop"
     )

@@ -67,7 +67,7 @@ def _facts(result: Result) -> list[str]:
     if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
         found.append(f"{short(rate)} tokens/s")
     if flops := run.get("model_tflops_per_second"):
-        found.append(f"{short(flops * 1e12)}FLOP/s of the model")
+        found.append(f"{short(flops * 1e12)}FLOP/s at {run['flops_per_parameter_and_token']} per parameter and token")
     if prompts := counts.get("prompts"):
         found.append(f"{whole(prompts)} prompts answered")
     return found

@@ -14,7 +14,7 @@ from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import DpoSpec
-from snaketune.training.launch import launch, run_worker
+from snaketune.training.launch import is_first_process, launch, run_worker, writing
 
 
 def build(
@@ -37,12 +37,10 @@ def build(
 
 def train(job: dict[str, Any]) -> None:
     """The launched process."""
-    from snaketune.artifacts.work import locked
-
     work = WorkFolder(Path(job["work"]))
     model = read_artifact(Path(job["model"]), "model")
     model.files()
-    with locked(work.folder / "training.lock", "an earlier attempt's process to end"):
+    with writing(work):
         outcome = _train(
             DpoSpec.model_validate(job["spec"]),
             Operation.model_validate(job["operation"]),
@@ -51,10 +49,13 @@ def train(job: dict[str, Any]) -> None:
             read_artifact(Path(job["pack"]), "shards"),
             read_artifact(Path(job["ref_logps"]), "logps"),
         )
-        for name in model.manifest["payload"]:
-            if "/" not in name and not name.endswith(".safetensors") and not (work.payload / name).exists():
-                shutil.copyfile(model.folder / name, work.payload / name)
-        write_json(work.state / "outcome.json", dataclasses.asdict(outcome))
+        if is_first_process():
+            for name in model.manifest["payload"]:
+                # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.
+                weights = name.endswith((".safetensors", ".index.json"))
+                if "/" not in name and not weights and not (work.payload / name).exists():
+                    shutil.copyfile(model.folder / name, work.payload / name)
+            write_json(work.state / "outcome.json", dataclasses.asdict(outcome))
 
 
 def _train(
@@ -113,7 +114,12 @@ def _train(
     rows = PairRows(pack, ref_logps)
     set_seed(spec.training.seed)
     engine = prepare(
-        lambda weights_dtype: load_folder(model.folder, weights_dtype=weights_dtype, quantization=spec.quantization),
+        lambda weights_dtype: load_folder(
+            model.folder,
+            weights_dtype=weights_dtype,
+            quantization=spec.quantization,
+            trust_remote_code=spec.trust_remote_code,
+        ),
         rows,
         spec.training,
         spec.lora,
@@ -134,7 +140,7 @@ def _train(
             trainer,
             work.payload,
             spec.quantization,
-            lambda: load_folder(model.folder, weights_dtype=torch.bfloat16),
+            lambda: load_folder(model.folder, weights_dtype=torch.bfloat16, trust_remote_code=spec.trust_remote_code),
         )
     return Outcome(
         counts={"rows": len(rows), "pairs": rows.pairs, "steps": trainer.state.global_step},

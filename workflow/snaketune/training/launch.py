@@ -8,12 +8,14 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
+from snaketune.artifacts.work import WorkFolder, locked
 from snaketune.errors import SnaketuneError
 from snaketune.models.gpus import visible_gpus
 
@@ -50,14 +52,45 @@ def launch(module: str, work: WorkFolder, job: dict[str, Any]) -> Outcome:
 def parent_is_gone() -> bool:
     """Whether the process that launched this training has died, so that nobody waits for it any more."""
     parent = os.environ.get(PARENT_VARIABLE)
-    return parent is not None and not Path(f"/proc/{parent}").exists() if Path("/proc/self").exists() else False
+    if parent is None:
+        return False
+    try:
+        os.kill(int(parent), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes, of those that train together."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+@contextmanager
+def writing(work: WorkFolder) -> Iterator[None]:
+    """Hold the folder for this training; an orphan of an earlier attempt may still be writing there.
+
+    Only the first process takes the lock: the others would wait for it, and it for them.
+    """
+    with (
+        locked(work.folder / "training.lock", "an earlier attempt's process to end")
+        if is_first_process()
+        else nullcontext()
+    ):
+        yield
 
 
 def run_worker(train: Any) -> None:
     """The entry of a launched process: read the job, train, report."""
+    import torch
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    if torch.cuda.is_available():
+        # Before anything is loaded: each process on its own GPU.
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))

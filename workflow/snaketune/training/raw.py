@@ -20,9 +20,9 @@ from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, load_base, parameter_count
 from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.checkpoints import MarkComplete, last_checkpoint
+from snaketune.training.checkpoints import SafeCheckpoints
 from snaketune.training.engine import save_trained
-from snaketune.training.trainer import Watch, training_arguments
+from snaketune.training.trainer import fit, training_arguments
 
 
 def train_raw(
@@ -39,7 +39,7 @@ def train_raw(
     found = pack.manifest.get("format_version")
     if found != RAW_FORMAT_VERSION:
         raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
-    where, dtype, _ = computing(spec.training.precision)
+    _, dtype, _ = computing(spec.training.precision)
     rows = Dataset.from_list(
         [row for path in pack.files("train-") for row in read_table(path).select(["messages"]).to_pylist()]
     )
@@ -54,17 +54,19 @@ def train_raw(
         model = add_lora(model, spec.lora)
     checkpoints = work.state / "checkpoints"
     arguments: dict[str, Any] = training_arguments(spec.training, operation, checkpoints, len(rows)).to_dict()
-    arguments |= {"max_length": pack.manifest["spec"]["length"], "packing": False, "assistant_only_loss": True}
-    trainer = SFTTrainer(
+    # What is too long for a row was dropped and counted when the rows were written, so nothing is cut here.
+    arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
+
+    class RawTrainer(SafeCheckpoints, SFTTrainer):
+        pass
+
+    trainer = RawTrainer(
         model=model,
         args=SFTConfig(**arguments),
         train_dataset=rows,
         processing_class=AutoTokenizer.from_pretrained(tokenizer_folder),
     )
-    trainer.add_callback(MarkComplete())
-    trainer.add_callback(Watch())
-    last = last_checkpoint(checkpoints)
-    trainer.train(resume_from_checkpoint=str(last) if last else None)
+    run = fit(trainer, checkpoints)
     if trainer.is_world_process_zero():
         save_trained(
             trainer, work.payload, spec.quantization, lambda: load_base(spec.base, chat, weights_dtype=torch.bfloat16)
@@ -73,5 +75,5 @@ def train_raw(
         counts={"rows": len(rows), "steps": trainer.state.global_step},
         about={"trainer": "trl", "parameters": parameters, "dtype": str(dtype).removeprefix("torch.")},
         libraries=("torch", "transformers", "trl"),
-        run={"history": [entry for entry in trainer.state.log_history if "loss" in entry], "device": str(where)},
+        run=run,
     )

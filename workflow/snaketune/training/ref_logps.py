@@ -36,7 +36,10 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     model.files()
     where, dtype, kernel = computing(spec.precision)
     loaded = load_folder(
-        model.folder, weights_dtype=weights_dtype(dtype, frozen=spec.frozen_weights), quantization=spec.quantization
+        model.folder,
+        weights_dtype=weights_dtype(dtype, frozen=spec.frozen_weights),
+        quantization=spec.quantization,
+        trust_remote_code=spec.trust_remote_code,
     )
     if not spec.quantization:
         loaded = loaded.to(where)

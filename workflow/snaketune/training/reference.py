@@ -72,10 +72,24 @@ def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, dtyp
         if found != expected
     ]
     if differs:
+        kept = f"results/.work/ref_logps/{artifact.manifest.get('fingerprint')}"
         raise SnaketuneError(
             f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differs)}). Make it here with: "
-            f"snakemake --cores all --resources gpu=1 --forcerun {artifact.manifest_path}"
+            f"rm -r {kept} && snakemake --cores all --resources gpu=1 --forcerun {artifact.manifest_path}"
         )
+
+
+def is_comparable(artifact: Artifact, *, dtype: str, kernel: str) -> bool:
+    """Whether log-probabilities computed here, without quantization, can be set against the artifact's; says so if not."""
+    made = artifact.manifest
+    same = (made.get("dtype"), made.get("kernel")) == (dtype, kernel) and not made["spec"]["quantization"]
+    if not same:
+        print(
+            f"{artifact.manifest_path} was computed otherwise (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
+            f"quantization {made['spec']['quantization']}); rewards against it are left out",
+            flush=True,
+        )
+    return same
 
 
 def check_finite(columns: dict[str, list[Any]], where: str) -> None:

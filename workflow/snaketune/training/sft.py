@@ -15,7 +15,7 @@ from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import SftSpec
 from snaketune.packing.shards import FORMAT_VERSION
-from snaketune.training.launch import launch, run_worker
+from snaketune.training.launch import is_first_process, launch, run_worker, writing
 
 
 def build(
@@ -37,7 +37,6 @@ def build(
 
 def train(job: dict[str, Any]) -> None:
     """The launched process."""
-    from snaketune.artifacts.work import locked
     from snaketune.tokenization.chat import ChatTokenizer
 
     spec, operation = SftSpec.model_validate(job["spec"]), Operation.model_validate(job["operation"])
@@ -46,17 +45,18 @@ def train(job: dict[str, Any]) -> None:
     tokenizer = read_artifact(Path(job["tokenizer"]), "tokenizer")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    with locked(work.folder / "training.lock", "an earlier attempt's process to end"):
+    with writing(work):
         if pack.manifest["format_version"] == FORMAT_VERSION:
             outcome = _train_packed(spec, operation, work, pack, chat)
         else:
             from snaketune.training.raw import train_raw
 
             outcome = train_raw(spec, operation, work, pack, tokenizer.folder, chat)
-        for path in tokenizer.folder.iterdir():
-            if path.is_file() and not path.name.startswith("."):
-                shutil.copyfile(path, work.payload / path.name)
-        write_json(work.state / "outcome.json", dataclasses.asdict(outcome))
+        if is_first_process():
+            for path in tokenizer.folder.iterdir():
+                if path.is_file() and not path.name.startswith("."):
+                    shutil.copyfile(path, work.payload / path.name)
+            write_json(work.state / "outcome.json", dataclasses.asdict(outcome))
 
 
 def _train_packed(spec: SftSpec, operation: Operation, work: WorkFolder, pack: Artifact, chat) -> Outcome:

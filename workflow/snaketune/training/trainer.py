@@ -21,14 +21,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.devices import compute_dtype, device
 from snaketune.packing.shards import PackedRows
-from snaketune.training.checkpoints import (
-    MarkComplete,
-    last_checkpoint,
-    load_optimizer,
-    load_random_state,
-    save_optimizer,
-    save_random_state,
-)
+from snaketune.training.checkpoints import MarkComplete, SafeCheckpoints, last_checkpoint, remove_incomplete
 from snaketune.training.launch import parent_is_gone
 
 
@@ -50,7 +43,7 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         return iter(torch.randperm(self.rows, generator=generator).tolist())
 
 
-class PackedTrainer(Trainer):
+class PackedTrainer(SafeCheckpoints, Trainer):
     """A Trainer whose batches come from `collate`; subclasses say what the loss is and what it is averaged over."""
 
     def __init__(self, *, rows: PackedRows, kernel: str, parameters: int, **arguments: Any):
@@ -59,7 +52,6 @@ class PackedTrainer(Trainer):
         self.parameters = parameters
         self.window_tokens = 0
         self.window_started: float | None = None
-        self.trained_tokens = 0
         self.window_sums: dict[str, float] = {}
         # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
         self.model_accepts_loss_kwargs = True
@@ -99,7 +91,6 @@ class PackedTrainer(Trainer):
         if "loss" in logs and self.window_started is not None:
             seconds = time.monotonic() - self.window_started
             tokens = self.window_tokens * self.args.world_size
-            self.trained_tokens += tokens
             logs["tokens_per_second"] = round(tokens / seconds, 1)
             items = self.window_sums.pop("items", 0)
             logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
@@ -110,27 +101,6 @@ class PackedTrainer(Trainer):
         """Add to the sums that the next log line shows as means over `items`."""
         for name, value in sums.items():
             self.window_sums[name] = self.window_sums.get(name, 0.0) + value
-
-    def _save(self, output_dir=None, state_dict=None):
-        # The Trainer's own would also pickle its arguments.
-        if self.args.should_save:
-            self.accelerator.unwrap_model(self.model).save_pretrained(output_dir or self.args.output_dir)
-
-    def _save_optimizer_and_scheduler(self, output_dir):
-        if self.args.should_save:
-            save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
-
-    def _load_optimizer_and_scheduler(self, checkpoint):
-        if checkpoint is not None:
-            load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
-
-    def _save_rng_state(self, output_dir):
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        save_random_state(Path(output_dir) / f"random-{self.args.process_index}.safetensors")
-
-    def _load_rng_state(self, checkpoint):
-        if checkpoint is not None:
-            load_random_state(Path(checkpoint) / f"random-{self.args.process_index}.safetensors")
 
 
 class Watch(TrainerCallback):
@@ -206,7 +176,7 @@ def training_arguments(training: Training, operation: Operation, folder: Path, r
     )
 
 
-def fit(trainer: PackedTrainer, checkpoints: Path) -> dict[str, Any]:
+def fit(trainer: Trainer, checkpoints: Path) -> dict[str, Any]:
     """Train, from the last checkpoint where there is one.
 
     Returns:
@@ -217,20 +187,33 @@ def fit(trainer: PackedTrainer, checkpoints: Path) -> dict[str, Any]:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(MarkComplete())
     trainer.add_callback(Watch())
+    if trainer.is_world_process_zero():
+        remove_incomplete(checkpoints)
+    trainer.accelerator.wait_for_everyone()
     last = last_checkpoint(checkpoints)
     if last is not None:
         print(f"resuming from {last}", flush=True)
     trainer.train(resume_from_checkpoint=str(last) if last else None)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history)
-    median = rates[len(rates) // 2] if rates else 0.0
+    facts = {"history": history, **_where(trainer.args.world_size)}
+    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history if "tokens_per_second" in entry)
+    if rates:
+        # Forward and backward of every parameter; with frozen weights, no gradients of those. Attention isn't counted.
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        per_parameter = 6 if all(p.requires_grad for p in model.parameters()) else 4
+        median = rates[len(rates) // 2]
+        facts |= {
+            "tokens_per_second_median": median,
+            "flops_per_parameter_and_token": per_parameter,
+            "model_tflops_per_second": round(per_parameter * trainer.parameters * median / 1e12, 4),
+        }
+    return facts
+
+
+def _where(processes: int) -> dict[str, Any]:
     where = device()
     return {
-        "history": history,
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
         "threads": torch.get_num_threads(),
-        "processes": trainer.args.world_size,
-        "tokens_per_second_median": median,
-        # 6 FLOPs per parameter and token (forward and backward of a full training), attention not counted.
-        "model_tflops_per_second": round(6 * trainer.parameters * median / 1e12, 4),
+        "processes": processes,
     }
