@@ -32,8 +32,8 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     except ValidationError as error:
         lines = sorted({_line(issue) for issue in error.errors()})
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
-    check_references(config, variants)
     _check_files(config)
+    check_references(config, variants)
     return config, variants
 
 
