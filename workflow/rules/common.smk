@@ -84,6 +84,11 @@ def operation_of(stage, key):
     return operation
 
 
+def report_spec(wildcards):
+    """The report's slice; a function, since Snakemake would look for wildcards in a plain text."""
+    return canonical(plan.job("report", "report").spec)
+
+
 def reported_jobs():
     """All jobs that the report tells of."""
     return [job for jobs in plan.job("report", "report").artifacts.values() for job in jobs]

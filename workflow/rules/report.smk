@@ -28,7 +28,7 @@ rule report:
         runtime=30,
         gpu=0,
     params:
-        spec=canonical(plan.job("report", "report").spec),
+        spec=report_spec,
         code=code_of("report"),
     shell:
         "python -m snaketune report --spec {params.spec:q} --code {params.code}"

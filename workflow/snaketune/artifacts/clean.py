@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+from snaketune.errors import SnaketuneError
+
 
 def clean(work_root: Path, *, remove: bool) -> None:
     """Tell, and with `remove` free, what work folders hold that is behind no manifest below the results folder.
@@ -17,7 +19,12 @@ def clean(work_root: Path, *, remove: bool) -> None:
     current = set()
     for manifest in work_root.parent.rglob("manifest.json"):
         if work_root not in manifest.parents:
-            current.add(json.loads(manifest.read_text(encoding="utf-8")).get("fingerprint"))
+            try:
+                current.add(json.loads(manifest.read_text(encoding="utf-8"))["fingerprint"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise SnaketuneError(
+                    f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again"
+                ) from None
     total = 0
     for folder in sorted(path for path in work_root.glob("[!.]*/*") if path.is_dir() and path.name not in current):
         if why := _in_use(folder):

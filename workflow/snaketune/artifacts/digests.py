@@ -7,15 +7,20 @@ from typing import Any
 
 import xxhash
 
+from snaketune.errors import SnaketuneError
+
 CHUNK_BYTES = 1 << 22
 
 
 def digest_file(path: Path) -> str:
     """XXH3-128 of a file's content, as `xxh3:<32 hex digits>`."""
     state = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            state.update(chunk)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                state.update(chunk)
+    except OSError as error:
+        raise SnaketuneError(f"{path} can't be read: {error.strerror}") from None
     return f"xxh3:{state.hexdigest()}"
 
 

@@ -20,7 +20,9 @@ FORMAT_KEYS = ("kind", "format_version", "row_length")
 def write_json(path: Path, value: Any) -> None:
     """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.write_text(
+        json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )
     partial.replace(path)
 
 
@@ -79,8 +81,11 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}") from None
-    if not isinstance(manifest, dict) or "payload" not in manifest or "records" not in manifest:
-        raise SnaketuneError(f"{manifest_path} is no snaketune manifest: it has no `payload`")
+    described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
+    if not all(isinstance(part, dict) and all("digest" in entry for entry in part.values()) for part in described):
+        raise SnaketuneError(
+            f"{manifest_path} is no snaketune manifest: it doesn't describe its payload; remove it and run again"
+        )
     return Artifact(manifest_path, manifest, manifest_path.parent / payload)
 
 

@@ -5,7 +5,6 @@ what the stage itself would need. That gives early cutoff (an input changed, but
 old result back when a config is put back, and lets a killed job find its own half-done work.
 """
 
-import json
 import os
 import platform
 import socket
@@ -115,8 +114,7 @@ def run_stage(
             result = Artifact(work.manifest, manifest, work.finished)
             print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         else:
-            made = json.loads(work.run.read_text(encoding="utf-8"))["started"] if work.run.is_file() else "earlier"
-            print(f"{stage}: nothing to compute; {out} is the result of {made} ({fingerprint})", flush=True)
+            print(f"{stage}: nothing to compute; {out} is the result of {work.made()} ({fingerprint})", flush=True)
         publish(result, work.run, out, payload)
 
 

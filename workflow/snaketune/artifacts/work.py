@@ -13,6 +13,7 @@ half-done work by its fingerprint; so does a config that was put back to what it
 """
 
 import fcntl
+import json
 import os
 import shutil
 import socket
@@ -66,6 +67,13 @@ class WorkFolder:
             self.manifest.unlink()
             return None
         return artifact
+
+    def made(self) -> str:
+        """When the result was made."""
+        try:
+            return json.loads(self.run.read_text(encoding="utf-8"))["started"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return "earlier"
 
     def start(self) -> None:
         """An empty `payload`, beside whatever state an earlier attempt left."""

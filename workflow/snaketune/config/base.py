@@ -1,8 +1,8 @@
 """What all config models share: frozen, typed, and no key that nobody reads."""
 
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 # Names become folder names and wildcards, so they hold nothing that a shell or a path could take amiss.
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -13,4 +13,15 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Model(BaseModel):
     """A config section: immutable, unknown keys refused, and documented so that the schema explains itself."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # YAML reads yes, on and true alike, and pydantic would take them for 1.
+        annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
+            raise ValueError(f"found {str(value).lower()}, which is no value for this key")
+        return value

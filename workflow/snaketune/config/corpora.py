@@ -88,7 +88,7 @@ def regex_with_one_group(pattern: str) -> str:
     """`pattern` itself, if it compiles and has exactly one group; ValueError otherwise."""
     try:
         groups = re.compile(pattern).groups
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
     if groups != 1:
         raise ValueError(f"needs exactly one group in parentheses, has {groups}")
@@ -100,7 +100,7 @@ class TokenizerTraining(Model):
 
     corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
     model: Literal["bpe", "unigram"] = "bpe"
-    vocab_size: Annotated[int, Field(ge=300)] = 32000
+    vocab_size: Annotated[int, Field(ge=300, le=10_000_000)] = 32000
     """Pieces, the 256 bytes and the special tokens included."""
     character_coverage: Fraction = 0.9995
     """Share of the characters that get a piece of their own; the rest is spelled in bytes."""

@@ -52,6 +52,14 @@ class Evaluation(Model):
     samples: PositiveInt = 8
     """Generations per corpus that the report shows."""
 
+    @field_validator("models", "conversations", "preferences")
+    @classmethod
+    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is listed twice")
+        return names
+
 
 class Report(Model):
     """How the report looks; reruns nothing but the report."""

@@ -90,7 +90,13 @@ def _check_files(config: Workflow) -> None:
             _exists(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
     for name, evaluation in config.eval.items():
         if evaluation.tasks:
-            _exists(f"eval.{name}.tasks.folder", evaluation.tasks.folder, Path.is_dir, "a folder")
+            _exists(
+                f"eval.{name}.tasks.folder", evaluation.tasks.folder, _has_tasks, "a folder with task files (*.yaml)"
+            )
+
+
+def _has_tasks(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.rglob("*.yaml"))
 
 
 def _is_local(path: str) -> bool:
@@ -103,5 +109,11 @@ def _exists(key: str, path: str, test: Any, expected: str) -> None:
         raise SnaketuneError(
             f"{key}: {path!r} holds braces or control characters, which Snakemake can't take; rename it"
         )
-    if not test(Path(path)):
+    if path.startswith("-"):
+        raise SnaketuneError(f"{key}: {path!r} looks like an option to programs; write ./{path}")
+    try:
+        found = test(Path(path))
+    except OSError as error:
+        raise SnaketuneError(f"{key}: {path[:80]!r}: {error.strerror}") from None
+    if not found:
         raise SnaketuneError(f"{key}: {path!r} is not {expected} (looked in {Path.cwd()})")

@@ -12,7 +12,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
     >>> unknown("q", ["a", "b"])
     '; known: a, b'
     """
-    known = sorted(known)
+    known = sorted(str(name) for name in known)
     near = get_close_matches(str(name), known, n=1, cutoff=0.6)
     if near:
         return f"; did you mean {near[0]!r}?"

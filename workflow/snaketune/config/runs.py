@@ -8,6 +8,8 @@ from snaketune.config.base import Fraction, Model, Name
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Scratch(Model):
@@ -26,12 +28,16 @@ class Scratch(Model):
     """Longest sequence that the model is meant for."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _divides(self) -> "Scratch":
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} can't be divided among {self.heads} heads")
+        if self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} over {self.heads} heads is odd; rotary positions need it even"
+            )
         if self.heads % (self.key_value_heads or self.heads):
             raise ValueError(f"{self.heads} heads can't be shared by {self.key_value_heads} key_value_heads")
         return self
@@ -95,13 +101,13 @@ class Training(Model):
     """Share of the steps over which the learning rate rises."""
     optimizer: Literal["adamw_torch", "adamw_torch_fused", "paged_adamw_8bit"] = "adamw_torch"
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     max_grad_norm: PositiveFloat = 1.0
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":

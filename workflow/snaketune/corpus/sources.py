@@ -121,11 +121,20 @@ def _read_arrow(file: BinaryIO, shown: str) -> Iterator[tuple[str, int, Any]]:
 def _batch_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, Any]]:
     rows = (
         row
-        for batch in batches
+        for batch in _distinct_columns(batches)
         for start in range(0, batch.num_rows, ROWS_PER_READ)
         for row in _python_rows(batch.slice(start, ROWS_PER_READ))
     )
     return (("row", number, row) for number, row in enumerate(rows, start=1))
+
+
+def _distinct_columns(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SnaketuneError(f"a table has the column {twice!r} twice; rename one of them")
+        yield batch
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
@@ -134,6 +143,11 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
     except UnicodeDecodeError as error:
         if batch.num_rows == 1:
             return [Malformed("not_utf8", f"{error.reason} in a text column")]
+        return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]
+    except (OverflowError, ValueError, LookupError) as error:
+        # A date out of Python's range, say, in a column that may not even be needed.
+        if batch.num_rows == 1:
+            return [Malformed("unreadable_value", str(error)[:200])]
         return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]
 
 

@@ -61,7 +61,10 @@ def read_csv(file: BinaryIO, shown: str) -> Iterator[tuple[str, int, Any]]:
     # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their row and not the file.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, strict=True)
-    header = next(reader, [])
+    try:
+        header = next(reader, [])
+    except csv.Error as error:
+        raise SnaketuneError(f"{shown}: the header, line 1, is no CSV: {error}; mend its quotes") from None
     if len(set(header)) < len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise SnaketuneError(f"{shown}: the header has the column {twice!r} twice; rename one of them")

@@ -50,7 +50,7 @@ def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: 
 def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Response:
     """Find the answer in what the model wrote, and compare."""
     match = re.search(spec.answer_pattern, response)
-    found = match.group(1).strip() if match else None
+    found = match.group(1).strip() if match and match.group(1) is not None else None
     correct = None if prompt.answer is None else found is not None and same_answer(found, prompt.answer)
     return Response(
         id=prompt.id,

@@ -6,6 +6,7 @@ responses.jsonl   every generated response, with the prompt, the expected and th
 
 import json
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,12 @@ def build(
         from snaketune.evaluation.tasks import run_tasks
 
         scores["tasks"] = run_tasks(
-            loaded, tokenizer.folder, tasks[0].parent, spec.task_names, spec.task_limit, spec.task_batch_size
+            loaded,
+            tokenizer.folder,
+            Path(os.path.commonpath([path.parent for path in tasks])),
+            spec.task_names,
+            spec.task_limit,
+            spec.task_batch_size,
         )
     write_json(work.payload / "scores.json", scores)
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]

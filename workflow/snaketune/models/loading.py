@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
@@ -61,8 +62,8 @@ def load_folder(
             trust_remote_code=trust_remote_code,
             **arguments,
         )
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
         raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
     if quantization:
         from peft import prepare_model_for_kbit_training

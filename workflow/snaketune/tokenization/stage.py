@@ -86,6 +86,10 @@ def _read_template(files: list[Path]) -> str | None:
         raise SnaketuneError(
             f"tokenizers.chat_template: {files[0]} can't be read: {error}; there are {shipped()}"
         ) from None
+    try:
+        render(template, [PROBES[0]], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK, "bos_token": ""})
+    except SnaketuneError as error:
+        raise SnaketuneError(f"tokenizers.chat_template: {files[0]}: {error}") from None
     if not marks_generation(template):
         raise SnaketuneError(
             f"tokenizers.chat_template: {files[0]} has no {{% generation %}} markers, so it doesn't say what is to be "

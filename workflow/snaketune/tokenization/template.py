@@ -45,7 +45,6 @@ def render(
     Raises:
         SnaketuneError: the template refuses a conversation.
     """
-    from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def rendered(some: Sequence[list[Message]]) -> tuple[list[str], list[list[Span]]]:
@@ -57,13 +56,14 @@ def render(
             **variables,
         )
 
+    # A template is a program, and can fail in every way that a program can.
     try:
         return rendered(conversations)
-    except (TemplateError, TypeError) as error:
+    except Exception as error:
         for conversation in conversations:
             try:
                 rendered([conversation])
-            except (TemplateError, TypeError) as own:
+            except Exception as own:
                 roles = ", ".join(str(message.get("role")) for message in conversation)
                 start = str(conversation[0].get("content"))[:80] if conversation else ""
                 raise SnaketuneError(

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel, Trainer
 
 from snaketune.config.runs import Lora, Quantization, Training
+from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, parameter_count
 from snaketune.models.selftest import check_packed_equals_separate
@@ -50,6 +51,8 @@ def prepare(
     Args:
         load: gives the model in a data type.
     """
+    if not len(rows):
+        raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
     where, dtype, kernel = computing(training.precision)
     model = load(weights_dtype(dtype, frozen=lora is not None))
     if not getattr(model, "is_quantized", False):

@@ -122,7 +122,14 @@ class Watch(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         """One line: where it is, how it goes, how long it takes."""
-        if not state.is_world_process_zero or not logs or "loss" not in logs:
+        if not logs or "loss" not in logs:
+            return
+        if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
+            raise SnaketuneError(
+                f"step {state.global_step}: loss {logs['loss']}, grad_norm {logs.get('grad_norm')}: the training diverged; "
+                "lower training.learning_rate or training.max_grad_norm"
+            )
+        if not state.is_world_process_zero:
             return
         done = max(state.global_step - (self.first_step or 0), 1)
         left = (time.monotonic() - self.started) / done * (state.max_steps - state.global_step)
@@ -166,6 +173,7 @@ def training_arguments(training: Training, operation: Operation, folder: Path, r
         seed=training.seed,
         logging_steps=operation.log_steps,
         logging_first_step=True,
+        logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=operation.checkpoint_steps,
         report_to="none",
