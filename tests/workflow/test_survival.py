@@ -8,10 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
+from snaketune.artifacts.work import WorkFolder
+
+from .conftest import ROOT
 
 pytestmark = pytest.mark.workflow
 SFT = "results/sft/run/manifest.json"
+DPO = "results/dpo/run/manifest.json"
 
 
 def processes(needle: str, folder: Path) -> list[int]:
@@ -27,46 +34,110 @@ def processes(needle: str, folder: Path) -> list[int]:
     return found
 
 
-def start_and_wait_for_checkpoint(project) -> subprocess.Popen:
+def start_and_wait_for_checkpoint(project, target: str = SFT) -> subprocess.Popen:
     log = (project.folder / "first.log").open("w")
     running = subprocess.Popen(
-        project.command(SFT),
+        project.command(target),
         cwd=project.folder,
         stdout=log,
         stderr=log,
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
-    while not list(project.folder.glob("results/.work/sft/*/state/checkpoints/checkpoint-*/complete")):
+    stage = target.split("/")[1]
+    while not list(project.folder.glob(f"results/.work/{stage}/*/state/checkpoints/checkpoint-*/complete")):
         assert running.poll() is None, project.read("first.log")
         time.sleep(0.05)
     return running
 
 
-def digest_of_weights(project) -> str:
-    return json.loads(project.read(SFT))["payload"]["model.safetensors"]["digest"]
+def digest_of_weights(project, target: str = SFT) -> str:
+    return json.loads(project.read(target))["payload"]["model.safetensors"]["digest"]
 
 
 def lengthen(project):
+    """A full SFT, in accumulated micro-batches, and a DPO of adapters with dropout: long enough to be killed."""
     project.config["sft"]["run"]["training"]["epochs"] = 20
     project.config["sft"]["run"]["operation"]["checkpoint_steps"] = 5
+    dpo = project.config["dpo"]["run"]
+    dpo["lora"] = {"rank": 2, "dropout": 0.2}
+    dpo["training"]["epochs"] = 30
+    dpo["operation"] = {"checkpoint_steps": 5}
     return project
 
 
-def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path):
-    interrupted = lengthen(finished.copy_to(tmp_path / "interrupted"))
-    running = start_and_wait_for_checkpoint(interrupted)
+@pytest.mark.parametrize("target", [SFT, DPO])
+def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, target):
+    interrupted, straight = (finished.copy_to(tmp_path / name) for name in ("interrupted", "straight"))
+    for project in (interrupted, straight):
+        lengthen(project)
+        if target == DPO:
+            project.config["sft"]["run"] = finished.config["sft"]["run"]
+    running = start_and_wait_for_checkpoint(interrupted, target)
     for process in processes("snaketune", interrupted.folder):
         if process != running.pid:
             os.kill(process, signal.SIGKILL)
     assert running.wait() != 0
-    assert not (interrupted.folder / SFT).exists()
-    said = interrupted.snakemake(SFT)
-    assert "resuming from" in said
+    assert not (interrupted.folder / target).exists()
+    # Old work may be cleaned in between: what can be resumed is kept.
+    assert "resumes when its config runs again" in interrupted.snakemake("clean_work")
+    checkpoint = next(interrupted.folder.glob("results/.work/*/*/state/checkpoints/checkpoint-*"))
+    assert not [path.name for path in checkpoint.iterdir() if path.suffix in (".pt", ".pth", ".bin", ".pkl")]
+    assert "resuming from" in interrupted.snakemake(target)
 
-    straight = lengthen(finished.copy_to(tmp_path / "straight"))
-    assert "resuming from" not in straight.snakemake(SFT)
-    assert digest_of_weights(interrupted) == digest_of_weights(straight)
-    assert interrupted.read(SFT) == straight.read(SFT)
+    assert "resuming from" not in straight.snakemake(target)
+    assert digest_of_weights(interrupted, target) == digest_of_weights(straight, target)
+    assert interrupted.read(target) == straight.read(target)
+
+
+def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
+    weights = []
+    for micro_batch_rows in (1, 4):
+        project = finished.copy_to(tmp_path / str(micro_batch_rows))
+        project.config["sft"]["run"]["training"]["micro_batch_rows"] = micro_batch_rows
+        project.snakemake(SFT)
+        weights.append(load_file(project.folder / "results/sft/run/model/model.safetensors"))
+    for name in weights[0]:
+        np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)
+
+
+def test_two_processes_learn_what_one_does(finished, tmp_path):
+    """As accelerate launches it on two GPUs, here over gloo on the CPU."""
+    project = finished.copy_to(tmp_path / "two")
+    manifest = json.loads(project.read(SFT))
+    (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
+    work = WorkFolder(project.folder / "work")
+    work.start()
+    job = {
+        "spec": manifest["spec"],
+        "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
+        "pack": str(pack),
+        "tokenizer": str(project.folder / "results/tokenizer/small/manifest.json"),
+        "work": str(work.folder),
+    }
+    (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    arguments = [
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+        "--cpu",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", *arguments, "--module", "snaketune.training.sft",
+         str(work.state / "job.json")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert json.loads((work.state / "outcome.json").read_text())["run"]["processes"] == 2
+    one = load_file(project.folder / "results/sft/run/model/model.safetensors")
+    two = load_file(work.payload / "model.safetensors")
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], atol=2e-4, err_msg=name)
 
 
 def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_path):

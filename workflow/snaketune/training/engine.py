@@ -1,5 +1,6 @@
 """What happens before and after a packed training, the same for SFT and DPO: load, test, adapt; merge and save."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Trainer
 
+from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import Lora, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
@@ -86,9 +88,18 @@ def save_trained(
         model.save_pretrained(adapter)
         # Its README is a template with nothing filled in.
         (adapter / "README.md").unlink(missing_ok=True)
+        _sort_target_modules(adapter / "adapter_config.json")
         if quantization:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(reload(), adapter)
         model = model.merge_and_unload()
     model.save_pretrained(folder)
+
+
+def _sort_target_modules(path: Path) -> None:
+    """peft keeps them in a set, which has another order in every process."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config.get("target_modules"), list):
+        config["target_modules"] = sorted(config["target_modules"])
+    write_json(path, config)
