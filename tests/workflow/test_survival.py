@@ -56,11 +56,11 @@ def digest_of_weights(project, target: str = SFT) -> str:
 
 def lengthen(project):
     """A full SFT, in accumulated micro-batches, and a DPO of adapters with dropout: long enough to be killed."""
-    project.config["sft"]["run"]["training"]["epochs"] = 20
+    project.config["sft"]["run"]["training"]["epochs"] = 10
     project.config["sft"]["run"]["operation"]["checkpoint_steps"] = 5
     dpo = project.config["dpo"]["run"]
     dpo["lora"] = {"rank": 2, "dropout": 0.2}
-    dpo["training"]["epochs"] = 30
+    dpo["training"]["epochs"] = 12
     dpo["operation"] = {"checkpoint_steps": 5}
     return project
 
@@ -101,7 +101,7 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
 
 
 def test_two_processes_learn_what_one_does(finished, tmp_path):
-    """As accelerate launches it on two GPUs, here over gloo on the CPU."""
+    """As accelerate launches it on two GPUs (through torch's launcher), here over gloo on the CPU."""
     project = finished.copy_to(tmp_path / "two")
     manifest = json.loads(project.read(SFT))
     (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
@@ -115,29 +115,21 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
         "work": str(work.folder),
     }
     (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    arguments = [
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--cpu",
-    ]
     done = subprocess.run(
-        [sys.executable, "-m", "accelerate.commands.launch", *arguments, "--module", "snaketune.training.sft",
-         str(work.state / "job.json")],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+         "-m", "snaketune.training.sft", str(work.state / "job.json")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
-    assert json.loads((work.state / "outcome.json").read_text())["run"]["processes"] == 2
-    one = load_file(project.folder / "results/sft/run/model/model.safetensors")
-    two = load_file(work.payload / "model.safetensors")
-    for name in one:
-        np.testing.assert_allclose(one[name], two[name], atol=2e-4, err_msg=name)
+    run = json.loads((work.state / "outcome.json").read_text(encoding="utf-8"))["run"]
+    assert run["processes"] == 2
+    alone = json.loads(project.read("results/sft/run/run.json"))["history"]
+    # The last step of an epoch has too few rows for two; accelerate repeats some.
+    for one, two in list(zip(alone, run["history"], strict=True))[:-1]:
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+    assert (work.payload / "model.safetensors").is_file()
 
 
 def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_path):
