@@ -62,16 +62,16 @@ def _train(
     spec: DpoSpec, operation: Operation, work: WorkFolder, model: Artifact, pack: Artifact, ref_logps: Artifact
 ) -> Outcome:
     import torch
-    from transformers import set_seed
 
     from snaketune.models.batches import collate
+    from snaketune.models.devices import computing
     from snaketune.models.loading import load_folder
     from snaketune.models.logprobs import pair_logprobs, token_losses
     from snaketune.training.dpo_loss import dpo_loss
-    from snaketune.training.engine import prepare, save_trained
+    from snaketune.training.engine import train_packed
     from snaketune.training.pairs import PairRows
     from snaketune.training.reference import check_ref_logps
-    from snaketune.training.trainer import PackedTrainer, fit, training_arguments
+    from snaketune.training.trainer import PackedTrainer
 
     class DpoTrainer(PackedTrainer):
         @staticmethod
@@ -111,43 +111,19 @@ def _train(
                 rejected_reward=spec.beta * rejected_P.sum().item(),
             )
 
-    rows = PairRows(pack, ref_logps)
-    set_seed(spec.training.seed)
-    engine = prepare(
-        lambda weights_dtype: load_folder(
+    def load(weights_dtype, quantization):
+        return load_folder(
             model.folder,
             weights_dtype=weights_dtype,
-            quantization=spec.quantization,
+            quantization=quantization,
             trust_remote_code=spec.trust_remote_code,
-        ),
-        rows,
-        spec.training,
-        spec.lora,
-    )
-    dtype_name = str(engine.dtype).removeprefix("torch.")
-    check_ref_logps(ref_logps, model=model, pack=pack, dtype=dtype_name, kernel=engine.kernel)
-    checkpoints = work.state / "checkpoints"
-    trainer = DpoTrainer(
-        model=engine.model,
-        args=training_arguments(spec.training, operation, checkpoints, len(rows)),
-        rows=rows,
-        kernel=engine.kernel,
-        parameters=engine.parameters,
-    )
-    run = fit(trainer, checkpoints)
-    if trainer.is_world_process_zero():
-        save_trained(
-            trainer,
-            work.payload,
-            spec.quantization,
-            lambda: load_folder(model.folder, weights_dtype=torch.bfloat16, trust_remote_code=spec.trust_remote_code),
         )
-    return Outcome(
-        counts={"rows": len(rows), "pairs": rows.pairs, "steps": trainer.state.global_step},
-        about=engine.about(),
-        libraries=("torch", "transformers", "peft", "accelerate"),
-        run=run,
-    )
+
+    _, dtype, kernel = computing(spec.training.precision)
+    check_ref_logps(ref_logps, model=model, pack=pack, dtype=str(dtype).removeprefix("torch."), kernel=kernel)
+    rows = PairRows(pack, ref_logps)
+    outcome = train_packed(DpoTrainer, rows, spec, operation, work, load)
+    return dataclasses.replace(outcome, counts=outcome.counts | {"pairs": rows.pairs})
 
 
 if __name__ == "__main__":

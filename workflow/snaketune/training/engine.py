@@ -1,69 +1,53 @@
-"""What happens before and after a packed training, the same for SFT and DPO: load, test, adapt; merge and save."""
+"""A packed training from beginning to end, the same for SFT and DPO: load, test, adapt, train, merge and save."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, set_seed
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import Lora, Quantization, Training
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation, Quantization
+from snaketune.config.specs import DpoSpec, SftSpec
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, parameter_count
 from snaketune.models.selftest import check_packed_equals_separate
 from snaketune.packing.shards import PackedRows
+from snaketune.training.trainer import PackedTrainer, fit, training_arguments
+
+# Gives the model in a data type, quantized or not.
+Load = Callable[[torch.dtype, Quantization | None], PreTrainedModel]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """A model ready to train.
+def train_packed(
+    trainer_class: type[PackedTrainer],
+    rows: PackedRows,
+    spec: SftSpec | DpoSpec,
+    operation: Operation,
+    work: WorkFolder,
+    load: Load,
+) -> Outcome:
+    """Load a model, show that packing doesn't change what it sees, train it, and fill `work.payload` with it.
 
-    Attributes:
-        model: with adapters, where there are any.
-        kernel, dtype: how it computes.
-        parameters: of the model without adapters.
-        trainable: parameters that the training changes.
-    """
-
-    model: Any
-    kernel: str
-    dtype: torch.dtype
-    parameters: int
-    trainable: int
-
-    def about(self) -> dict[str, Any]:
-        """Facts for the manifest."""
-        return {
-            "kernel": self.kernel,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "parameters": self.parameters,
-            "trainable_parameters": self.trainable,
-        }
-
-
-def prepare(
-    load: Callable[[torch.dtype], PreTrainedModel], rows: PackedRows, training: Training, lora: Lora | None
-) -> Engine:
-    """Load a model, show that packing doesn't change what it sees, and add adapters.
-
-    Args:
-        load: gives the model in a data type.
+    Raises:
+        SnaketuneError: no rows, a failed self-test, or a training that diverges.
     """
     if not len(rows):
         raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
-    where, dtype, kernel = computing(training.precision)
-    model = load(weights_dtype(dtype, frozen=lora is not None))
-    if not getattr(model, "is_quantized", False):
+    set_seed(spec.training.seed)
+    where, dtype, kernel = computing(spec.training.precision)
+    model = load(weights_dtype(dtype, frozen=spec.lora is not None), spec.quantization)
+    if not spec.quantization:
         model = model.to(where)
     check_packed_equals_separate(model, rows, kernel, dtype)
     parameters = parameter_count(model)
-    if lora:
-        model = add_lora(model, lora)
-        if training.gradient_checkpointing:
+    if spec.lora:
+        model = add_lora(model, spec.lora)
+        if spec.training.gradient_checkpointing:
             model.enable_input_require_grads()
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print(
@@ -71,7 +55,28 @@ def prepare(
         f"kernel {kernel}; {len(rows)} rows of {rows.row_length} tokens",
         flush=True,
     )
-    return Engine(model=model, kernel=kernel, dtype=dtype, parameters=parameters, trainable=trainable)
+    checkpoints = work.state / "checkpoints"
+    trainer = trainer_class(
+        model=model,
+        args=training_arguments(spec.training, operation, checkpoints, len(rows)),
+        rows=rows,
+        kernel=kernel,
+        parameters=parameters,
+    )
+    run = fit(trainer, checkpoints)
+    if trainer.is_world_process_zero():
+        save_trained(trainer, work.payload, spec.quantization, lambda: load(torch.bfloat16, None))
+    return Outcome(
+        counts={"rows": len(rows), "tokens_per_epoch": rows.tokens, "steps": trainer.state.global_step},
+        about={
+            "kernel": kernel,
+            "dtype": str(dtype).removeprefix("torch."),
+            "parameters": parameters,
+            "trainable_parameters": trainable,
+        },
+        libraries=("torch", "transformers", "peft", "accelerate"),
+        run=run,
+    )
 
 
 def save_trained(

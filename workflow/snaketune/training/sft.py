@@ -60,14 +60,11 @@ def train(job: dict[str, Any]) -> None:
 
 
 def _train_packed(spec: SftSpec, operation: Operation, work: WorkFolder, pack: Artifact, chat) -> Outcome:
-    import torch
-    from transformers import set_seed
-
     from snaketune.models.loading import load_base
     from snaketune.models.logprobs import token_losses
     from snaketune.packing.shards import PackedRows
-    from snaketune.training.engine import prepare, save_trained
-    from snaketune.training.trainer import PackedTrainer, fit, training_arguments
+    from snaketune.training.engine import train_packed
+    from snaketune.training.trainer import PackedTrainer
 
     class SftTrainer(PackedTrainer):
         def items(self, batch):
@@ -76,36 +73,10 @@ def _train_packed(spec: SftSpec, operation: Operation, work: WorkFolder, pack: A
         def batch_loss(self, model, batch):
             return token_losses(model, batch).sum()
 
-    rows = PackedRows(pack, "train")
-    set_seed(spec.training.seed)
-    engine = prepare(
-        lambda weights_dtype: load_base(spec.base, chat, weights_dtype=weights_dtype, quantization=spec.quantization),
-        rows,
-        spec.training,
-        spec.lora,
-    )
-    checkpoints = work.state / "checkpoints"
-    trainer = SftTrainer(
-        model=engine.model,
-        args=training_arguments(spec.training, operation, checkpoints, len(rows)),
-        rows=rows,
-        kernel=engine.kernel,
-        parameters=engine.parameters,
-    )
-    run = fit(trainer, checkpoints)
-    if trainer.is_world_process_zero():
-        save_trained(
-            trainer,
-            work.payload,
-            spec.quantization,
-            lambda: load_base(spec.base, chat, weights_dtype=torch.bfloat16),
-        )
-    return Outcome(
-        counts={"rows": len(rows), "tokens_per_epoch": rows.tokens, "steps": trainer.state.global_step},
-        about=engine.about(),
-        libraries=("torch", "transformers", "peft", "accelerate"),
-        run=run,
-    )
+    def load(weights_dtype, quantization):
+        return load_base(spec.base, chat, weights_dtype=weights_dtype, quantization=quantization)
+
+    return train_packed(SftTrainer, PackedRows(pack, "train"), spec, operation, work, load)
 
 
 if __name__ == "__main__":
