@@ -114,10 +114,10 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.exact_match.max_new_tokens": ({"eval.both.exact_match.max_new_tokens": 7}, EVAL),
     "eval.exact_match.limit": ({"eval.both.exact_match.limit": 7}, EVAL),
     "eval.exact_match.batch_size": ({"eval.both.exact_match.batch_size": 7}, EVAL),
-    "eval.tasks.folder": ({"eval.both.tasks": {"folder": "data", "names": ["t"]}}, EVAL),
-    "eval.tasks.names": ({"eval.both.tasks": {"folder": "data", "names": ["u"]}}, EVAL),
-    "eval.tasks.limit": ({"eval.both.tasks": {"folder": "data", "names": ["t"], "limit": 1}}, EVAL),
-    "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data", "names": ["t"], "batch_size": 1}}, EVAL),
+    "eval.tasks.folder": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"]}}, EVAL),
+    "eval.tasks.names": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["u"]}}, EVAL),
+    "eval.tasks.limit": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "limit": 1}}, EVAL),
+    "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "batch_size": 1}}, EVAL),
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
@@ -209,6 +209,8 @@ def test_every_config_key_reruns_exactly_the_rules_of_its_row(finished, tmp_path
         project = finished.copy_to(tmp_path / str(number))
         shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
         shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
+        (project.folder / "data/tasks").mkdir()
+        (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
         project.config = put(project.config, TABLE[key][0])
         found = project.stale()
         shutil.rmtree(project.folder)
