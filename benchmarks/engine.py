@@ -127,6 +127,9 @@ def time_packed(model, rows: list[dict], kernel: str, dtype: torch.dtype, where:
 def time_trl(model, documents: list[np.ndarray], dtype: torch.dtype) -> tuple[float, int]:
     """Seconds and real tokens of TRL's trainer over the documents, packed by itself; preparation isn't counted."""
     from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
     model.set_attn_implementation("sdpa")
@@ -139,7 +142,15 @@ def time_trl(model, documents: list[np.ndarray], dtype: torch.dtype) -> tuple[fl
                 gradient_checkpointing=False, report_to="none", save_strategy="no", disable_tqdm=True,
                 logging_strategy="no", use_cpu=not torch.cuda.is_available(),
             ),
-            train_dataset=Dataset.from_list([{"input_ids": d.tolist(), "labels": d.tolist()} for d in documents]),
+            train_dataset=Dataset.from_list(
+                [{"input_ids": d.tolist(), "labels": [IGNORED] * (len(d) // 2) + d[len(d) // 2 :].tolist()} for d in documents]
+            ),
+            # TRL asks for a tokenizer, though nothing is left to tokenize.
+            processing_class=PreTrainedTokenizerFast(
+                tokenizer_object=Tokenizer(WordLevel({"<pad>": 0, "</s>": 1}, unk_token="<pad>")),
+                pad_token="<pad>",
+                eos_token="</s>",
+            ),
         )  # fmt: skip
         started = time.perf_counter()
         trainer.train()
