@@ -96,11 +96,12 @@ def check_kernels(where: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
     expected = run("dense")
     found = {}
-    for kernel in KERNELS:
+    # The varlen kernels are CUDA's; there, one that is installed and fails must be seen to fail.
+    for kernel in KERNELS if where.type == "cuda" else ("sdpa", "dense"):
         try:
             got = run(kernel)
-        except (ImportError, RuntimeError, NotImplementedError) as error:
-            print(f"kernel {kernel}: not here ({type(error).__name__})")
+        except ImportError as error:
+            print(f"kernel {kernel}: not installed ({error})")
             continue
         found[kernel] = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, expected))
         assert found[kernel] < (1e-4 if dtype == torch.float32 else 5e-2), (kernel, found[kernel])

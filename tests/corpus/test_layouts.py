@@ -1,26 +1,10 @@
 """Raw rows to canonical ones: each layout, the fields mapping, labels and ids."""
 
 import pytest
+from row_spelling import ALPACA, CHAT, read, turns
 
-from snaketune.config.corpora import Fields
-from snaketune.corpus.layouts import canonical
 from snaketune.corpus.rows import Malformed, row_id
 
-SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
-BOTH = ("conversations", "preferences")
-
-
-def turns(*spelled):
-    """`turns("U hi", "A hello")` as messages."""
-    return [{"role": SHORT[turn[0]], "content": turn[2:]} for turn in spelled]
-
-
-def read(raw, kind="conversations", layout="auto", **fields):
-    return canonical(raw, kind=kind, layout=layout, fields=Fields(**fields))
-
-
-CHAT = turns("S be brief", "U hi", "A hello", "U more", "A no")
-ALPACA = "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\n{}\n\n### Response:\n"
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input.\n\n"
     "### Instruction:\nAdd\n\n### Input:\n1, 2\n\n### Response:"

@@ -3,27 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_spelling import ALPACA, BOTH, CHAT, read, turns
 
-from snaketune.config.corpora import Fields
-from snaketune.corpus.layouts import READERS, canonical
+from snaketune.corpus.layouts import READERS
 from snaketune.corpus.rows import Conversation, Malformed, Preference, row_id
 
-SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
-BOTH = ("conversations", "preferences")
-
-
-def turns(*spelled):
-    """`turns("U hi", "A hello")` as messages."""
-    return [{"role": SHORT[turn[0]], "content": turn[2:]} for turn in spelled]
-
-
-def read(raw, kind="conversations", layout="auto", **fields):
-    return canonical(raw, kind=kind, layout=layout, fields=Fields(**fields))
-
-
-CHAT = turns("S be brief", "U hi", "A hello", "U more", "A no")
 SVAMP = {"ID": "chal-1", "Body": "A pack costs 76 dollars.", "Question": "How much?", "Answer": 51.0, "Type": "Sum"}
-ALPACA = "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\n{}\n\n### Response:\n"
 
 
 def pair_of(**columns):
