@@ -1,4 +1,4 @@
-"""snaketune: corpus → tokenizer → pack → sft → ref_logps → dpo → eval → report.
+"""snaketune: corpus → tokenizer → tokenize → plan → write → pack → sft → ref_logps → dpo → eval → report.
 
 Look before you leap:   snakemake -n
 Run:                    snakemake --cores all --resources gpu=1
@@ -18,6 +18,9 @@ if not workflow.overwrite_configfiles:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/corpus.smk"
 include: "workflow/rules/tokenizer.smk"
+include: "workflow/rules/tokenize.smk"
+include: "workflow/rules/plan.smk"
+include: "workflow/rules/write.smk"
 include: "workflow/rules/pack.smk"
 include: "workflow/rules/sft.smk"
 include: "workflow/rules/ref_logps.smk"

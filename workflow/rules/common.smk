@@ -39,6 +39,7 @@ wildcard_constraints:
     name=NAME_PATTERN,
     evaluation=NAME_PATTERN,
     model=NAME_PATTERN,
+    part=r"\d+-of-\d+",
 
 
 def job_of(stage, wildcards):

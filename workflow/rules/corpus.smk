@@ -22,5 +22,5 @@ rule corpus:
         code=code_of("corpus"),
     shell:
         "OMP_NUM_THREADS={threads} python -m snaketune corpus --spec {params.spec:q} --code {params.code}"
-        " --files {input.files:q}"
+        " --files {input.files:q} --against {input.against:q} --against-files {input.against_files:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

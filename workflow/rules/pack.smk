@@ -1,4 +1,4 @@
-"""Rows to packed Arrow shards (manifest v3.0)."""
+"""Packed Arrow shards (manifest v3.0): all parts as one artifact, by hard link."""
 
 
 rule pack:
@@ -12,15 +12,15 @@ rule pack:
         "results/logs/pack/{name}.log",
     conda:
         "../../envs/data.yaml"
-    threads: 4
+    threads: 1
     resources:
-        mem_mb=16000,
-        runtime=240,
+        mem_mb=2000,
+        runtime=60,
         gpu=0,
     params:
         spec=spec_of("pack"),
         code=code_of("pack"),
     shell:
         "OMP_NUM_THREADS={threads} python -m snaketune pack --spec {params.spec:q} --code {params.code}"
-        " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q}"
+        " --plan {input.plan:q} --shards {input.shards:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -39,14 +39,21 @@ class Stage:
 
 
 STAGES: dict[str, Stage] = {
-    "corpus": Stage(spec=specs.CorpusSpec, module="snaketune.corpus.stage", files=("files",)),
+    "corpus": Stage(
+        spec=specs.CorpusSpec, module="snaketune.corpus.stage", many=("against",), files=("files", "against_files")
+    ),
     "tokenizer": Stage(
         spec=specs.TokenizerSpec,
         module="snaketune.tokenization.stage",
         many=("corpora",),
         files=("chat_template", "base"),
     ),
-    "pack": Stage(spec=specs.PackSpec, module="snaketune.packing.stage", one=("corpus", "tokenizer")),
+    "tokenize": Stage(spec=specs.TokenizeSpec, module="snaketune.tokenization.tokenize", one=("corpus", "tokenizer")),
+    "plan": Stage(spec=specs.PlanSpec, module="snaketune.packing.plan_rows", many=("tokens",)),
+    "write": Stage(
+        spec=specs.WriteSpec, module="snaketune.packing.write_shards", one=("plan",), many=("tokens", "corpus")
+    ),
+    "pack": Stage(spec=specs.PackSpec, module="snaketune.packing.collect", one=("plan",), many=("shards",)),
     "sft": Stage(
         spec=specs.SftSpec, module="snaketune.training.sft", one=("pack", "tokenizer"), files=("base",), gpu=True
     ),

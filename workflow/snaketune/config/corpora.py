@@ -1,4 +1,4 @@
-"""`corpora:` and `tokenizers:`, what goes in."""
+"""`corpora:`, what goes in."""
 
 import re
 from typing import Annotated, Literal
@@ -7,7 +7,25 @@ from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, Name
 
-Layout = Literal["auto", "messages", "sharegpt", "alpaca", "prompt-response", "pairs", "transcripts"]
+Layout = Literal[
+    "auto",
+    "messages",
+    "sharegpt",
+    "turns",
+    "dialogue",
+    "alpaca",
+    "instances",
+    "prompt-response",
+    "message-tree",
+    "pairs",
+    "transcripts",
+    "votes",
+    "unpaired",
+]
+Role = Literal["system", "user", "assistant", "tool"]
+Repair = Literal["merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user"]
+PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
+PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class HubDataset(Model):
@@ -50,11 +68,18 @@ class Source(Model):
     """One place that rows come from: local files, or a Hub dataset."""
 
     files: tuple[str, ...] = ()
-    """Local files, relative to the working directory: .json, .jsonl, .csv, .parquet or .arrow, each also as .gz."""
+    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz or .zst.
+    What is in a file counts, not what it is called."""
     hub: HubDataset | None = None
     layout: Layout = "auto"
     """How a row is laid out; `auto` recognises it by its columns."""
     fields: Fields = Fields()
+    speakers: dict[str, Role] = {}
+    """Who speaks, for speakers or tags that don't say it themselves: `{Agent: assistant, Caller: user}`."""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """How often a train row of this source is used: 0.5 takes every second one, 2 takes each twice."""
+    max_rows: PositiveInt | None = None
+    """At most so many rows of this source, drawn by a hash of the row."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
@@ -63,8 +88,58 @@ class Source(Model):
         return self
 
 
-class Corpus(Model):
-    """Raw rows to canonical conversations or preference pairs, split by prompt."""
+class Cleaning(Model):
+    """What is done to the text of rows, in this order; each step is counted, and off unless asked for."""
+
+    fix_mojibake: bool = False
+    """Repairs text that was decoded with the wrong encoding (`schÃ¶n`), with ftfy."""
+    normalization: Literal["none", "NFC", "NFKC"] = "none"
+    """Unicode normalization form."""
+    mask_personal_data: tuple[PersonalData, ...] = ()
+    """Replaces what looks like personal data by its kind, for instance `[EMAIL]`."""
+    min_characters: PositiveInt | None = None
+    """Rows with less text are dropped."""
+    max_characters: PositiveInt | None = None
+    """Rows with more text are dropped."""
+    drop_matching: tuple[str, ...] = ()
+    """Regular expressions; a row in which one is found is dropped."""
+    languages: tuple[Annotated[str, Field(pattern="^[a-z]{2,3}$")], ...] = ()
+    """Rows in another language are dropped (ISO 639-1 codes, found by py3langid)."""
+
+    @field_validator("drop_matching")
+    @classmethod
+    def _compiles(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            regex(pattern)
+        return patterns
+
+    @model_validator(mode="after")
+    def _some_length_fits(self) -> "Cleaning":
+        if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
+            raise ValueError(f"min_characters {self.min_characters} is more than max_characters {self.max_characters}")
+        return self
+
+
+class NearDuplicates(Model):
+    """Rows that say nearly the same, found by MinHash (Broder, 1997) over word shingles."""
+
+    threshold: Annotated[float, Field(ge=0.5, le=1.0)] = 0.8
+    """Share of their shingles that two rows must have in common (Jaccard similarity)."""
+    shingle: PositiveInt = 5
+    """Words per shingle."""
+    drop: bool = True
+    """Keeps the first of each group; false keeps all, on one side of the split."""
+
+
+class Decontamination(Model):
+    """Drops rows that share an n-gram with what the same config evaluates on."""
+
+    ngram: Annotated[int, Field(ge=3)] = 13
+    """Words per n-gram; a shorter evaluation text counts as a whole."""
+
+
+class CorpusContent(Model):
+    """Everything that shapes the rows."""
 
     kind: Literal["conversations", "preferences"]
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
@@ -75,6 +150,11 @@ class Corpus(Model):
     answer_pattern: str | None = None
     """Regular expression with one group that finds the checkable answer in the last assistant turn,
     where no column holds it."""
+    repair: tuple[Repair, ...] = ()
+    """What may be done to a conversation that isn't sound, instead of quarantining it; each repair is counted."""
+    cleaning: Cleaning = Cleaning()
+    near_duplicates: NearDuplicates | None = None
+    decontamination: Decontamination | None = None
     max_quarantined_fraction: Fraction = 0.01
     """The stage fails when a larger share of the rows is malformed."""
 
@@ -84,44 +164,25 @@ class Corpus(Model):
         return pattern if pattern is None else regex_with_one_group(pattern)
 
 
+class Corpus(CorpusContent):
+    """Raw rows to canonical conversations or preference pairs, split by prompt."""
+
+    parts: PositiveInt | None = None
+    """Jobs that tokenize and write it side by side; the result is the same for any number. Default: one for each 256 MB
+    of its files."""
+
+
+def regex(pattern: str) -> re.Pattern[str]:
+    """The compiled pattern; ValueError if it is none."""
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+
+
 def regex_with_one_group(pattern: str) -> str:
     """`pattern` itself, if it compiles and has exactly one group; ValueError otherwise."""
-    try:
-        groups = re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a regular expression: {error}") from None
+    groups = regex(pattern).groups
     if groups != 1:
         raise ValueError(f"needs exactly one group in parentheses, has {groups}")
     return pattern
-
-
-class TokenizerTraining(Model):
-    """A new sentencepiece vocabulary, trained on the train split of corpora."""
-
-    corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
-    model: Literal["bpe", "unigram"] = "bpe"
-    vocab_size: Annotated[int, Field(ge=300, le=10_000_000)] = 32000
-    """Pieces, the 256 bytes and the special tokens included."""
-    character_coverage: Fraction = 0.9995
-    """Share of the characters that get a piece of their own; the rest is spelled in bytes."""
-    split_digits: bool = True
-    """Each digit is a token of its own."""
-
-
-class Tokenizer(Model):
-    """Trained here, or adopted from a base model."""
-
-    train: TokenizerTraining | None = None
-    adopt: str | None = None
-    """Local folder or Hub id of a model whose fast tokenizer is taken."""
-    revision: str | None = None
-    """Commit, tag or branch of an adopted Hub tokenizer."""
-    chat_template: str | None = None
-    """Jinja file with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a
-    trained tokenizer, the model's own template for an adopted one if it has the markers."""
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> "Tokenizer":
-        if bool(self.train) == bool(self.adopt):
-            raise ValueError("give exactly one of `train` and `adopt`")
-        return self

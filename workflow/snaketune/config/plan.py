@@ -6,12 +6,12 @@ log-probs) are named after what they are made of and a digest of their spec, so 
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from snaketune.config.base import Model
-from snaketune.config.corpora import Tokenizer
 from snaketune.config.evaluation import Evaluation
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
@@ -20,11 +20,16 @@ from snaketune.config.specs import (
     EvalSpec,
     PackSpec,
     RefLogpsSpec,
+    CorpusSpec,
+    PlanSpec,
     ReportSpec,
     SftSpec,
     TokenizerSpec,
+    TokenizeSpec,
+    WriteSpec,
     canonical,
 )
+from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 
@@ -32,6 +37,9 @@ from snaketune.errors import SnaketuneError
 PAYLOADS = {
     "corpus": "rows",
     "tokenizer": "tokenizer",
+    "tokenize": "tokens",
+    "plan": "plan",
+    "write": "shards",
     "pack": "shards",
     "sft": "model",
     "ref_logps": "logps",
@@ -40,7 +48,9 @@ PAYLOADS = {
     "report": "pages",
 }
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
+BYTES_PER_PART = 256_000_000
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
+TASK_DATA_FILES = ("**/*.json", "**/*.jsonl", "**/*.csv", "**/*.parquet")
 TASK_FILES = ("**/*.yaml", "**/*.yml", "**/*.json", "**/*.jsonl", "**/*.csv", "**/*.py")
 
 
@@ -120,7 +130,35 @@ class Plan:
     def _corpus(self, name: str) -> Job:
         corpus = self.config.corpora[name]
         files = tuple(file for source in corpus.sources for file in source.files)
-        return self._add(Job(stage="corpus", name=name, spec=corpus, files={"files": files}))
+        evaluations = self.config.eval.values() if corpus.decontamination else ()
+        # A corpus that is itself cleaned of the others can't be waited for.
+        against = {
+            evaluated: None
+            for evaluation in evaluations
+            for evaluated in (*evaluation.conversations, *evaluation.preferences)
+            if evaluated != name and not self.config.corpora[evaluated].decontamination
+        }
+        tasks = {evaluation.tasks.folder: None for evaluation in evaluations if evaluation.tasks}
+        return self._add(
+            Job(
+                stage="corpus",
+                name=name,
+                spec=CorpusSpec(**corpus.model_dump(exclude={"parts"})),
+                artifacts={"against": tuple(self._corpus(evaluated) for evaluated in sorted(against))},
+                files={
+                    "files": files,
+                    "against_files": tuple(
+                        file for folder in sorted(tasks) for file in _files_in(folder, TASK_DATA_FILES)
+                    ),
+                },
+            )
+        )
+
+    def _parts(self, corpus: str) -> int:
+        """How many jobs share a corpus."""
+        job = self._corpus(corpus)
+        size = sum(Path(file).stat().st_size for file in job.files["files"] if Path(file).is_file())
+        return self.config.corpora[corpus].parts or max(1, math.ceil(size / BYTES_PER_PART))
 
     def _tokenizer(self, name: str) -> Job:
         tokenizer = self.config.tokenizers[name]
@@ -145,16 +183,52 @@ class Plan:
             return (tokenizer.chat_template,)
         return (str(self.root / DEFAULT_CHAT_TEMPLATE),) if tokenizer.train else ()
 
+    def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
+        """The parts of a tokenized corpus; rows of any length are made of the same ones."""
+        whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
+        name = f"{corpus}-{tokenizer}-{_short_digest(whole, corpus, tokenizer)}"
+        parts = self._parts(corpus)
+        return tuple(
+            self._add(
+                Job(
+                    stage="tokenize",
+                    name=f"{name}/{part}-of-{parts}",
+                    spec=TokenizeSpec(kind=kind, train_on=train_on, part=part, parts=parts),
+                    artifacts={"corpus": (self._corpus(corpus),), "tokenizer": (self._tokenizer(tokenizer),)},
+                )
+            )
+            for part in range(1, parts + 1)
+        )
+
     def _pack(self, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
         spec = PackSpec(kind=kind, **packing.model_dump())
-        return self._add(
+        name = f"{corpus}-{tokenizer}-{packing.longest}-{_short_digest(spec, corpus, tokenizer)}"
+        tokens = self._tokens(kind, corpus, tokenizer, packing.train_on)
+        rows = self._add(
             Job(
-                stage="pack",
-                name=f"{corpus}-{tokenizer}-{packing.length}-{_short_digest(spec, corpus, tokenizer)}",
-                spec=spec,
-                artifacts={"corpus": (self._corpus(corpus),), "tokenizer": (self._tokenizer(tokenizer),)},
+                stage="plan",
+                name=name,
+                spec=PlanSpec(kind=kind, **packing.model_dump(exclude={"train_on"})),
+                artifacts={"tokens": tokens},
             )
         )
+        shards = tuple(
+            self._add(
+                Job(
+                    stage="write",
+                    name=f"{name}/{part}-of-{len(tokens)}",
+                    spec=WriteSpec(kind=kind, part=part, parts=len(tokens)),
+                    artifacts={
+                        "plan": (rows,),
+                        "tokens": tokens,
+                        # Raw rows are the corpus' own.
+                        "corpus": (self._corpus(corpus),) if packing.strategy == "none" else (),
+                    },
+                )
+            )
+            for part in range(1, len(tokens) + 1)
+        )
+        return self._add(Job(stage="pack", name=name, spec=spec, artifacts={"plan": (rows,), "shards": shards}))
 
     def _sft(self, name: str) -> Job:
         run = self.config.sft[name]

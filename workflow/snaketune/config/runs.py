@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, Name
 
 PositiveInt = Annotated[int, Field(ge=1)]
+RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -62,12 +63,48 @@ def _kind_of_base(base: Any) -> str:
 class Packing(Model):
     """How conversations or pairs become rows."""
 
-    length: Annotated[int, Field(ge=8)] = 1024
-    """Tokens per row."""
-    strategy: Literal["best-fit-decreasing", "none"] = "best-fit-decreasing"
-    """`none` writes raw rows (format v2.0), which TRL's trainer reads."""
-    overflow: Literal["drop", "raise"] = "drop"
-    """What happens to a conversation or pair that is longer than a row; every drop is counted."""
+    length: RowLength | Annotated[tuple[RowLength, ...], Field(min_length=2)] = 1024
+    """Tokens per row; or several, for instance `[512, 1024]`: each must divide the longest, and a batch has equally many
+    tokens whatever rows it is made of."""
+    strategy: Literal["best-fit-decreasing", "wrapped", "none"] = "best-fit-decreasing"
+    """`wrapped` cuts conversations wherever a row ends, as pre-training does; `none` writes raw rows (format v2.0), which
+    TRL's trainer reads."""
+    overflow: Literal["drop", "truncate", "split", "raise"] = "drop"
+    """What happens to a conversation or pair that is longer than a row. `truncate` and `split` cut behind a turn where they
+    can. Everything is counted, in rows and tokens."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are learned
+    from their completions."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All row lengths, from short to long."""
+        return (self.length,) if isinstance(self.length, int) else self.length
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest rows."""
+        return self.lengths[-1]
+
+    @field_validator("length")
+    @classmethod
+    def _from_short_to_long(cls, length: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        if isinstance(length, int):
+            return length
+        lengths = tuple(sorted(set(length)))
+        if wrong := [n for n in lengths if lengths[-1] % n]:
+            raise ValueError(f"{wrong[0]} doesn't divide {lengths[-1]}, so no number of such rows has its tokens")
+        return lengths if len(lengths) > 1 else lengths[0]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Packing":
+        if self.strategy != "best-fit-decreasing" and len(self.lengths) > 1:
+            raise ValueError(f"strategy {self.strategy} has rows of one length, found {list(self.lengths)}")
+        if self.strategy == "none" and self.overflow in ("truncate", "split"):
+            raise ValueError(
+                f"strategy none writes rows as they are; overflow can be drop or raise, found {self.overflow}"
+            )
+        return self
 
 
 class Lora(Model):
@@ -125,6 +162,9 @@ class Operation(Model):
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10
     """Optimizer steps between lines of the log and points of the curves."""
+    load_in_memory: Literal["auto"] | bool = "auto"
+    """Reads all rows before training instead of mapping their files; `auto` does where mapping is slow (network mounts,
+    Windows disks under WSL)."""
 
 
 class Sft(Model):
@@ -171,6 +211,10 @@ class Dpo(Model):
             raise ValueError(f"label_smoothing belongs to the sigmoid loss, not to {self.loss}")
         if self.packing.strategy == "none":
             raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
+        if self.packing.strategy == "wrapped" or self.packing.overflow == "split":
+            raise ValueError("pairs are never split; choose another packing.strategy or packing.overflow")
+        if self.packing.train_on != "assistant":
+            raise ValueError("pairs are learned from their completions; leave packing.train_on out here")
         return _quantization_needs_lora(self)
 
 

@@ -8,11 +8,12 @@ import json
 from typing import Literal
 
 from snaketune.config.base import Model
-from snaketune.config.corpora import Corpus
+from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Report
 from snaketune.config.runs import Lora, Packing, Pretrained, Quantization, Scratch, Training
 
-CorpusSpec = Corpus
+CorpusSpec = CorpusContent
+Kind = Literal["sft", "preference"]
 
 
 class TokenizerSpec(Model):
@@ -26,10 +27,36 @@ class TokenizerSpec(Model):
     revision: str | None = None
 
 
+class TokenizeSpec(Model):
+    """One part of a corpus; parts are numbered from 1."""
+
+    kind: Kind
+    train_on: Literal["assistant", "last", "all"]
+    part: int
+    parts: int
+
+
+class PlanSpec(Model):
+    """Which sequence goes where."""
+
+    kind: Kind
+    length: int | tuple[int, ...]
+    strategy: Literal["best-fit-decreasing", "wrapped", "none"]
+    overflow: Literal["drop", "truncate", "split", "raise"]
+
+
+class WriteSpec(Model):
+    """One part of the shards; parts are numbered from 1."""
+
+    kind: Kind
+    part: int
+    parts: int
+
+
 class PackSpec(Packing):
     """Rows of one kind."""
 
-    kind: Literal["sft", "preference"]
+    kind: Kind
 
 
 class SftSpec(Model):

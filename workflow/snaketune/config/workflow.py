@@ -6,10 +6,11 @@ from typing import Annotated
 from pydantic import Field
 
 from snaketune.config.base import Model, Name
-from snaketune.config.corpora import Corpus, Tokenizer
+from snaketune.config.corpora import Corpus
 from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
+from snaketune.config.tokenizers import Tokenizer
 from snaketune.errors import SnaketuneError
 
 
@@ -64,12 +65,19 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
             _known_corpus(f"eval.{name}.preferences", corpus, config, "preferences")
         if evaluation.packing.strategy == "none":
             raise SnaketuneError(f"eval.{name}.packing.strategy: `none` has no packed rows to evaluate on")
+        if evaluation.preferences and (
+            evaluation.packing.strategy == "wrapped" or evaluation.packing.overflow == "split"
+        ):
+            raise SnaketuneError(
+                f"eval.{name}.packing: pairs are never split; choose another strategy and overflow, or evaluate preferences "
+                "in an entry of their own"
+            )
 
 
 def _fits(key: str, packing: Packing, run: Sft) -> None:
-    if isinstance(run.base, Scratch) and packing.length > run.base.max_positions:
+    if isinstance(run.base, Scratch) and packing.longest > run.base.max_positions:
         raise SnaketuneError(
-            f"{key}.packing.length: {packing.length} tokens, but the model's base.max_positions is "
+            f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is "
             f"{run.base.max_positions}; raise the one or lower the other"
         )
 

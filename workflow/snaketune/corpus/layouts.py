@@ -18,7 +18,8 @@ from typing import Any
 
 from snaketune.config.corpora import Fields
 from snaketune.corpus.pairs import pair, transcript_pair
-from snaketune.corpus.rows import EXCERPT_LENGTH, Conversation, Malformed, Row, check
+from snaketune.corpus.roles import check
+from snaketune.corpus.rows import EXCERPT_LENGTH, Conversation, Malformed, Row
 from snaketune.corpus.turns import completion_turns, kind_of, plain_text, prompt_turns, turns_of
 
 NO_INPUT = re.compile(r"\s*<no[ _-]?input>\s*", re.IGNORECASE)

@@ -1,0 +1,39 @@
+"""`tokenizers:`, trained here or adopted."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from snaketune.config.base import Fraction, Model, Name
+
+
+class TokenizerTraining(Model):
+    """A new sentencepiece vocabulary, trained on the train split of corpora."""
+
+    corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
+    model: Literal["bpe", "unigram"] = "bpe"
+    vocab_size: Annotated[int, Field(ge=300, le=10_000_000)] = 32000
+    """Pieces, the 256 bytes and the special tokens included."""
+    character_coverage: Fraction = 0.9995
+    """Share of the characters that get a piece of their own; the rest is spelled in bytes."""
+    split_digits: bool = True
+    """Each digit is a token of its own."""
+
+
+class Tokenizer(Model):
+    """Trained here, or adopted from a base model."""
+
+    train: TokenizerTraining | None = None
+    adopt: str | None = None
+    """Local folder or Hub id of a model whose fast tokenizer is taken."""
+    revision: str | None = None
+    """Commit, tag or branch of an adopted Hub tokenizer."""
+    chat_template: str | None = None
+    """Jinja file with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a
+    trained tokenizer, the model's own template for an adopted one if it has the markers."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Tokenizer":
+        if bool(self.train) == bool(self.adopt):
+            raise ValueError("give exactly one of `train` and `adopt`")
+        return self

@@ -1,0 +1,60 @@
+"""What makes a canonical row sound: who may speak after whom, on whom it ends, and that something is said."""
+
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row
+
+# Who may speak after whom; None is the beginning.
+MAY_FOLLOW = {
+    None: {"system", "user"},
+    "system": {"user"},
+    "user": {"assistant"},
+    "assistant": {"user", "tool"},
+    "tool": {"tool", "assistant"},
+}
+
+
+def check(row: Row) -> None:
+    """Raise Malformed unless `row` is sound."""
+    if isinstance(row, Conversation):
+        _check_conversation(row)
+    else:
+        _check_preference(row)
+
+
+def _check_conversation(row: Conversation) -> None:
+    if not any(turn["role"] == "assistant" for turn in row.messages):
+        raise Malformed("no_assistant_turn", f"none of the {len(row.messages)} turns is the assistant's")
+    _check_turns(row.messages)
+    last = row.messages[-1]["role"]
+    if last != "assistant":
+        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so there is nothing to learn from it")
+
+
+def _check_preference(row: Preference) -> None:
+    completions = {"chosen": row.chosen, "rejected": row.rejected}
+    if not row.prompt:
+        raise Malformed("empty_turn", "the prompt has no turns")
+    for name, turns in completions.items():
+        if not any(turn["content"].strip() for turn in turns):
+            raise Malformed("empty_completion", f"{name} has no text")
+    if row.prompt[-1]["role"] not in ("user", "tool"):
+        raise Malformed("turn_out_of_order", f"the prompt ends on {row.prompt[-1]['role']}, expected user")
+    for name, turns in completions.items():
+        _check_turns(row.prompt + turns, f"prompt + {name}: ")
+        if turns[-1]["role"] != "assistant":
+            raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
+    if row.chosen == row.rejected:
+        raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
+
+
+def _check_turns(turns: list[Message], where: str = "") -> None:
+    before = None
+    for number, turn in enumerate(turns, start=1):
+        role = turn["role"]
+        if not turn["content"].strip():
+            raise Malformed("empty_turn", f"{where}turn {number} ({role}) has no text")
+        if role not in MAY_FOLLOW[before]:
+            if role == before:
+                raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
+            place = f"follows {before}" if before else "comes first"
+            raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {place}")
+        before = role
