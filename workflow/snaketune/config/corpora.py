@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, Name
+from snaketune.config.base import Fraction, Model
 
 Layout = Literal[
     "auto",

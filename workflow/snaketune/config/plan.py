@@ -16,12 +16,12 @@ from snaketune.config.evaluation import Evaluation
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
 from snaketune.config.specs import (
+    CorpusSpec,
     DpoSpec,
     EvalSpec,
     PackSpec,
-    RefLogpsSpec,
-    CorpusSpec,
     PlanSpec,
+    RefLogpsSpec,
     ReportSpec,
     SftSpec,
     TokenizerSpec,

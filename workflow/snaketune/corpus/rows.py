@@ -8,7 +8,7 @@ surrogate is refused, because no UTF-8 file can hold it. Costs one JSON dump and
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -38,6 +38,18 @@ class Malformed(Exception):
     def __init__(self, reason: str, detail: str, excerpt: str = ""):
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail, self.excerpt = reason, detail, excerpt
+
+
+class Dropped(Exception):
+    """A row that is sound, and left out all the same: a tie between two answers, say.
+
+    Attributes:
+        reason: a short stable name, counted in the manifest.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,6 +99,20 @@ class Preference:
 
 
 Row = Conversation | Preference
+
+
+class Made(NamedTuple):
+    """What became of a raw row.
+
+    Attributes:
+        raw: where it came from (a `sources.RawRow`). One raw row can make several rows, and is then named with each.
+        layout: the name of the layout that it has.
+        row: the canonical row; or why there is none; or None if the raw row became part of another (a message of a tree).
+    """
+
+    raw: Any
+    layout: str
+    row: Row | Malformed | Dropped | None
 
 
 def row_id(row: Row) -> str:
