@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from snaketune.config import base, corpora, evaluation, runs
+from snaketune.config import base, corpora, evaluation, runs, tokenizers
 
 ROOT = Path(__file__).parents[2]
 # conda-forge's name where it isn't PyPI's.
@@ -17,7 +17,7 @@ PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 def models() -> list[type[BaseModel]]:
     return [
         value
-        for module in (corpora, runs, evaluation)
+        for module in (corpora, tokenizers, runs, evaluation)
         for value in vars(module).values()
         if isinstance(value, type) and issubclass(value, base.Model) and value is not base.Model
     ]

@@ -47,6 +47,29 @@ WRONG = [
     ("sft.demo.corpus", "demo-preferences", ["sft.demo.corpus", "holds preferences", "expected conversations"]),
     ("sft.demo.tokenizer", "x", ["sft.demo.tokenizer", "'x'", "known: demo"]),
     ("sft.demo.packing.length", 4096, ["sft.demo.packing.length", "4096", "max_positions", "2048"]),
+    ("sft.demo.packing.length", "x", ["sft.demo.packing.length: found 'x'; input should be a valid integer"]),
+    ("sft.demo.packing.length", [512], ["sft.demo.packing.length: found [512]; tuple should have at least 2"]),
+    ("sft.demo.packing.length", [512, 1000], ["sft.demo.packing.length", "512 doesn't divide 1000"]),
+    ("sft.demo.packing.length", [256, 4096], ["sft.demo.packing.length", "4096", "max_positions"]),
+    ("sft.demo.packing", {"length": [256, 512], "strategy": "wrapped"}, ["sft.demo.packing", "rows of one length"]),
+    ("sft.demo.packing", {"strategy": "none", "overflow": "split"}, ["sft.demo.packing", "found split"]),
+    ("dpo.demo.packing", {"overflow": "split"}, ["dpo.demo", "pairs are never split"]),
+    ("dpo.demo.packing", {"train_on": "all"}, ["dpo.demo", "leave packing.train_on out"]),
+    ("eval.demo.packing", {"overflow": "split"}, ["eval.demo.packing", "pairs are never split"]),
+    (
+        "corpora.demo-chat.cleaning",
+        {"drop_matching": ["("]},
+        ["cleaning.drop_matching", "'(' is not a regular expression"],
+    ),
+    ("corpora.demo-chat.cleaning", {"languages": ["English"]}, ["cleaning.languages", "'English'"]),
+    (
+        "corpora.demo-chat.cleaning",
+        {"min_characters": 9, "max_characters": 3},
+        ["cleaning", "more than max_characters 3"],
+    ),
+    ("corpora.demo-chat.repair", ["merge"], ["corpora.demo-chat.repair", "'merge'", "'merge-same-role'"]),
+    ("corpora.demo-chat.sources.0.speakers", {"A": "bot"}, ["sources.0.speakers.A", "'bot'", "'assistant'"]),
+    ("corpora.demo-chat.sources.0.weight", 0, ["sources.0.weight", "greater than 0"]),
     ("dpo.demo.from", "nobody", ["dpo.demo.from", "'nobody'", "`sft:`"]),
     ("dpo.demo.loss", "sigmoids", ["dpo.demo.loss", "'sigmoids'", "'ipo'"]),
     ("dpo.demo.label_smoothing", 0.7, ["dpo.demo.label_smoothing", "0.7", "less than 0.5"]),
@@ -95,6 +118,13 @@ def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, valu
         load(put(raw, key, value))
     for words in said:
         assert words in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["x", 4, [512]])
+def test_a_value_or_a_list_of_them_is_refused_once(raw, value):
+    with pytest.raises(SnaketuneError) as error:
+        load(put(raw, "sft.demo.packing.length", value))
+    assert len(str(error.value).splitlines()) == 2
 
 
 def test_every_mistake_is_told_at_once(raw):
@@ -148,7 +178,47 @@ def test_jobs_are_never_mixed_up_by_their_names(raw):
     plan = Plan(*load(raw))
     one, two = (plan.job("sft", name).artifacts["pack"][0] for name in ("one", "two"))
     assert one.manifest != two.manifest
-    assert [job.name for job in two.artifacts["corpus"]] == ["a-b"]
+    (tokens,) = two.artifacts["plan"][0].artifacts["tokens"]
+    assert [job.name for job in tokens.artifacts["corpus"]] == ["a-b"]
+
+
+def test_a_corpus_has_a_part_for_each_256_mb_of_its_files_or_as_many_as_asked_for(raw, tmp_path):
+    large = tmp_path / "large.jsonl"
+    with large.open("wb") as file:
+        file.truncate(600_000_000)
+    raw["corpora"]["demo-chat"]["sources"] = [{"files": [str(large)]}]
+
+    def parts() -> list[str]:
+        pack = Plan(*load(raw)).job("sft", "demo").artifacts["pack"][0]
+        tokens = pack.artifacts["plan"][0].artifacts["tokens"]
+        assert [job.name.split("/")[1] for job in pack.artifacts["shards"]] == [j.name.split("/")[1] for j in tokens]
+        return [job.name.split("/")[1] for job in tokens]
+
+    assert parts() == ["1-of-3", "2-of-3", "3-of-3"]
+    raw["corpora"]["demo-chat"]["parts"] = 2
+    assert parts() == ["1-of-2", "2-of-2"]
+
+
+def test_other_row_lengths_tokenize_nothing_anew(raw):
+    raw["sft"]["short"] = {"extends": "demo", "packing": {"length": 256, "overflow": "truncate"}}
+    raw["sft"]["all"] = {"extends": "demo", "packing": {"train_on": "all"}}
+    plan = Plan(*load(raw))
+    tokens = {
+        name: plan.job("sft", name).artifacts["pack"][0].artifacts["plan"][0].artifacts["tokens"]
+        for name in ("demo", "short", "all")
+    }
+    assert tokens["demo"] == tokens["short"] != tokens["all"]
+
+
+def test_a_corpus_is_decontaminated_against_what_is_evaluated(raw):
+    for name in ("bench", "clean-bench"):
+        raw["corpora"][name] = raw["corpora"]["demo-chat"] | {"held_out": 1.0}
+        raw["eval"]["demo"]["conversations"].append(name)
+    raw["corpora"]["demo-chat"]["decontamination"] = {}
+    raw["corpora"]["clean-bench"]["decontamination"] = {}
+    job = Plan(*load(raw)).job("corpus", "demo-chat")
+    assert [against.name for against in job.artifacts["against"]] == ["bench", "demo-preferences"]
+    assert [Path(file).name for file in job.files["against_files"]] == ["demo_choice.jsonl"]
 
 
 def test_a_grid_over_lists_is_named_by_place(raw):

@@ -80,7 +80,9 @@ def operation_of(stage, key):
     """How the job is run. As a resource and not a param, so that an edit reruns nothing."""
 
     def operation(wildcards):
-        return getattr(job_of(stage, wildcards).operation, key)
+        value = getattr(job_of(stage, wildcards).operation, key)
+        # Resources are numbers or texts.
+        return str(value).lower() if isinstance(value, bool) else value
 
     return operation
 

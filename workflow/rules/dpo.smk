@@ -20,10 +20,13 @@ rule dpo:
         nodes=1,
         checkpoint_steps=operation_of("dpo", "checkpoint_steps"),
         log_steps=operation_of("dpo", "log_steps"),
+        load_in_memory=operation_of("dpo", "load_in_memory"),
     params:
         spec=spec_of("dpo"),
         code=code_of("dpo"),
     shell:
         "OMP_NUM_THREADS={threads} python -m snaketune dpo --spec {params.spec:q} --code {params.code}"
-        " --model {input.model:q} --pack {input.pack:q} --ref-logps {input.ref_logps:q} --gpus {resources.gpu} --checkpoint-steps {resources.checkpoint_steps} --log-steps {resources.log_steps}"
+        " --model {input.model:q} --pack {input.pack:q} --ref-logps {input.ref_logps:q}"
+        " --gpus {resources.gpu} --checkpoint-steps {resources.checkpoint_steps} --log-steps {resources.log_steps}"
+        " --load-in-memory {resources.load_in_memory}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -20,10 +20,13 @@ rule sft:
         nodes=1,
         checkpoint_steps=operation_of("sft", "checkpoint_steps"),
         log_steps=operation_of("sft", "log_steps"),
+        load_in_memory=operation_of("sft", "load_in_memory"),
     params:
         spec=spec_of("sft"),
         code=code_of("sft"),
     shell:
         "OMP_NUM_THREADS={threads} python -m snaketune sft --spec {params.spec:q} --code {params.code}"
-        " --pack {input.pack:q} --tokenizer {input.tokenizer:q} --base {input.base:q} --gpus {resources.gpu} --checkpoint-steps {resources.checkpoint_steps} --log-steps {resources.log_steps}"
+        " --pack {input.pack:q} --tokenizer {input.tokenizer:q} --base {input.base:q}"
+        " --gpus {resources.gpu} --checkpoint-steps {resources.checkpoint_steps} --log-steps {resources.log_steps}"
+        " --load-in-memory {resources.load_in_memory}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -30,7 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
             inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
             out=options.out,
             operation=Operation(
-                gpus=options.gpus, checkpoint_steps=options.checkpoint_steps, log_steps=options.log_steps
+                gpus=options.gpus,
+                checkpoint_steps=options.checkpoint_steps,
+                log_steps=options.log_steps,
+                load_in_memory={"true": True, "false": False}.get(options.load_in_memory, options.load_in_memory),
             ),
         )
     except SnaketuneError as error:
@@ -55,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--gpus", type=int, default=defaults.gpus, help="GPUs to claim, where there are any")
         command.add_argument("--checkpoint-steps", type=int, default=defaults.checkpoint_steps)
         command.add_argument("--log-steps", type=int, default=defaults.log_steps)
+        command.add_argument("--load-in-memory", choices=("auto", "true", "false"), default=defaults.load_in_memory)
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
     return parser

@@ -13,7 +13,7 @@ from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
 
 # pydantic names the member of a union in its location, between two keys.
-MEMBERS_OF_UNIONS = {"Pretrained", "Scratch", "literal['all-linear']", "tuple[str, ...]"}
+MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
 # What no shell and no wildcard pattern of Snakemake takes for something else.
 PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 
@@ -30,15 +30,29 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     try:
         config = Workflow.model_validate(expanded)
     except ValidationError as error:
-        lines = sorted({_line(issue) for issue in error.errors()})
+        lines = sorted({_line(issue) for issue in error.errors() if not _is_echo(issue)})
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
     _check_files(config)
     check_references(config, variants)
     return config, variants
 
 
+def _is_echo(issue: Any) -> bool:
+    """Whether pydantic says in another way what it says elsewhere."""
+    # The other member of a union of one value and a list of them.
+    member = str(issue["loc"][-1])
+    if (
+        isinstance(issue["input"], list)
+        if member.startswith(("constrained", "literal"))
+        else issue["type"] == "tuple_type"
+    ):
+        return "constrained" in member or member.startswith("tuple[constrained")
+    # A list counted without its items that are wrong.
+    return issue["type"] == "too_short" and len(issue["input"]) >= issue["ctx"]["min_length"]
+
+
 def _line(issue: Any) -> str:
-    location = [str(part) for part in issue["loc"] if part not in MEMBERS_OF_UNIONS]
+    location = [str(part) for part in issue["loc"] if not MEMBER_OF_UNION.fullmatch(str(part))]
     key = ".".join(location) or "(top level)"
     match issue["type"]:
         case "extra_forbidden":

@@ -129,7 +129,7 @@ class Training(Model):
 
     epochs: PositiveFloat = 1.0
     batch_rows: PositiveInt = 32
-    """Rows per optimizer step, over all GPUs and accumulation steps."""
+    """Rows per optimizer step, over all GPUs and accumulation steps; of several lengths, the longest counts."""
     micro_batch_rows: PositiveInt = 8
     """Rows per forward pass on one GPU."""
     learning_rate: PositiveFloat

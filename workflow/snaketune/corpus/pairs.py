@@ -1,27 +1,35 @@
 """Preference pairs from the ways they come: completions beside a prompt, or two conversations that begin alike."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
+from snaketune.corpus.parts import kind_of
 from snaketune.corpus.rows import Malformed, Message, Preference
-from snaketune.corpus.turns import completion_turns, kind_of, prompt_turns
+from snaketune.corpus.turns import NO_SPEAKERS, completion_turns, exchange, turns_of
 
 SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 SPEAKER_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
-def pair(prompt: Any, chosen: Any, rejected: Any) -> Preference:
+def pair(prompt: Any, chosen: Any, rejected: Any, speakers: Mapping[str, str] = NO_SPEAKERS) -> Preference:
     """A preference from its three columns; `prompt` may be None where the other two are whole conversations."""
-    chosen, rejected = completion_turns(chosen, "chosen"), completion_turns(rejected, "rejected")
-    if chosen[0]["role"] != "assistant" and rejected[0]["role"] != "assistant":
-        row = _whole_pair(chosen, rejected)
-        if prompt is not None and not _says(row.prompt, prompt):
-            raise Malformed("different_prompts", "chosen and rejected are whole conversations without `prompt` in them")
-        return row
+    if is_transcript(chosen) and is_transcript(rejected):
+        row = transcript_pair(chosen, rejected)
+        return _about(row, prompt, speakers)
+    if not isinstance(chosen, str) or not isinstance(rejected, str):
+        turns = [completion_turns(chosen, "chosen", speakers), completion_turns(rejected, "rejected", speakers)]
+        if turns[0][0]["role"] != "assistant" and turns[1][0]["role"] != "assistant":
+            return _about(_whole_pair(*turns), prompt, speakers)
     if prompt is None:
         raise Malformed("missing_column", "no column prompt, and chosen and rejected are no whole conversations")
-    turns, notes = prompt_turns(prompt, "prompt")
+    turns, (chosen, rejected), notes = exchange(prompt, {"chosen": chosen, "rejected": rejected}, speakers)
     return Preference(prompt=turns, chosen=chosen, rejected=rejected, notes=notes)
+
+
+def is_transcript(text: Any) -> bool:
+    """Whether a text is a conversation of Human and Assistant."""
+    return isinstance(text, str) and text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
 
 
 def transcript_pair(chosen: Any, rejected: Any) -> Preference:
@@ -63,9 +71,15 @@ def _whole_pair(chosen: list[Message], rejected: list[Message]) -> Preference:
     return Preference(prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:])
 
 
-def _says(turns: list[Message], prompt: Any) -> bool:
-    """Whether `prompt`, a text or turns, is among `turns`."""
+def _about(row: Preference, prompt: Any, speakers: Mapping[str, str]) -> Preference:
+    """`row`, if `prompt` is None or among its turns."""
     if isinstance(prompt, str):
-        return any(turn["content"].strip() == prompt.strip() for turn in turns)
-    wanted, _ = prompt_turns(prompt, "prompt")
-    return turns[: len(wanted)] == wanted
+        said = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)
+        if not said and is_transcript(prompt):
+            said = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
+    else:
+        wanted = [] if prompt is None else turns_of(prompt, "prompt", speakers)
+        said = row.prompt[: len(wanted)] == wanted
+    if not said:
+        raise Malformed("different_prompts", "chosen and rejected are whole conversations without `prompt` in them")
+    return row

@@ -2,15 +2,15 @@
 
 A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
 is to speak, and two different completions of it. Text is kept exactly as it came, NUL characters included; only a lone
-surrogate is refused, because no UTF-8 file can hold it. Costs one JSON dump and one SHA-256 per row, for the id.
+surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import xxhash
 
 Message = dict[str, str]
 
@@ -22,7 +22,6 @@ SCHEMAS = {
         [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *CHECKABLE]
     ),
 }
-ROWS_PER_BATCH = 1024
 EXCERPT_LENGTH = 200
 
 
@@ -69,6 +68,11 @@ class Conversation:
         return self.messages
 
     @property
+    def turns(self) -> list[Message]:
+        """All turns."""
+        return self.messages
+
+    @property
     def reply(self) -> str:
         """The text that an answer pattern searches."""
         return self.messages[-1]["content"]
@@ -93,6 +97,11 @@ class Preference:
         return self.prompt
 
     @property
+    def turns(self) -> list[Message]:
+        """All turns."""
+        return self.prompt + self.chosen + self.rejected
+
+    @property
     def reply(self) -> str:
         """The text that an answer pattern searches."""
         return self.chosen[-1]["content"]
@@ -115,39 +124,33 @@ class Made(NamedTuple):
     row: Row | Malformed | Dropped | None
 
 
-def row_id(row: Row) -> str:
-    """16 hex digits of the SHA-256 of what the row says; answer and task don't count.
+def content_hash(row: Row) -> int:
+    """64-bit XXH3 of what the row says and who says it; answer and task don't count.
+
+    Each text follows its role and length, so that no text can be taken for the end of one turn and the beginning of
+    another.
 
     Raises:
         Malformed: a text that UTF-8 can't hold.
     """
-    if isinstance(row, Conversation):
-        content: object = row.messages
-    else:
-        content = [row.prompt, row.chosen, row.rejected]
+    spelled = "".join([f"{turn['role']}:{len(content := turn['content'])}:{content}" for turn in row.turns])
+    if isinstance(row, Preference):
+        spelled = f"{len(row.prompt)}:{len(row.chosen)}:{spelled}"
     try:
-        spelled = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()
-        for text in (row.answer, row.task):
-            if text is not None:
-                text.encode()
+        if row.answer is not None:
+            row.answer.encode()
+        if row.task is not None:
+            row.task.encode()
+        return xxhash.xxh3_64_intdigest(spelled.encode())
     except UnicodeEncodeError as error:
         raise Malformed(
             "lone_surrogate", f"holds {error.object[error.start]!a}, half of a character, which UTF-8 can't spell"
         ) from None
-    return hashlib.sha256(spelled).hexdigest()[:16]
 
 
-def to_table(kind: str, rows: list[tuple[str, Row]]) -> pa.Table:
-    """Rows with their ids as a table of the schema of `kind`."""
-    schema = SCHEMAS[kind]
-    batches = []
-    # Built in batches, because one Arrow string array holds at most 2 GiB.
-    for start in range(0, len(rows), ROWS_PER_BATCH):
-        part = rows[start : start + ROWS_PER_BATCH]
-        columns = [pa.array([id_ for id_, _ in part], pa.string())]
-        columns += [pa.array([getattr(row, field.name) for _, row in part], field.type) for field in list(schema)[1:]]
-        batches.append(pa.record_batch(columns, schema=schema))
-    return pa.Table.from_batches(batches, schema)
+def id_of(content: int) -> str:
+    """The id of a row with this `content_hash`: 16 hex digits."""
+    return f"{content:016x}"
 
 
 def excerpt(value: Any) -> str:

@@ -6,29 +6,25 @@ nobody knows how much of it is missing.
 """
 
 import gzip
+import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import BinaryIO
 
 import pyarrow as pa
 
 from snaketune.config.corpora import HubDataset
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.formats import GZIP_MAGIC, HEAD_LENGTH, ZSTD_MAGIC, format_of
+from snaketune.corpus.raw import RawRow
+from snaketune.corpus.table_files import read_arrow, read_parquet
 from snaketune.corpus.text_files import read_csv, read_json
 from snaketune.errors import SnaketuneError
 
-GZIP_MAGIC = b"\x1f\x8b"
-ROWS_PER_READ = 1024
+READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow}
 NOT_THERE_OR_BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException)
-
-
-class RawRow(NamedTuple):
-    """A row as it was found, or why there is none, and where: the line of a text file, else the number of the row."""
-
-    unit: Literal["line", "row"]
-    number: int
-    found: dict[str, Any] | Malformed
+BYTES_PER_READ = 1 << 20
 
 
 def read_file(path: Path, shown: str) -> Iterator[RawRow]:
@@ -40,16 +36,17 @@ def read_file(path: Path, shown: str) -> Iterator[RawRow]:
     Raises:
         SnaketuneError: missing, empty, cut off, or of no known format.
     """
-    suffix = Path(shown.lower().removesuffix(".gz")).suffix
-    if suffix not in READERS:
-        raise SnaketuneError(
-            f"{shown}: unknown format {suffix!r}; expected {', '.join(READERS)}, or one of them as .gz"
-        )
     rows = 0
     try:
-        with _open(path) as file:
-            for rows, row in enumerate(READERS[suffix](file, shown), start=1):  # noqa: B007
-                yield RawRow(*row)
+        if path.exists() and not path.is_file():
+            what = "a folder; name the files in it" if path.is_dir() else "no regular file; write its rows to one"
+            raise SnaketuneError(f"{shown} is {what}")
+        opening = partial(_open, path)
+        with opening() as file:
+            head = file.read(HEAD_LENGTH)
+        if head:
+            for rows, row in enumerate(READERS[format_of(head, shown)](opening, shown), start=1):  # noqa: B007
+                yield row
     except FileNotFoundError:
         raise SnaketuneError(f"{shown} doesn't exist; `files` are relative to the working directory") from None
     except NOT_THERE_OR_BROKEN as error:
@@ -91,70 +88,11 @@ def hub_name(hub: HubDataset) -> str:
 
 
 def _open(path: Path) -> BinaryIO:
-    # By content and not by suffix: downloaders like to unpack a .gz and keep its name.
+    """The file, unpacked. By content and not by suffix: downloaders like to unpack a .gz and keep its name."""
     with path.open("rb") as file:
-        zipped = file.read(2) == GZIP_MAGIC
-    return gzip.open(path) if zipped else path.open("rb")
-
-
-def _buffer(file: BinaryIO) -> pa.NativeFile:
-    return pa.BufferReader(file.read()) if isinstance(file, gzip.GzipFile) else pa.memory_map(file.name)
-
-
-def _read_parquet(file: BinaryIO, shown: str) -> Iterator[tuple[str, int, Any]]:
-    from pyarrow.parquet import ParquetFile
-
-    return _batch_rows(ParquetFile(_buffer(file)).iter_batches(ROWS_PER_READ))
-
-
-def _read_arrow(file: BinaryIO, shown: str) -> Iterator[tuple[str, int, Any]]:
-    buffer = _buffer(file)
-    try:
-        reader = pa.ipc.open_file(buffer)
-        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
-    except pa.ArrowInvalid:
-        buffer.seek(0)
-        batches = pa.ipc.open_stream(buffer)
-    return _batch_rows(batches)
-
-
-def _batch_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, Any]]:
-    rows = (
-        row
-        for batch in _distinct_columns(batches)
-        for start in range(0, batch.num_rows, ROWS_PER_READ)
-        for row in _python_rows(batch.slice(start, ROWS_PER_READ))
-    )
-    return (("row", number, row) for number, row in enumerate(rows, start=1))
-
-
-def _distinct_columns(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        names = batch.schema.names
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise SnaketuneError(f"a table has the column {twice!r} twice; rename one of them")
-        yield batch
-
-
-def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
-            return [Malformed("not_utf8", f"{error.reason} in a text column")]
-        return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]
-    except (OverflowError, ValueError, LookupError) as error:
-        # A date out of Python's range, say, in a column that may not even be needed.
-        if batch.num_rows == 1:
-            return [Malformed("unreadable_value", str(error)[:200])]
-        return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]
-
-
-READERS: dict[str, Callable[[BinaryIO, str], Iterator[tuple[str, int, Any]]]] = {
-    ".json": read_json,
-    ".jsonl": read_json,
-    ".csv": read_csv,
-    ".parquet": _read_parquet,
-    ".arrow": _read_arrow,
-}
+        magic = file.read(len(ZSTD_MAGIC))
+    if magic.startswith(GZIP_MAGIC):
+        return gzip.open(path)
+    if magic == ZSTD_MAGIC:
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"), BYTES_PER_READ)
+    return path.open("rb", buffering=BYTES_PER_READ)

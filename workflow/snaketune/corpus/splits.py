@@ -5,6 +5,9 @@ another answer, the preference pair about it, a longer version of the conversati
 """
 
 import hashlib
+import math
+
+import numpy as np
 
 from snaketune.corpus.rows import Message
 
@@ -15,16 +18,24 @@ def split_key(opening: list[Message]) -> str:
     >>> split_key([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}])
     'Hi'
     """
+    first = opening[0]
+    if first["role"] == "user":
+        return first["content"]
     first_user = next(turn["content"] for turn in opening if turn["role"] == "user")
-    return f"{opening[0]['content']}\0{first_user}" if opening[0]["role"] == "system" else first_user
+    return f"{first['content']}\0{first_user}" if first["role"] == "system" else first_user
 
 
-def is_held_out(key: str, *, seed: int, share: float) -> bool:
-    """Whether the prompt `key` belongs to the `share` of all prompts that is held out.
+def draw(key: str, seed: int) -> int:
+    """The 64-bit number drawn for the prompt `key`; it also stands for the prompt wherever prompts are compared."""
+    return int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode()).digest()[:8], "big")
 
-    >>> sum(is_held_out(str(i), seed=0, share=0.25) for i in range(1000))
+
+def is_held_out(drawn: np.ndarray, share: float) -> np.ndarray:
+    """Which of the prompts belong to the `share` of all prompts that is held out.
+
+    >>> int(is_held_out(np.array([draw(str(i), seed=0) for i in range(1000)], np.uint64), share=0.25).sum())
     242
     """
-    drawn = int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode()).digest()[:8], "big")
     # Integers against a scaled share: a quotient could round up to 1.0, which no share exceeds.
-    return drawn < share * 2**64
+    limit = math.ceil(share * 2**64)
+    return np.full(len(drawn), True) if limit >= 2**64 else drawn < np.uint64(limit)

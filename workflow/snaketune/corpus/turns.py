@@ -1,58 +1,108 @@
-"""Turns from what rows hold: lists of messages in two spellings, bare texts, and texts with a template baked in."""
+"""Turns from what rows hold: lists of messages in several spellings, bare texts, and texts with a template baked in."""
 
 import math
-import re
+from collections.abc import Mapping
 from typing import Any
 
+from snaketune.corpus.parts import calls_text, content_of, kind_of, text_of
 from snaketune.corpus.rows import Malformed, Message
+from snaketune.corpus.templates import unwrapped, without_end
 
 ROLES = {
     "system": "system",
+    "developer": "system",
     "user": "user",
     "human": "user",
+    "prompter": "user",
     "assistant": "assistant",
     "gpt": "assistant",
+    "chatgpt": "assistant",
     "bot": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
     "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+    "ipython": "tool",
 }
-# The wrapping that Stanford Alpaca trained with, and that many data sets since have kept inside their prompts.
-ALPACA_TEMPLATE = re.compile(
-    r"Below is an instruction that describes a task[^\n]*\n\n### Instruction:\n(?P<instruction>.*?)"
-    r"(?:\n\n### Input:\n(?P<input>.*?))?\n\n### Response:\s*",
-    re.DOTALL,
-)
+# Speakers whose text is nothing but a call, which the assistant makes.
+CALLERS = ("function_call", "tool_call")
+SPEAKER_KEYS = ("role", "from", "speaker")
+CONTENT_KEYS = ("content", "value", "utterance", "text")
+NO_SPEAKERS: Mapping[str, str] = {}
 
 
-def turns_of(value: Any, where: str) -> list[Message]:
-    """A list of {role, content} or {from, value} as turns in our names of the roles.
+def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> list[Message]:
+    """A list of {role, content}, {from, value} or {speaker, utterance} as turns in our names of the roles.
 
     >>> turns_of([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "conversations")
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+
+    Args:
+        speakers: roles of further speakers, or other roles of known ones.
     """
     if not isinstance(value, list):
         raise Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected a list of turns")
     if not value:
         raise Malformed("empty_turn", f"{where} has no turns")
-    return [_turn(item, f"{where}, turn {number}") for number, item in enumerate(value, start=1)]
+    turns = []
+    for number, item in enumerate(value, start=1):
+        # Nearly every turn there is, at a third of the cost.
+        if type(item) is dict and len(item) == 2 and not speakers:
+            speaker, content = item.get("role"), item.get("content")
+            if type(speaker) is str and type(content) is str and speaker in ROLES:
+                turns.append({"role": ROLES[speaker], "content": content})
+                continue
+        turns.append(_turn(item, f"{where}, turn {number}", speakers))
+    return turns
 
 
-def prompt_turns(value: Any, where: str) -> tuple[list[Message], tuple[str, ...]]:
-    """A prompt, given as text or as turns, and what there is to note. An Alpaca template around a text is taken off."""
-    if not isinstance(value, str):
-        return turns_of(value, where), ()
-    wrapped = ALPACA_TEMPLATE.fullmatch(value)
-    if not wrapped:
-        return [{"role": "user", "content": value}], ()
-    given = wrapped["input"] or ""
-    content = f"{wrapped['instruction']}\n\n{given}" if given.strip() else wrapped["instruction"]
-    return [{"role": "user", "content": content}], ("unwrapped_alpaca_template",)
+def role_of(speaker: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> str | None:
+    """The role of a speaker, or None; how it is capitalised matters only in `speakers`."""
+    return speakers.get(speaker) or ROLES.get(speaker) or ROLES.get(speaker.lower())
 
 
-def completion_turns(value: Any, where: str) -> list[Message]:
-    """A completion, given as the assistant's text or as turns."""
+def exchange(
+    prompt: Any, completions: Mapping[str, Any], speakers: Mapping[str, str] = NO_SPEAKERS
+) -> tuple[list[Message], list[list[Message]], tuple[str, ...]]:
+    """A prompt and what completes it, and what there is to note.
+
+    A template around the prompt is taken off, and then the end-of-turn strings of the completions too.
+
+    Args:
+        prompt: a text, or turns.
+        completions: by the column that each comes from.
+    """
+    answers = [completion_turns(value, where, speakers) for where, value in completions.items()]
+    if not isinstance(prompt, str):
+        return turns_of(prompt, "prompt", speakers), answers, ()
+    found = unwrapped(prompt)
+    if found is None:
+        return [{"role": "user", "content": prompt}], answers, ()
+    turns, note = found
+    notes = (note,)
+    for answer in answers:
+        bare = without_end(answer[-1]["content"])
+        if bare != answer[-1]["content"]:
+            answer[-1]["content"], notes = bare, (note, "removed_end_of_turn")
+        if not prompt[-1].isspace():
+            # After "ASSISTANT:", the space belongs to the template.
+            answer[0]["content"] = answer[0]["content"].removeprefix(" ")
+    return turns, answers, notes
+
+
+def completion_turns(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> list[Message]:
+    """A completion, given as the assistant's text, as {text: …}, as one turn, or as turns."""
+    if isinstance(value, str):
+        return [{"role": "assistant", "content": value}]
     if value == []:
         raise Malformed("empty_completion", f"{where} has no turns")
-    return [{"role": "assistant", "content": value}] if isinstance(value, str) else turns_of(value, where)
+    if isinstance(value, dict):
+        if value.get("text") is not None and not any(value.get(key) is not None for key in SPEAKER_KEYS):
+            return [{"role": "assistant", "content": text_of(value["text"], where)}]
+        value = [value]
+    return turns_of(value, where, speakers)
 
 
 def plain_text(value: Any) -> str | None:
@@ -74,22 +124,22 @@ def plain_text(value: Any) -> str | None:
             return None
 
 
-def kind_of(value: Any) -> str:
-    """The type of a value, for messages."""
-    return "null" if value is None else type(value).__name__
-
-
-def _turn(item: Any, where: str) -> Message:
+def _turn(item: Any, where: str, speakers: Mapping[str, str]) -> Message:
     if not isinstance(item, dict):
-        raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected role and content")
-    role_key, content_key = ("from", "value") if "from" in item and "role" not in item else ("role", "content")
-    for key in (role_key, content_key):
-        if key not in item:
-            raise Malformed("missing_column", f"{where} has no {key}")
-        if not isinstance(item[key], str):
-            raise Malformed("wrong_type", f"{where}: {key} holds {kind_of(item[key])}, expected a text")
-    if item[role_key] not in ROLES:
-        raise Malformed("unknown_role", f"{where}: {item[role_key][:40]!r}; expected {', '.join(ROLES)}")
-    if item.get("tool_calls"):
-        raise Malformed("unsupported_turn", f"{where} has tool_calls, which plain turns can't hold")
-    return {"role": ROLES[item[role_key]], "content": item[content_key]}
+        raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what")
+    speaker_key = next((key for key in SPEAKER_KEYS if item.get(key) is not None), None)
+    content_key = next((key for key in CONTENT_KEYS if key in item), None)
+    speaker = item[speaker_key] if speaker_key else ""
+    if not isinstance(speaker, str):
+        raise Malformed("wrong_type", f"{where}: {speaker_key} holds {kind_of(speaker)}, expected a text")
+    if not speaker.strip():
+        raise Malformed("missing_speaker", f"{where} doesn't say who speaks (role, from or speaker)")
+    content = item[content_key] if content_key else None
+    if speaker in CALLERS and speaker not in speakers:
+        return {"role": "assistant", "content": calls_text(content, where)}
+    role = role_of(speaker, speakers)
+    if role is None:
+        raise Malformed("unknown_role", f"{where}: {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}")
+    if content_key is None and not (item.get("tool_calls") or item.get("function_call")):
+        raise Malformed("missing_column", f"{where} has no content")
+    return {"role": role, "content": content_of(item, content, role, where)}

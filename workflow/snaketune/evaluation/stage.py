@@ -26,7 +26,7 @@ from snaketune.models.attention import use_segment_attention
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import load_base, load_folder, parameter_count, set_special_tokens
 from snaketune.models.logprobs import losses_by_batch, pair_logprobs_of
-from snaketune.packing.shards import PackedRows, documents
+from snaketune.packing.reader import PackedRows, documents
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.reference import is_comparable, read_ref_logps
 

@@ -12,7 +12,7 @@ from snaketune.packing.shards import IGNORED
 
 
 def collate(rows: Sequence[dict[str, Any]], kernel: str) -> dict[str, Any]:
-    """B rows of L tokens, laid end to end (T = B * L).
+    """B rows, laid end to end (T tokens in all).
 
     Returns:
         input_ids: int64[1, T].
@@ -21,9 +21,10 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str) -> dict[str, Any]:
         target_segments: int64[N], the segment that each supervised token is in.
         tokens: tokens without padding.
     """
-    row_length = len(rows[0]["input_ids"])
     placed = layout(
-        [row["segment_lengths"] for row in rows], [row["prefix_lengths"] for row in rows], row_length=row_length
+        [row["segment_lengths"] for row in rows],
+        [row["prefix_lengths"] for row in rows],
+        row_lengths=[len(row["input_ids"]) for row in rows],
     )
     labels_T = np.concatenate([row["labels"] for row in rows])
     supervised_N = np.flatnonzero((labels_T != IGNORED) & (placed.parents >= 0))

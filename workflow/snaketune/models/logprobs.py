@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from snaketune.models.batches import collate, forward_inputs
-from snaketune.packing.shards import PackedRows
+from snaketune.packing.reader import PackedRows
 from snaketune.progress import progress
 
 
@@ -21,7 +21,7 @@ def token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def pair_logprobs(
-    losses_N: torch.Tensor, target_segments_N: torch.Tensor, segment_lengths: list[list[int]], row_length: int
+    losses_N: torch.Tensor, target_segments_N: torch.Tensor, segment_lengths: list[list[int]], row_lengths: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed log-probabilities and token counts of the completions of packed pairs.
 
@@ -32,12 +32,12 @@ def pair_logprobs(
         losses_N: negative log-probabilities.
         target_segments_N: the segment of each.
         segment_lengths: the column of the shard, row by row.
-        row_length: L.
+        row_lengths: tokens of each row, free ones counted.
     Returns:
         float32[P, 2] sums and int64[P, 2] counts, chosen first, pairs in the order of rows and places.
     """
     real, at = [], 0
-    for row in segment_lengths:
+    for row, row_length in zip(segment_lengths, row_lengths, strict=True):
         real += range(at, at + len(row))
         at += len(row) + (int(sum(row)) < row_length)
     sums_S = losses_N.new_zeros(at).index_add(0, target_segments_N, -losses_N)
@@ -74,7 +74,10 @@ def pair_logprobs_of(
     sums, counts = [], []
     for chunk, batch, losses_N in losses_by_batch(model, rows, kernel, dtype, batch_rows, what):
         sums_P2, counts_P2 = pair_logprobs(
-            losses_N, batch["target_segments"], [row["segment_lengths"].tolist() for row in chunk], rows.row_length
+            losses_N,
+            batch["target_segments"],
+            [row["segment_lengths"].tolist() for row in chunk],
+            [len(row["input_ids"]) for row in chunk],
         )
         sums.append(sums_P2.double().cpu())
         counts.append(counts_P2.cpu())

@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate, forward_inputs
-from snaketune.packing.shards import PackedRows
+from snaketune.packing.reader import PackedRows
 
 SEGMENTS_COMPARED = 16
 # Largest accepted difference, as a share of the largest logit.

@@ -12,8 +12,9 @@ as segments [abCD][EF] with prefix_lengths [0, 2] (query down, key across):
         E x x . . x .          2      b      <- the prompt is computed once, and both continue it
         F x x . . x x          3      E
 
-SFT rows are segments without prefixes. The free tokens at a row's end form a segment of their own, so that shapes stay the
-same and nothing sees them. All arrays here are numpy; the cost is a few microseconds per segment.
+SFT rows are segments without prefixes. K pairs with one prompt share it: [abCD][EF][GH][IJ] with prefix_lengths
+[0, 2, 2, 2]. The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
+them. All arrays here are numpy; the cost is a few microseconds per segment.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from snaketune.errors import SnaketuneError
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The segments of B rows of L tokens, the rows laid end to end (T = B * L tokens, S segments).
+    """The segments of B rows, the rows laid end to end (T tokens in all, S segments).
 
     Attributes:
         starts, lengths: int64[S], where a segment's own tokens are.
@@ -61,29 +62,30 @@ class Layout:
 
 
 def layout(
-    segment_lengths: Sequence[Sequence[int]], prefix_lengths: Sequence[Sequence[int]], row_length: int
+    segment_lengths: Sequence[Sequence[int]], prefix_lengths: Sequence[Sequence[int]], row_lengths: Sequence[int]
 ) -> Layout:
     """Lay out rows.
 
     Args:
         segment_lengths, prefix_lengths: for each row, the two columns of the shard.
-        row_length: L.
+        row_lengths: tokens of each row, free ones counted.
     Raises:
         SnaketuneError: segments longer than the row, or a prefix with nothing before it or longer than that.
 
     The pair of the module's picture, with two free tokens behind it:
 
-    >>> pair = layout([[4, 2]], [[0, 2]], row_length=8)
+    >>> pair = layout([[4, 2]], [[0, 2]], row_lengths=[8])
     >>> pair.positions.tolist()
     [0, 1, 2, 3, 2, 3, 0, 1]
     >>> pair.parents.tolist()
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
     starts, lengths, prefix_starts, prefixes = [], [], [], []
-    longest = 0
-    for row, (row_segments, row_prefixes) in enumerate(zip(segment_lengths, prefix_lengths, strict=True)):
-        at = row * row_length
-        end = at + row_length
+    longest = end = 0
+    for row, (row_segments, row_prefixes, row_length) in enumerate(
+        zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
+    ):
+        at, end = end, end + row_length
         base_start = base_length = 0
         for length, prefix in zip(row_segments, row_prefixes, strict=True):
             if length < 1 or prefix > base_length:
@@ -148,7 +150,7 @@ def causal_buckets(rows: Layout, waste: float = 0.25) -> tuple[list[CausalBucket
 
     A prefixed segment runs its prefix's queries again and throws the result away; for that, causality is the whole mask.
 
-    >>> groups, where = causal_buckets(layout([[4, 2]], [[0, 2]], row_length=6))
+    >>> groups, where = causal_buckets(layout([[4, 2]], [[0, 2]], row_lengths=[6]))
     >>> groups[0].tokens.tolist(), where.tolist()
     ([[0, 1, 2, 3], [0, 1, 4, 5]], [0, 1, 2, 3, 6, 7])
     """

@@ -78,7 +78,7 @@ def _train(
         def collate(rows, kernel):
             batch = collate(rows, kernel)
             batch["segment_lengths"] = [row["segment_lengths"].tolist() for row in rows]
-            batch["row_length"] = len(rows[0]["input_ids"])
+            batch["row_lengths"] = [len(row["input_ids"]) for row in rows]
             batch["reference"] = torch.cat([row["reference"] for row in rows])
             return batch
 
@@ -88,7 +88,7 @@ def _train(
         def batch_loss(self, model, batch):
             losses_N = token_losses(model, batch)
             sums_P2, counts_P2 = pair_logprobs(
-                losses_N, batch["target_segments"], batch["segment_lengths"], batch["row_length"]
+                losses_N, batch["target_segments"], batch["segment_lengths"], batch["row_lengths"]
             )
             ratios_P2 = sums_P2 - batch["reference"]
             chosen_P, rejected_P = ratios_P2[:, 0], ratios_P2[:, 1]
@@ -121,7 +121,7 @@ def _train(
 
     _, dtype, kernel = computing(spec.training.precision)
     check_ref_logps(ref_logps, model=model, pack=pack, dtype=str(dtype).removeprefix("torch."), kernel=kernel)
-    rows = PairRows(pack, ref_logps)
+    rows = PairRows(pack, ref_logps, operation.load_in_memory)
     outcome = train_packed(DpoTrainer, rows, spec, operation, work, load)
     return dataclasses.replace(outcome, counts=outcome.counts | {"pairs": rows.pairs})
 

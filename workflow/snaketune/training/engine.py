@@ -16,7 +16,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, parameter_count
 from snaketune.models.selftest import check_packed_equals_separate
-from snaketune.packing.shards import PackedRows
+from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.training.trainer import PackedTrainer, fit, training_arguments
 
 # Gives the model in a data type, quantized or not.
@@ -58,7 +58,7 @@ def train_packed(
     checkpoints = work.state / "checkpoints"
     trainer = trainer_class(
         model=model,
-        args=training_arguments(spec.training, operation, checkpoints, len(rows)),
+        args=training_arguments(spec.training, operation, checkpoints, len(EqualTokens(rows))),
         rows=rows,
         kernel=kernel,
         parameters=parameters,

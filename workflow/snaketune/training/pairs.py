@@ -1,21 +1,21 @@
 """Packed pairs together with their reference log-probabilities."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.packing.shards import PackedRows, documents
+from snaketune.packing.reader import PackedRows, documents
 from snaketune.training.reference import read_ref_logps
 
 
 class PairRows(PackedRows):
     """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected."""
 
-    def __init__(self, pack: Artifact, ref_logps: Artifact):
+    def __init__(self, pack: Artifact, ref_logps: Artifact, load_in_memory: Literal["auto"] | bool = False):
         """Raises SnaketuneError if a packed pair has no reference log-probabilities."""
-        super().__init__(pack, "train")
+        super().__init__(pack, "train", load_in_memory)
         known = read_ref_logps(ref_logps, "train")
         self.references: list[list[tuple[float, float]]] = [[] for _ in range(len(self))]
         for document in documents(pack, "train"):

@@ -17,7 +17,8 @@ from snaketune.artifacts.tables import write_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import RefLogpsSpec
-from snaketune.packing.shards import SPLITS, PackedRows, documents
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.shards import SPLITS
 from snaketune.training.reference import FILE, check_finite, schema
 
 

@@ -5,7 +5,6 @@ seed and epoch, so that a resumed run goes on where it was), checkpoints without
 optimizer step (tokens or pairs, however they fall into micro-batches and processes), and real throughput.
 """
 
-import functools
 import math
 import os
 import time
@@ -20,27 +19,26 @@ from snaketune.config.runs import Operation, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.devices import compute_dtype, device
-from snaketune.packing.shards import PackedRows
+from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
 from snaketune.training.checkpoints import MarkComplete, SafeCheckpoints, last_checkpoint, remove_incomplete
 from snaketune.training.launch import parent_is_gone
 
 
 class EpochPermutation(torch.utils.data.Sampler[int]):
-    """Every row once per epoch, in an order that depends on seed and epoch alone."""
+    """Every item once per epoch, in an order that depends on seed and epoch alone."""
 
-    def __init__(self, rows: int, seed: int):
-        self.rows, self.seed, self.epoch = rows, seed, 0
+    def __init__(self, items: int, seed: int):
+        self.items, self.seed, self.epoch = items, seed, 0
 
     def __len__(self) -> int:
-        return self.rows
+        return self.items
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the Trainer at the start of each epoch."""
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        return iter(torch.randperm(self.rows, generator=generator).tolist())
+        return iter(epoch_order(self.items, self.seed, self.epoch).tolist())
 
 
 class PackedTrainer(SafeCheckpoints, Trainer):
@@ -48,13 +46,16 @@ class PackedTrainer(SafeCheckpoints, Trainer):
 
     def __init__(self, *, rows: PackedRows, kernel: str, parameters: int, **arguments: Any):
         self.kernel = kernel
-        super().__init__(train_dataset=rows, data_collator=functools.partial(self.collate, kernel=kernel), **arguments)
+        super().__init__(train_dataset=EqualTokens(rows), data_collator=self._collate_items, **arguments)
         self.parameters = parameters
         self.window_tokens = 0
         self.window_started: float | None = None
         self.window_sums: dict[str, float] = {}
         # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
         self.model_accepts_loss_kwargs = True
+
+    def _collate_items(self, items: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        return self.collate([row for rows in items for row in rows], self.kernel)
 
     @staticmethod
     def collate(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:

@@ -1,0 +1,145 @@
+"""What is done to the text of a row before anything else looks at it, step by step, each counted.
+
+Text steps (mojibake, normalization, personal data) change every turn and the checkable answer; row steps (length,
+patterns, language) drop rows by what all turns say together. Costs per 1 kB of text, about: ftfy 20 µs, normalization
+1 µs, personal data 2 µs where no digit or @ gives rise to a closer look and 200 µs where one does, language 100 µs.
+"""
+
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+from snaketune.config.corpora import Cleaning
+from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Row
+from snaketune.errors import SnaketuneError
+
+# Nothing that datafog finds is without an @ or several digits near each other.
+MAYBE_PERSONAL = re.compile(r"@|\d[\d\s().+-]{5,}\d")
+# Bare numbers of nine to eleven digits are counts and timestamps far more often than telephone or security numbers.
+BARE_NUMBER = r"\d{9,11}"
+
+
+class Cleaner:
+    """The steps that a config asks for.
+
+    Attributes:
+        counts: rows changed by each text step, and personal data masked, by kind.
+    """
+
+    def __init__(self, cleaning: Cleaning):
+        """Raises: SnaketuneError: a language that py3langid doesn't know."""
+        self.cleaning = cleaning
+        self.counts: Counter[str] = Counter()
+        self.steps: dict[str, Callable[[str], str]] = {}
+        if cleaning.fix_mojibake:
+            self.steps["fix_mojibake"] = _mojibake_fixer()
+        if cleaning.normalization != "none":
+            self.steps["normalization"] = lambda text: unicodedata.normalize(cleaning.normalization, text)
+        if cleaning.mask_personal_data:
+            self.steps["mask_personal_data"] = _masker(cleaning.mask_personal_data, self.counts)
+        self.patterns = [re.compile(pattern) for pattern in cleaning.drop_matching]
+        self.classify = _language_classifier(cleaning.languages) if cleaning.languages else None
+        # Whether there is anything to do.
+        self.active = cleaning != Cleaning()
+
+    def clean(self, row: Row) -> Row:
+        """The row as it is after all steps; the one given isn't changed.
+
+        Raises:
+            Malformed: nothing is left of a turn, or the two completions of a preference have become the same.
+            Dropped: too_short, too_long, matches_pattern or language.
+        """
+        if self.steps:
+            row = self._clean_texts(row)
+        texts = [turn["content"] for turn in row.turns]
+        characters = sum(map(len, texts))
+        if self.cleaning.min_characters and characters < self.cleaning.min_characters:
+            raise Dropped("too_short")
+        if self.cleaning.max_characters and characters > self.cleaning.max_characters:
+            raise Dropped("too_long")
+        if any(pattern.search(text) for pattern in self.patterns for text in texts):
+            raise Dropped("matches_pattern")
+        if self.classify and self.classify("\n".join(texts))[0] not in self.cleaning.languages:
+            raise Dropped("language")
+        return row
+
+    def _clean_texts(self, row: Row) -> Row:
+        texts = [turn["content"] for turn in row.turns]
+        if row.answer is not None:
+            texts.append(row.answer)
+        before = texts
+        for name, step in self.steps.items():
+            after = [step(text) for text in texts]
+            self.counts[name] += after != texts
+            texts = after
+        if texts == before:
+            return row
+        answer = None if row.answer is None else texts.pop().strip() or None
+        cleaned = [{"role": turn["role"], "content": text} for turn, text in zip(row.turns, texts)]
+        _check_texts(cleaned)
+        if isinstance(row, Conversation):
+            return replace(row, messages=cleaned, answer=answer)
+        ends = [0, len(row.prompt), len(row.prompt + row.chosen), len(cleaned)]
+        prompt, chosen, rejected = (cleaned[start:end] for start, end in pairwise(ends))
+        if chosen == rejected:
+            raise Malformed("identical_chosen_and_rejected", "cleaned, chosen and rejected are the same")
+        return replace(row, prompt=prompt, chosen=chosen, rejected=rejected, answer=answer)
+
+
+def _check_texts(turns: list[Message]) -> None:
+    for number, turn in enumerate(turns, start=1):
+        if not turn["content"].strip():
+            raise Malformed("empty_turn", f"nothing is left of turn {number} ({turn['role']}) after cleaning")
+
+
+def _mojibake_fixer() -> Callable[[str], str]:
+    import ftfy
+
+    # Encoding alone: curled quotes, ligatures and widths are no damage, and code must keep its HTML entities.
+    config = ftfy.TextFixerConfig(
+        unescape_html=False,
+        remove_terminal_escapes=False,
+        fix_latin_ligatures=False,
+        fix_character_width=False,
+        uncurl_quotes=False,
+        fix_line_breaks=False,
+        fix_surrogates=False,
+        remove_control_chars=False,
+        normalization=None,
+        explain=False,
+    )
+    return lambda text: text if text.isascii() else ftfy.fix_text(text, config)
+
+
+def _masker(kinds: tuple[str, ...], counts: Counter[str]) -> Callable[[str], str]:
+    # Off by default as it is; this keeps it off whatever the environment says.
+    os.environ["DATAFOG_NO_TELEMETRY"] = "1"
+    from datafog.engine import scan
+
+    wanted = [kind.upper() for kind in kinds]
+
+    def mask(text: str) -> str:
+        if not MAYBE_PERSONAL.search(text):
+            return text
+        found = scan(text, engine="regex", entity_types=wanted, allowlist_patterns=[BARE_NUMBER]).entities
+        for entity in sorted(found, key=lambda entity: -entity.start):
+            text = f"{text[: entity.start]}[{entity.type}]{text[entity.end :]}"
+            counts[entity.type.lower()] += 1
+        return text
+
+    return mask
+
+
+def _language_classifier(languages: tuple[str, ...]) -> Callable[[str], tuple[str, float]]:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    if unknown := sorted(set(languages) - set(identifier.labels)):
+        raise SnaketuneError(
+            f"cleaning.languages: py3langid can't tell {', '.join(unknown)}; it knows {', '.join(identifier.labels)}"
+        )
+    return identifier.classify

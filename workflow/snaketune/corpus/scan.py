@@ -1,0 +1,191 @@
+"""The first pass: raw rows to sound, cleaned rows in the spool, and a few numbers about each in memory.
+
+24 bytes of memory per row: the hash of what it says, the number drawn for its prompt, its length, and how it came to be.
+All that is decided about rows is decided by these, after the last one is read.
+"""
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from snaketune.config.corpora import Source
+from snaketune.config.specs import CorpusSpec
+from snaketune.corpus.cleaning import Cleaner
+from snaketune.corpus.contamination import Contamination
+from snaketune.corpus.layouts import canonical_rows
+from snaketune.corpus.near_duplicates import Signatures
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.raw import RawRow
+from snaketune.corpus.rows import Dropped, Malformed, Row, content_hash
+from snaketune.corpus.sources import hub_name, read_file, read_hub
+from snaketune.corpus.splits import draw, split_key
+from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.words import Runs, words_of
+from snaketune.errors import SnaketuneError
+from snaketune.progress import progress
+
+LONGEST = 2**32 - 1
+
+
+@dataclass
+class SourceCounts:
+    """What became of the raw rows of one source.
+
+    Attributes:
+        read: raw rows.
+        extra: rows that a raw row made besides its first.
+        joined: raw rows that became part of another.
+        rows: numbers of the sound rows, first and one past the last.
+    """
+
+    read: int = 0
+    extra: int = 0
+    joined: int = 0
+    quarantined: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    rows: slice = slice(0, 0)
+
+
+class Scan:
+    """Give it every source in turn, then `finish`.
+
+    Attributes:
+        hashes, drawn, characters, origins: for each sound row the hash of its content, the number drawn for its prompt,
+            its length, and the number of its origin.
+        known_origins: layout and notes of each origin.
+    """
+
+    def __init__(
+        self,
+        spec: CorpusSpec,
+        *,
+        spool: Spool,
+        quarantine: Quarantine,
+        cleaner: Cleaner,
+        texts: Signatures | None,
+        prompts: Signatures | None,
+        contamination: Contamination | None,
+    ):
+        """Args: texts, prompts, contamination: what looks at the words of rows, where it is asked for."""
+        self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
+        self.texts, self.prompts, self.contamination = texts, prompts, contamination
+        self.hashes, self.drawn = array("Q"), array("Q")
+        self.characters, self.origins = array("I"), array("I")
+        self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
+        self.batch: list[Row] = []
+        self.places: list[tuple[str, RawRow]] = []
+
+    def read(self, source: Source, paths: list[Path]) -> SourceCounts:
+        """Scan all rows of a source.
+
+        Raises:
+            SnaketuneError: a file that can't be read.
+        """
+        counts = SourceCounts()
+        first = len(self.hashes)
+        if source.hub:
+            self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
+        for name, path in zip(source.files, paths):
+            self._read(name, read_file(path, name), source, counts)
+        counts.rows = slice(first, len(self.hashes))
+        return counts
+
+    def finish(self) -> None:
+        """Write the last batch."""
+        if self.batch:
+            self._flush()
+
+    def _read(self, name: str, raws: Iterable[RawRow], source: Source, counts: SourceCounts) -> None:
+        seed, pattern = self.spec.split_seed, self.spec.answer_pattern
+        clean = self.cleaner.clean if self.cleaner.active else None
+        hashes, drawn, origins, known = self.hashes, self.drawn, self.origins, self.known_origins
+        made_rows, read = 0, counts.read
+        counted = _counted(progress(raws, name, "rows"), counts)
+        for made in canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair):
+            made_rows += 1
+            row = made.row
+            if row is None:
+                counts.joined += 1
+                continue
+            try:
+                if isinstance(row, Malformed | Dropped):
+                    raise row
+                if clean:
+                    row = clean(row)
+                if pattern and row.answer is None:
+                    _find_answer(row, pattern)
+                content = content_hash(row)
+            except Malformed as error:
+                self.quarantine.add(name, made.raw, error)
+                counts.quarantined += 1
+                continue
+            except Dropped as error:
+                counts.dropped[error.reason] += 1
+                continue
+            hashes.append(content)
+            drawn.append(draw(split_key(row.opening), seed))
+            origin = made.layout, row.notes
+            origins.append(known[origin] if origin in known else known.setdefault(origin, len(known)))
+            self.batch.append(row)
+            self.places.append((name, made.raw))
+            if len(self.batch) == ROWS_PER_BATCH:
+                self._flush()
+        counts.extra += made_rows - (counts.read - read)
+
+    def _flush(self) -> None:
+        characters = self.spool.append(self.batch)
+        self.characters.frombytes(np.minimum(characters, LONGEST).astype(np.uint32).tobytes())
+        if self.texts or self.contamination:
+            self._look_at_words()
+        # New ones: the old are shared with nobody, but a cleared list would keep its memory.
+        self.batch, self.places = [], []
+
+    def _look_at_words(self) -> None:
+        # What the system is told is the same in row after row, and would make them all alike.
+        turns = [[turn["content"] for turn in row.turns if turn["role"] != "system"] for row in self.batch]
+        texts = [text for row in turns for text in row]
+        first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)
+        words = words_of(texts)
+        if self.texts:
+            self.texts.append(Runs(words.hashes, words.starts[first]))
+        if self.prompts:
+            self.prompts.append(
+                words_of([next(turn["content"] for turn in row.opening if turn["role"] == "user") for row in self.batch])
+            )
+        if self.contamination:
+            places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
+            row = len(self.hashes) - len(self.batch)
+            self.contamination.append(words, texts, first[:-1], places, np.array(self.hashes[row:], np.uint64), row)
+
+
+def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
+    for raw in raws:
+        counts.read += 1
+        yield raw
+
+
+def _find_answer(row: Row, pattern: str) -> None:
+    match = re.search(pattern, row.reply)
+    row.answer = ((match and match[1]) or "").strip() or None
+    if row.answer is None:
+        row.notes += ("no_answer",)
+
+
+def sources_with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
+    """Each source with its files.
+
+    Raises:
+        SnaketuneError: not as many files as the sources name.
+    """
+    expected = sum(len(source.files) for source in spec.sources)
+    if len(files) != expected:
+        raise SnaketuneError(f"the corpus names {expected} files, --files gives {len(files)}; give the same, in order")
+    paths = iter(files)
+    for source in spec.sources:
+        yield source, [next(paths) for _ in source.files]

@@ -1,0 +1,74 @@
+"""Sound rows on disk, in order, between the pass that reads them and the pass that writes what is kept of them.
+
+An Arrow file in the work folder's state, 1024 rows to a batch, with the columns of the result except the id. It is read
+by plain reads and not by memory map, so that what was read doesn't stay in the process.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from snaketune.corpus.rows import CHECKABLE, MESSAGES, SCHEMAS, Message, Row
+
+ROWS_PER_BATCH = 1024
+TURN = MESSAGES.value_type
+
+
+class Spool:
+    """Append batches inside `with`; read them afterwards."""
+
+    def __init__(self, path: Path, kind: str):
+        self.path = path
+        self.schema = SCHEMAS[kind].remove(0)
+        self.columns = [field.name for field in self.schema if field.type == MESSAGES]
+
+    def __enter__(self) -> Self:
+        self.writer = pa.ipc.new_file(str(self.path), self.schema)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def append(self, rows: list[Row]) -> np.ndarray:
+        """Write a batch, of `ROWS_PER_BATCH` rows unless it is the last; the characters of each row are given back."""
+        arrays: list[pa.Array] = []
+        characters = np.zeros(len(rows), np.int64)
+        for column in self.columns:
+            turns = [getattr(row, column) for row in rows]
+            array, lengths = _turns_array(turns)
+            arrays.append(array)
+            characters += lengths
+        arrays += [pa.array([getattr(row, name) for row in rows], type_) for name, type_ in CHECKABLE]
+        self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
+        return characters
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All batches, in order."""
+        with pa.OSFile(str(self.path)) as file:
+            reader = pa.ipc.open_file(file)
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+
+    def rows(self, numbers: list[int]) -> Iterator[dict]:
+        """The rows of these numbers."""
+        with pa.OSFile(str(self.path)) as file:
+            reader = pa.ipc.open_file(file)
+            for number in numbers:
+                batch, row = divmod(number, ROWS_PER_BATCH)
+                yield reader.get_batch(batch).slice(row, 1).to_pylist()[0]
+
+
+def _turns_array(rows: list[list[Message]]) -> tuple[pa.Array, np.ndarray]:
+    """A column of turns, and the characters of each row in it; no row is without turns."""
+    roles = [turn["role"] for turns in rows for turn in turns]
+    contents = [turn["content"] for turns in rows for turn in turns]
+    offsets = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
+    lengths = np.fromiter(map(len, contents), np.int64, len(contents))
+    structs = pa.StructArray.from_arrays(
+        [pa.array(roles, pa.string()), pa.array(contents, pa.string())], fields=list(TURN)
+    )
+    return pa.ListArray.from_arrays(offsets, structs, type=MESSAGES), np.add.reduceat(lengths, offsets[:-1])

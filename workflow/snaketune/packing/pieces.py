@@ -1,0 +1,225 @@
+"""What of each sequence goes into rows: all of it, or, where it is longer than a row, what the overflow policy leaves.
+
+A piece is a range of a conversation's tokens, or one range in each half of a pair:
+
+    conversation   [ start ........ stop )                                   one segment
+    pair           [ start ... prompt | chosen ... stop )  [ second ... )    two segments, the second sees the prompt
+
+Pieces of whole sequences are made for a batch at a time; only sequences that are longer than a row cost a loop.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from snaketune.config.specs import PlanSpec
+from snaketune.errors import SnaketuneError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """K pieces, in the order of their sequences; all arrays are int32[K].
+
+    Attributes:
+        sequence: the number of the sequence within its split.
+        start, stop: its tokens.
+        second_start, second_stop: those of a pair's rejected completion; 0, 0 in conversations.
+        prefix: tokens of a pair's prompt.
+        supervised: learned tokens.
+    """
+
+    sequence: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    second_start: np.ndarray
+    second_stop: np.ndarray
+    prefix: np.ndarray
+    supervised: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return self.stop - self.start + self.second_stop - self.second_start
+
+    def take(self, which: np.ndarray) -> "Pieces":
+        return Pieces(**{name: getattr(self, name)[which] for name in COLUMNS})
+
+    @classmethod
+    def joined(cls, parts: list["Pieces"]) -> "Pieces":
+        """All of `parts`, in order."""
+        empty = [np.empty(0, np.int32)]
+        return cls(**{name: np.concatenate([getattr(p, name) for p in parts] or empty) for name in COLUMNS})
+
+
+COLUMNS = tuple(f.name for f in fields(Pieces))
+
+
+@dataclass
+class Losses:
+    """What didn't go into rows, by reason, in sequences and in tokens."""
+
+    dropped_rows: Counter[str] = field(default_factory=Counter)
+    dropped_tokens: Counter[str] = field(default_factory=Counter)
+    truncated_rows: int = 0
+    truncated_tokens: int = 0
+    split_rows: int = 0
+    split_pieces: int = 0
+
+    def drop(self, reason: str, rows: int, tokens: int) -> None:
+        """Count what is left out; `rows` is 0 where only a part of a sequence is."""
+        if rows or tokens:
+            self.dropped_rows[reason] += rows
+            self.dropped_tokens[reason] += tokens
+
+
+def pieces_of(spec: PlanSpec, row_length: int, batches: Iterator[pa.RecordBatch], losses: Losses) -> Pieces:
+    """The pieces of all sequences of a split.
+
+    Args:
+        row_length: tokens of the longest rows.
+        batches: of the index that `tokenize` wrote.
+        losses: counts what is left out.
+    Raises:
+        SnaketuneError: a sequence longer than a row where `overflow` is `raise`.
+    """
+    parts, first = [], 0
+    for batch in batches:
+        parts.append(_Batch(batch, first, losses).pieces(spec, row_length))
+        first += len(batch)
+    return Pieces.joined(parts)
+
+
+class _Batch:
+    """The sequences of one batch of the index."""
+
+    def __init__(self, batch: pa.RecordBatch, first: int, losses: Losses):
+        self.ids, self.first, self.losses = batch.column("id"), first, losses
+        self.length = batch.column("length").to_numpy()
+        self.supervised = batch.column("supervised").to_numpy()
+        self.prompt, self.chosen = batch.column("prompt").to_numpy(), batch.column("chosen").to_numpy()
+        self.control_text = batch.column("control_text").to_numpy(zero_copy_only=False)
+        self.learned, self.turn_ends = batch.column("learned"), batch.column("turn_ends")
+
+    def pieces(self, spec: PlanSpec, row_length: int) -> Pieces:
+        pairs = spec.kind == "preference"
+        left = np.ones(len(self.length), bool)
+        if spec.strategy == "none":
+            # TRL would take such text for control tokens.
+            self._drop(left, self.control_text, "control_token_in_text")
+        self._drop(left, ~self._both_learned() if pairs else self.supervised == 0, "nothing_learned")
+        too_long = left & (self.length > row_length)
+        if spec.strategy == "wrapped" or not too_long.any():
+            return self._whole(left)
+        if spec.overflow == "raise":
+            at = int(too_long.argmax())
+            raise SnaketuneError(
+                f"{'pair' if pairs else 'conversation'} {self.ids[at]} has {self.length[at]} tokens, packing.length is "
+                f"{row_length}; raise the length, or set packing.overflow to drop, truncate or split"
+            )
+        if spec.overflow == "drop":
+            self._drop(left, self.length > row_length, "longer_than_row")
+            return self._whole(left)
+        cut: Callable[[int, int], list[tuple[int, ...]]] = self._split
+        if spec.overflow == "truncate":
+            cut = self._truncated_pair if pairs else self._truncated
+        made = [piece for at in np.flatnonzero(too_long).tolist() for piece in cut(at, row_length)]
+        columns = np.array(made, np.int32).reshape(-1, len(COLUMNS)).T
+        both = Pieces.joined([self._whole(left & ~too_long), Pieces(**dict(zip(COLUMNS, columns)))])
+        return both.take(np.argsort(both.sequence, kind="stable"))
+
+    def _drop(self, left: np.ndarray, which: np.ndarray, reason: str) -> None:
+        which = which & left
+        self.losses.drop(reason, int(which.sum()), int(self.length[which].sum()))
+        left &= ~which
+
+    def _both_learned(self) -> np.ndarray:
+        """bool: whether both completions of a pair have a learned token."""
+        offsets, runs = self.learned.offsets.to_numpy(), self.learned.values.to_numpy()
+        seam = self.prompt + self.chosen
+        both = np.diff(offsets) > 0
+        some = offsets[:-1][both], offsets[1:][both] - 1
+        both[both] = (runs[some[0]] < seam[both]) & (runs[some[1]] > seam[both])
+        return both
+
+    def _whole(self, which: np.ndarray) -> Pieces:
+        at = np.flatnonzero(which).astype(np.int32)
+        prompt, length = self.prompt[at], self.length[at]
+        seam = prompt + self.chosen[at]
+        # A conversation has no second half; of a pair, the first ends where the second begins.
+        stop = np.where(seam > 0, seam, length)
+        second = np.where(seam > 0, [seam, length], 0).astype(np.int32)
+        return Pieces(
+            sequence=self.first + at,
+            start=np.zeros(len(at), np.int32),
+            stop=stop.astype(np.int32),
+            second_start=second[0],
+            second_stop=second[1],
+            prefix=prompt,
+            supervised=self.supervised[at],
+        )
+
+    def _truncated(self, at: int, row_length: int) -> list[tuple[int, ...]]:
+        """A conversation up to the last turn that is over within a row, if something is learned by then."""
+        stop = self._turn_end(at, 0, row_length)
+        if stop and not self._learned(at, 0, stop):
+            stop = 0
+        return self._kept(at, 0, stop or row_length)
+
+    def _truncated_pair(self, at: int, row_length: int) -> list[tuple[int, ...]]:
+        """A pair with its completions cut to what the prompt leaves of a row; a short one leaves more to the other."""
+        prompt, chosen, length = (int(column[at]) for column in (self.prompt, self.chosen, self.length))
+        rejected = length - prompt - chosen
+        room = max(row_length - prompt, 0)
+        kept_chosen = min(chosen, max(room // 2, room - rejected))
+        kept_rejected = min(rejected, room - kept_chosen)
+        stop, second = prompt + kept_chosen, prompt + chosen
+        learned = [self._learned(at, prompt, stop), self._learned(at, second, second + kept_rejected)]
+        if not all(learned):
+            self.losses.drop("prompt_fills_row", 1, length)
+            return []
+        self.losses.truncated_rows += 1
+        self.losses.truncated_tokens += length - prompt - kept_chosen - kept_rejected
+        return [(self.first + at, 0, stop, second, second + kept_rejected, prompt, sum(learned))]
+
+    def _kept(self, at: int, start: int, stop: int) -> list[tuple[int, ...]]:
+        learned, length = self._learned(at, start, stop), int(self.length[at])
+        if not learned:
+            self.losses.drop("nothing_learned_in_a_row", 1, length)
+            return []
+        self.losses.truncated_rows += 1
+        self.losses.truncated_tokens += length - stop
+        return [(self.first + at, start, stop, 0, 0, 0, learned)]
+
+    def _split(self, at: int, row_length: int) -> list[tuple[int, ...]]:
+        """A conversation in pieces of at most a row; those in which nothing is learned are left out."""
+        length, start, made = int(self.length[at]), 0, []
+        while start < length:
+            stop = length if length - start <= row_length else self._turn_end(at, start, start + row_length)
+            stop = stop or start + row_length
+            if learned := self._learned(at, start, stop):
+                made.append((self.first + at, start, stop, 0, 0, 0, learned))
+            else:
+                self.losses.drop("nothing_learned_in_a_piece", 0, stop - start)
+            start = stop
+        self.losses.split_rows += bool(made)
+        self.losses.split_pieces += len(made)
+        if not made:
+            self.losses.dropped_rows["nothing_learned_in_a_piece"] += 1
+        return made
+
+    def _turn_end(self, at: int, start: int, stop: int) -> int:
+        """The last end of a turn in (start, stop]; 0 if there is none."""
+        ends = [end for end in self.turn_ends[at].as_py() if start < end <= stop]
+        return ends[-1] if ends else 0
+
+    def _learned(self, at: int, start: int, stop: int) -> int:
+        """Learned tokens in [start, stop), as a segment of its own: its first token has nothing to be predicted from."""
+        runs: list[Any] = self.learned[at].as_py()
+        lone = start + (start < self.prompt[at] or not self.prompt[at])
+        return sum(max(0, min(b, stop) - max(a, lone)) for a, b in zip(runs[::2], runs[1::2]))
