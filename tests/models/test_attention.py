@@ -97,7 +97,7 @@ def test_pair_logprobs_are_the_sums_over_each_completion():
     batch = collate(rows, "sdpa")
     losses = token_losses(model, batch)
     sums, counts = pair_logprobs(
-        losses, batch["target_segments"], [row["segment_lengths"].tolist() for row in rows], LENGTH
+        losses, batch["target_segments"], [row["segment_lengths"].tolist() for row in rows], [LENGTH] * len(rows)
     )
     by_segment, at = [], 0
     for row in rows:
@@ -111,7 +111,7 @@ def test_pair_logprobs_are_the_sums_over_each_completion():
 
 
 def test_varlen_tensors_describe_the_same_visibility():
-    placed = layout([r[0] for r in ROWS], [r[1] for r in ROWS], row_length=LENGTH)
+    placed = layout([r[0] for r in ROWS], [r[1] for r in ROWS], row_lengths=[LENGTH] * len(ROWS))
     segments = segments_for("varlen", placed)
     mask = torch.from_numpy(placed.mask())
     for s, (begin, end) in enumerate(zip(segments.cu_q[:-1].tolist(), segments.cu_q[1:].tolist())):

@@ -31,8 +31,8 @@ def test_a_kernel_that_forgets_the_segments_is_stopped(monkeypatch):
 
 
 def test_a_kernel_that_forgets_the_prefix_is_stopped(monkeypatch):
-    def without_prefixes(lengths, prefixes, row_length):
-        return layout(lengths, [np.zeros_like(row) for row in prefixes], row_length)
+    def without_prefixes(lengths, prefixes, row_lengths):
+        return layout(lengths, [np.zeros_like(row) for row in prefixes], row_lengths)
 
     monkeypatch.setattr(batches, "layout", without_prefixes)
     with pytest.raises(SnaketuneError, match="self-test failed"):

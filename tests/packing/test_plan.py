@@ -26,7 +26,7 @@ def textbook(lengths: list[int]) -> int:
 @given(st.lists(st.integers(1, CAPACITY), max_size=120))
 def test_every_sequence_is_placed_once_and_rows_equal_the_textbook(lengths):
     lengths = np.array(lengths, dtype=np.int64)
-    plan = plan_best_fit_decreasing(lengths, CAPACITY)
+    plan = plan_best_fit_decreasing(lengths, [CAPACITY])
     assert sorted(plan.order.tolist()) == list(range(len(lengths)))
     assert all(0 < lengths[plan.row(r)].sum() <= CAPACITY for r in range(plan.rows))
     assert plan.rows == textbook(lengths.tolist())
@@ -35,10 +35,49 @@ def test_every_sequence_is_placed_once_and_rows_equal_the_textbook(lengths):
 
 def test_long_tailed_lengths_fill_rows_to_the_brim():
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(120), 1.0, 50_000).astype(int), 1, 2048)
-    plan = plan_best_fit_decreasing(lengths, 2048)
+    plan = plan_best_fit_decreasing(lengths, [2048])
     assert lengths.sum() / (plan.rows * 2048) > 0.999
 
 
 def test_a_length_that_cannot_fit_is_refused():
     with pytest.raises(ValueError, match=r"1\.\.40, found 5\.\.41"):
-        plan_best_fit_decreasing(np.array([5, 41]), CAPACITY)
+        plan_best_fit_decreasing(np.array([5, 41]), [CAPACITY])
+
+
+def textbook_of_two(lengths: list[int], short: int) -> int:
+    """Tokens of the rows that are opened where a new row is the shortest that holds its first sequence."""
+    free: list[int] = []
+    room = 0
+    for length in sorted(lengths, reverse=True):
+        fitting = [space for space in free if space >= length]
+        if fitting:
+            free.remove(min(fitting))
+            free.append(min(fitting) - length)
+        else:
+            opened = short if length <= short else CAPACITY
+            room += opened
+            free.append(opened - length)
+    return room
+
+
+@given(st.lists(st.integers(1, CAPACITY), max_size=120))
+def test_rows_of_two_lengths(lengths):
+    lengths = np.array(lengths, dtype=np.int64)
+    plan = plan_best_fit_decreasing(lengths, [CAPACITY // 4, CAPACITY])
+    assert sorted(plan.order.tolist()) == list(range(len(lengths)))
+    assert all(0 < lengths[plan.row(r)].sum() <= plan.capacities[r] for r in range(plan.rows))
+    assert plan.capacities.tolist() == sorted(plan.capacities.tolist())
+    assert plan.capacities.sum() == textbook_of_two(lengths.tolist(), CAPACITY // 4)
+
+
+def test_what_is_learned_is_spread_over_the_rows_at_no_cost():
+    capacity, random = 512, np.random.default_rng(1)
+    lengths = np.clip(random.lognormal(np.log(capacity / 16), 1.0, 300_000).astype(np.int32), 1, capacity)
+    supervised = (lengths * random.uniform(0, 1, len(lengths))).astype(np.int32)
+    plain = plan_best_fit_decreasing(lengths, [capacity])
+    spread = plan_best_fit_decreasing(lengths, [capacity], supervised)
+    assert spread.rows == plain.rows
+    learned = [np.add.reduceat(supervised[plan.order], plan.starts[:-1]).std() for plan in (plain, spread)]
+    assert learned[1] < 0.85 * learned[0]
+    again = plan_best_fit_decreasing(lengths, [capacity], supervised)
+    assert (again.order == spread.order).all()

@@ -19,7 +19,7 @@ xx..xx
 
 
 def test_mask_of_a_pair_is_the_picture_in_the_docstring():
-    mask = layout([[4, 2]], [[0, 2]], row_length=6).mask()
+    mask = layout([[4, 2]], [[0, 2]], row_lengths=[6]).mask()
     assert ["".join("x" if seen else "." for seen in row) for row in mask] == PICTURE.split()
 
 
@@ -42,7 +42,7 @@ def rows(draw):
 
 @given(rows())
 def test_parents_and_positions_follow_from_the_mask(made):
-    placed = layout([r[0] for r in made], [r[1] for r in made], row_length=24)
+    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
     mask = placed.mask()
     for token in range(placed.tokens):
         seen = np.flatnonzero(mask[token])
@@ -54,7 +54,7 @@ def test_parents_and_positions_follow_from_the_mask(made):
 
 @given(rows())
 def test_causal_buckets_show_every_token_what_the_mask_shows(made):
-    placed = layout([r[0] for r in made], [r[1] for r in made], row_length=24)
+    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
     buckets, where = causal_buckets(placed)
     seen_at = []
     for bucket in buckets:
@@ -67,6 +67,20 @@ def test_causal_buckets_show_every_token_what_the_mask_shows(made):
 
 def test_rows_that_overflow_or_point_nowhere_are_refused():
     with pytest.raises(SnaketuneError, match="row of 4"):
-        layout([[3, 2]], [[0, 0]], row_length=4)
+        layout([[3, 2]], [[0, 0]], row_lengths=[4])
     with pytest.raises(SnaketuneError, match="prefix of 3"):
-        layout([[2, 2]], [[0, 3]], row_length=8)
+        layout([[2, 2]], [[0, 3]], row_lengths=[8])
+
+
+def test_rows_of_several_lengths_lie_end_to_end():
+    placed = layout([[3], [2, 2], [1]], [[0], [0, 0], [0]], row_lengths=[4, 4, 2])
+    assert placed.tokens == 10
+    assert placed.starts.tolist() == [0, 3, 4, 6, 8, 9]
+    assert placed.positions.tolist() == [0, 1, 2, 0, 0, 1, 0, 1, 0, 0]
+
+
+def test_pairs_with_one_prompt_all_see_it_and_nothing_of_each_other():
+    mask = layout([[4, 2, 1, 2]], [[0, 2, 2, 2]], row_lengths=[9]).mask()
+    for start, stop in ((4, 6), (6, 7), (7, 9)):
+        seen = mask[stop - 1].nonzero()[0].tolist()
+        assert seen == [0, 1, *range(start, stop)]

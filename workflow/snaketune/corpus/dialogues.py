@@ -49,7 +49,9 @@ def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[
     for number, (name, content) in enumerate(zip(names, parts[1::2]), start=1):
         said = content.strip()
         # After the last turn it may be the last thing said.
-        while number < len(names) and (remark := STAGE_DIRECTION.search(said[said.rfind("\n") :] if "\n" in said else "")):
+        while number < len(names) and (
+            remark := STAGE_DIRECTION.search(said[said.rfind("\n") :] if "\n" in said else "")
+        ):
             said, notes = said[: len(said) - len(remark[0])].rstrip(), ("removed_stage_direction",)
         turns.append({"role": roles[name], "content": said})
     return turns, notes
@@ -81,4 +83,6 @@ def _roles(names: list[str], where: str, speakers: Mapping[str, str]) -> dict[st
 def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
     known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), NAMES])
     # Bold as Markdown has it, and as it looks after a tokenizer went over it: "* * User 1: * * Hi".
-    return re.compile(rf"^[ \t]*(?:\*[ \t]?\*[ \t]?)?({known})(?:\*\*)?:(?:[ \t]?\*[ \t]?\*)?", re.MULTILINE | re.IGNORECASE)
+    return re.compile(
+        rf"^[ \t]*(?:\*[ \t]?\*[ \t]?)?({known})(?:\*\*)?:(?:[ \t]?\*[ \t]?\*)?", re.MULTILINE | re.IGNORECASE
+    )

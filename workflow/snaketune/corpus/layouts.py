@@ -3,7 +3,7 @@
     messages          messages: [{role, content}, ...]; content a text or typed parts
     sharegpt          conversations: [{from, value}, ...]
     turns             turns: [{speaker, utterance}, ...], where SYSTEM is the assistant
-    dialogue          one text column with a whole dialogue: "User 1: ...", "User 2: ...", or a template
+    dialogue          one text column with a whole dialogue: "User 1: ...", "User 2: ...", or in a template
     alpaca            instruction, input, output (or response)
     instances         instruction with instances: [{input, output}, ...], each of which makes a row
     prompt-response   prompt or question with response or completion; question with answer; input with output or target
@@ -20,65 +20,212 @@ their file in memory.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
-from snaketune.config.corpora import Fields, Source
+from snaketune.config.corpora import Source
 from snaketune.corpus.dialogues import dialogue_column, dialogue_turns
 from snaketune.corpus.mapped import column_of, columns_of, mapped, take_along
-from snaketune.corpus.pairs import is_transcript, pair, transcript_pair
+from snaketune.corpus.pairs import pair, transcript_pair
 from snaketune.corpus.parts import kind_of
 from snaketune.corpus.raw import RawRow
+from snaketune.corpus.recognise import check_kind, prompt_and_response, recognise
 from snaketune.corpus.repair import mend
 from snaketune.corpus.roles import check
-from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Message, Preference, Row
-from snaketune.corpus.trees import rows_of_messages, rows_of_tree
+from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Row
+from snaketune.corpus.trees import is_nested_tree, rows_of_messages, rows_of_tree
 from snaketune.corpus.turns import completion_turns, exchange, turns_of
 from snaketune.corpus.unpaired import paired
 from snaketune.corpus.votes import answer_columns, winner
 
 NO_INPUT = re.compile(r"\s*<no[ _-]?input>\s*", re.IGNORECASE)
-PROMPT_AND_RESPONSE = (
-    ("prompt", "response"),
-    ("prompt", "completion"),
-    ("question", "response"),
-    ("question", "completion"),
-    ("question", "answer"),
-    ("input", "output"),
-    ("input", "target"),
-)
-CONVERSATION_COLUMNS = ("conversations", "conversation", "messages")
-# In a list of turns between a user and a system, the system is who answers.
+LABELS = frozenset(("system", "answer", "task"))
+# Between a user and a system, the system is who answers.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
-PAIRS_OR_TRANSCRIPTS = "pairs or transcripts"
-PAIR_LAYOUTS = ("pairs", "transcripts", "votes", "unpaired")
 
+Raw = dict[str, Any]
 Speakers = dict[str, str]
-Outcome = Row | Malformed | Dropped | None
 
 
-def canonical_rows(
-    raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]
-) -> Iterator[Made]:
-    """What becomes of the rows of one file; of each raw row at least one thing.
+def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]) -> Iterator[Made]:
+    """What becomes of the rows of one file: of each raw row one thing, or several.
 
     Args:
         kind: what the corpus holds, conversations or preferences.
         repair: what may be done to rows that aren't sound.
     Yields:
-        Rows, those that are no use and why, and None for those that became part of another.
+        Rows; what is of no use, and why; None for a raw row that became part of another.
     """
-    reading = _Reading(kind, source)
-    waiting: defaultdict[str, list[tuple[RawRow, dict[str, Any]]]] = defaultdict(list)
-    for raw in raws:
-        found = raw.found
-        layout = source.layout
-        if isinstance(found, Malformed):
-            yield Made(raw, layout, found)
-            continue
+    fields, speakers = source.fields, source.speakers
+    labelled = bool(fields.system or fields.answer or fields.task)
+    dialogues: dict[tuple[str, ...], str] = {}
+    waiting: dict[str, list[tuple[RawRow, Raw]]] = {"unpaired": [], "message-tree": []}
+
+    def finished(row: Row | Malformed | Dropped | None, present: Raw, layout: str) -> Row | Malformed | Dropped | None:
+        if not isinstance(row, Row):
+            return row
         try:
-            present = {name: value for name, value in found.items() if value is not None} if None in found.values() else found
-            layout = 
-            ...
+            if layout != "fields" and (labelled or not LABELS.isdisjoint(present)):
+                is_response = layout == "prompt-response" and prompt_and_response(tuple(present))[1] == "answer"
+                take_along(present, row, fields, but_answer=is_response)
+            if repair:
+                mend(row, repair)
+            check(row)
+        except Malformed as error:
+            return error
+        return row
+
+    for raw in raws:
+        found, layout = raw.found, source.layout
+        try:
+            if isinstance(found, Malformed):
+                raise found
+            present = found
+            if None in found.values():
+                present = {column: value for column, value in found.items() if value is not None}
+            if fields.prompt:
+                layout = "fields"
+                check_kind("prompt-response" if fields.response else "pairs", kind, present)
+                rows = (mapped(present, fields, speakers),)
+            else:
+                if layout == "auto":
+                    layout = recognise(present, speakers, dialogues)
+                check_kind(layout, kind, present)
+                if layout in waiting and not is_nested_tree(present):
+                    waiting[layout].append((raw, present))
+                    continue
+                rows = _rows(layout, present, kind, speakers, dialogues)
+        except (Malformed, Dropped) as why:
+            yield Made(raw, layout, why)
+            continue
+        for row in rows:
+            yield Made(raw, layout, finished(row, present, layout))
+    for layout, held in waiting.items():
+        contents = [present for _, present in held]
+        made = paired(contents, speakers) if layout == "unpaired" else rows_of_messages(contents, kind, speakers)
+        for (raw, present), row in zip(held, made):
+            yield Made(raw, layout, finished(row, present, layout))
+
+
+def _rows(
+    layout: str, raw: Raw, kind: str, speakers: Speakers, dialogues: dict[tuple[str, ...], str]
+) -> Iterable[Row | Malformed | Dropped]:
+    """The rows that one raw row makes by itself."""
+    if layout == "instances":
+        return _instances(raw, speakers)
+    if layout == "message-tree":
+        return rows_of_tree(raw, kind, speakers)
+    if layout == "dialogue":
+        column = dialogues.get(tuple(raw)) or dialogue_column(raw, speakers)
+        if column is None:
+            raise Malformed("not_a_dialogue", f"no column begins with a speaker such as User 1:; {columns_of(raw)}")
+        turns, notes = dialogue_turns(raw[column], column, speakers)
+        return (Conversation(messages=turns, notes=notes),)
+    return (READERS[layout](raw, speakers),)
+
+
+def _messages(raw: Raw, speakers: Speakers) -> Row:
+    return Conversation(messages=turns_of(column_of(raw, "messages"), "messages", speakers))
+
+
+def _sharegpt(raw: Raw, speakers: Speakers) -> Row:
+    column = "conversation" if "conversation" in raw and "conversations" not in raw else "conversations"
+    return Conversation(messages=turns_of(column_of(raw, column), column, speakers))
+
+
+def _turns(raw: Raw, speakers: Speakers) -> Row:
+    return Conversation(messages=turns_of(column_of(raw, "turns"), "turns", SYSTEM_ANSWERS | speakers))
+
+
+def _alpaca(raw: Raw, speakers: Speakers) -> Row:
+    prompt, notes = _instruction(raw)
+    response = "output" if "output" in raw or "response" not in raw else "response"
+    turns = [{"role": "user", "content": prompt}, *completion_turns(column_of(raw, response), response, speakers)]
+    return Conversation(messages=turns, notes=notes)
+
+
+def _instances(raw: Raw, speakers: Speakers) -> Iterator[Row | Malformed]:
+    instances = column_of(raw, "instances")
+    if not isinstance(instances, list):
+        raise Malformed("wrong_type", f"instances holds {kind_of(instances)}, expected a list of input and output")
+    if not instances:
+        raise Malformed("no_instances", "instances is empty, so there is no response")
+
+    def read(instance: Any, number: int) -> Row | Malformed:
+        if not isinstance(instance, dict):
+            return Malformed("wrong_type", f"instance {number} holds {kind_of(instance)}, expected input and output")
+        given = {column: value for column, value in instance.items() if value is not None}
+        try:
+            return _alpaca({"instruction": column_of(raw, "instruction")} | given, speakers)
+        except Malformed as error:
+            return Malformed(error.reason, f"instance {number}: {error.detail}")
+
+    return (read(instance, number) for number, instance in enumerate(instances, start=1))
+
+
+def _prompt_response(raw: Raw, speakers: Speakers) -> Row:
+    columns = prompt_and_response(tuple(raw))
+    if columns is None:
+        raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
+    prompt, response = columns
+    turns, (answer,), notes = exchange(raw[prompt], {response: raw[response]}, speakers)
+    return Conversation(messages=turns + answer, notes=notes)
+
+
+def _pairs(raw: Raw, speakers: Speakers) -> Row:
+    return _pair(raw, column_of(raw, "chosen"), column_of(raw, "rejected"), speakers)
+
+
+def _transcripts(raw: Raw, speakers: Speakers) -> Row:
+    return transcript_pair(column_of(raw, "chosen"), column_of(raw, "rejected"))
+
+
+def _votes(raw: Raw, speakers: Speakers) -> Row:
+    columns = answer_columns(tuple(raw))
+    if columns is None:
+        raise Malformed("missing_column", f"no two answers and a verdict on them; {columns_of(raw)}")
+    first, second = (raw[column] for column in columns)
+    best = winner(raw)
+    if best == 0:
+        raise Dropped("tie")
+    return _pair(raw, first, second, speakers) if best == 1 else _pair(raw, second, first, speakers)
+
+
+def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
+    """A pair about whatever column holds the prompt."""
+    for prompt in ("prompt", "question"):
+        if prompt in raw:
+            return pair(raw[prompt], chosen, rejected, speakers)
+    if "instruction" not in raw:
+        return pair(None, chosen, rejected, speakers)
+    instruction, notes = _instruction(raw)
+    row = pair(instruction, chosen, rejected, speakers)
+    row.notes += notes
+    return row
+
+
+READERS: dict[str, Callable[[Raw, Speakers], Row]] = {
+    "messages": _messages,
+    "sharegpt": _sharegpt,
+    "turns": _turns,
+    "alpaca": _alpaca,
+    "prompt-response": _prompt_response,
+    "pairs": _pairs,
+    "transcripts": _transcripts,
+    "votes": _votes,
+}
+
+
+def _instruction(raw: Raw) -> tuple[str, tuple[str, ...]]:
+    """Instruction and input as one prompt, and what there is to note."""
+    instruction, given = _text(raw, "instruction"), _text(raw, "input") if "input" in raw else ""
+    if NO_INPUT.fullmatch(given):
+        return instruction, ("noinput_placeholder",)
+    return (f"{instruction}\n\n{given}" if given and not given.isspace() else instruction), ()
+
+
+def _text(raw: Raw, column: str) -> str:
+    value = column_of(raw, column)
+    if not isinstance(value, str):
+        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text")
+    return value

@@ -49,7 +49,7 @@ class SourceCounts:
     joined: int = 0
     quarantined: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    rows: slice = slice(0, 0)
+    rows: slice = field(default_factory=lambda: slice(0, 0))
 
 
 class Scan:
@@ -68,9 +68,9 @@ class Scan:
         spool: Spool,
         quarantine: Quarantine,
         cleaner: Cleaner,
-        texts: Signatures | None,
-        prompts: Signatures | None,
-        contamination: Contamination | None,
+        texts: Signatures | None = None,
+        prompts: Signatures | None = None,
+        contamination: Contamination | None = None,
     ):
         """Args: texts, prompts, contamination: what looks at the words of rows, where it is asked for."""
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner

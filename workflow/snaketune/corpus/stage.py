@@ -1,176 +1,168 @@
-"""The corpus stage: raw rows from every source, checked, without duplicates, split by prompt.
+"""The corpus stage: raw rows from every source, cleaned, without duplicates, split by prompt.
 
-Reads each source once, in order, and keeps that order, so that a source spelled in another way but with the same rows
-gives the same files byte for byte. Nothing vanishes: each row read is kept, a duplicate, or quarantined with its file,
-place and reason. Some 25,000 rows a second on one core; all kept rows are in memory until they are written, about 2 KB
-each besides the text.
+    scan      raw → canonical → cleaned → spool on disk, and 24 bytes per row in memory
+    decide    duplicates, near duplicates, contamination, caps, split and weights, over these bytes
+    write     spool → train.arrow and held_out.arrow
+
+The order of the rows is kept, so that a source spelled in another way but with the same rows gives the same files byte
+for byte. Nothing vanishes: read + extra + repeated = joined + quarantined + dropped + kept. Memory doesn't grow with
+the text, but with the number of rows: a gigabyte for ten million.
 """
 
-import json
-import re
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+import numpy as np
+
+from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.tables import write_table
 from snaketune.artifacts.work import WorkFolder
-from snaketune.config.corpora import Corpus, Source
-from snaketune.corpus.layouts import canonical
-from snaketune.corpus.rows import Malformed, Row, excerpt, row_id, to_table
-from snaketune.corpus.sources import RawRow, hub_name, read_file, read_hub
-from snaketune.corpus.splits import is_held_out, split_key
+from snaketune.config.corpora import Source
+from snaketune.config.specs import CorpusSpec
+from snaketune.corpus.cleaning import Cleaner
+from snaketune.corpus.contamination import Contamination, EvaluatedTexts, evaluated_corpus, evaluated_file
+from snaketune.corpus.decisions import Decisions, decide, near_duplicate_counts, summary
+from snaketune.corpus.near_duplicates import Signatures
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.scan import Scan, SourceCounts, sources_with_files
+from snaketune.corpus.spool import Spool
+from snaketune.corpus.writing import write_duplicates, write_rows
 from snaketune.errors import SnaketuneError
-from snaketune.progress import progress
 
 QUARANTINE = "quarantine.jsonl"
-QUARANTINED_ROWS_SHOWN = 10
-COMMONEST_REASONS_SHOWN = 3
+DUPLICATES = "duplicates.jsonl"
+CONTAMINATION = "contamination.jsonl"
 
 
-@dataclass
-class Quarantine:
-    """Where bad rows go: into the file, and what of them a message needs."""
-
-    file: TextIO
-    reasons: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-    first: list[str] = field(default_factory=list)
-
-    def add(self, source: str, raw: RawRow, error: Malformed) -> None:
-        found = error.excerpt if isinstance(raw.found, Malformed) else excerpt(raw.found)
-        record = {
-            "file": source,
-            raw.unit: raw.number,
-            "reason": error.reason,
-            "detail": error.detail,
-            "excerpt": found,
-        }
-        line = json.dumps(record, ensure_ascii=False)
-        self.file.write(line + "\n")
-        self.reasons[error.reason] += 1
-        place = f"{source}:{raw.number}" if raw.unit == "line" else f"{source}, row {raw.number}"
-        self.examples.setdefault(error.reason, f"{place}: {error.detail}")
-        if len(self.first) < QUARANTINED_ROWS_SHOWN:
-            self.first.append(line)
-
-
-def build(spec: Corpus, work: WorkFolder, *, files: list[Path]) -> Outcome:
-    """Fill the payload with train.arrow, held_out.arrow and quarantine.jsonl.
+def build(
+    spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
+) -> Outcome:
+    """Fill the payload with train.arrow and held_out.arrow, and the records of what was left out.
 
     Args:
         files: the local files of all sources, in order.
+        against: corpora whose held-out rows no row may hold an n-gram of, where `decontamination` is asked for.
+        against_files: task data of which the same is true.
     Raises:
-        SnaketuneError: a file that can't be read, too many malformed rows, or none that is sound.
+        SnaketuneError: a file that can't be read, too many malformed rows, or none that is left.
     """
-    splits: dict[str, list[tuple[str, Row]]] = {"train": [], "held_out": []}
-    seen_ids: set[str] = set()
-    seen_prompts: set[str] = set()
-    notes: Counter[str] = Counter()
-    per_source = []
-    # Half characters, which only damaged rows hold, are written as the escapes that JSON has for them.
-    with (work.payload / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace") as file:
-        quarantine = Quarantine(file)
-        for source, rows in _sources(spec, files):
-            counts = {"read": 0, "quarantined": 0, "duplicate": 0, "kept": 0}
-            layouts: Counter[str] = Counter()
-            for name, raw in rows:
-                counts["read"] += 1
-                try:
-                    layout, row, id_ = _sound_row(spec, source, raw)
-                except Malformed as error:
-                    quarantine.add(name, raw, error)
-                    counts["quarantined"] += 1
-                    continue
-                if id_ in seen_ids:
-                    counts["duplicate"] += 1
-                    continue
-                seen_ids.add(id_)
-                key = split_key(row.opening)
-                if spec.kind == "conversations" and key in seen_prompts:
-                    notes["same_prompt"] += 1
-                seen_prompts.add(key)
-                notes.update(row.notes)
-                split = "held_out" if is_held_out(key, seed=spec.split_seed, share=spec.held_out) else "train"
-                splits[split].append((id_, row))
-                counts["kept"] += 1
-                layouts[layout] += 1
-            per_source.append(_origin(source) | counts | {"layouts": dict(layouts)})
-    read = sum(source["read"] for source in per_source)
-    _judge(spec, quarantine, read, seen_ids)
-    for split, kept in splits.items():
-        write_table(work.payload / f"{split}.arrow", to_table(spec.kind, kept))
+    with ExitStack() as stack:
+        # Half characters, which only damaged rows hold, are written as the escapes that JSON has for them.
+        quarantine = Quarantine(
+            stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace"))
+        )
+        spool = stack.enter_context(Spool(work.state / "rows.arrow", spec.kind))
+        texts = prompts = contamination = None
+        if near := spec.near_duplicates:
+            texts, prompts = (
+                stack.enter_context(Signatures(work.state / name, threshold=near.threshold, shingle=near.shingle))
+                for name in ("texts", "prompts")
+            )
+        if spec.decontamination:
+            evaluated = _evaluated(against, against_files, spec.decontamination.ngram)
+            contamination = stack.enter_context(Contamination(work.state / "hits.jsonl", evaluated))
+        scan = Scan(
+            spec,
+            spool=spool,
+            quarantine=quarantine,
+            cleaner=Cleaner(spec.cleaning),
+            texts=texts,
+            prompts=prompts,
+            contamination=contamination,
+        )
+        sources = [scan.read(source, paths) for source, paths in sources_with_files(spec, files)]
+        scan.finish()
+    found = sum(source.read + source.extra for source in sources)
+    quarantine.judge(found, len(scan.hashes), spec.max_quarantined_fraction)
+    decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
+    counts = _counts(spec, scan, sources, decisions, quarantine)
+    if not sum(counts["kept"].values()):
+        raise SnaketuneError(f"none of the {found} rows is left; dropped: {counts['dropped']}")
+    hashes = np.frombuffer(scan.hashes, np.uint64)
+    write_rows(spool, work.payload, hashes, decisions.times, decisions.held_out)
+    if decisions.group is not None:
+        counts["near_duplicates"] = near_duplicate_counts(decisions.group)
+        write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
+    about = {}
+    if spec.decontamination:
+        about["contamination"] = {"ngram": spec.decontamination.ngram, "hits": decisions.evaluations}
     return Outcome(
-        counts={
-            "read": read,
-            "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
-            "dropped": {"duplicate": sum(source["duplicate"] for source in per_source)},
-            "kept": {split: len(kept) for split, kept in splits.items()},
-            "sources": per_source,
-            "notes": dict(notes),
-        },
-        records=(QUARANTINE,),
-        libraries=("pyarrow", "datasets") if any(source.hub for source in spec.sources) else ("pyarrow",),
+        counts=counts,
+        about=about,
+        records=(
+            QUARANTINE,
+            *((DUPLICATES,) if spec.near_duplicates else ()),
+            *((CONTAMINATION,) if spec.decontamination else ()),
+        ),
+        libraries=_libraries(spec),
     )
 
 
-def _sources(spec: Corpus, files: list[Path]) -> Iterator[tuple[Source, Iterator[tuple[str, RawRow]]]]:
-    """Each source with its rows, each row with the name that its file has in the config."""
-    expected = sum(len(source.files) for source in spec.sources)
-    if len(files) != expected:
-        raise SnaketuneError(f"the corpus names {expected} files, --files gives {len(files)}; give the same, in order")
-    paths = iter(files)
-    for source in spec.sources:
-        yield source, _rows(source, [next(paths) for _ in source.files])
+def _evaluated(corpora: list[Artifact], files: list[Path], n: int) -> list[EvaluatedTexts]:
+    """What no row may share an n-gram with; files by folder and name, since tasks call theirs alike."""
+    return [
+        *(EvaluatedTexts(corpus.manifest_path.parent.name, evaluated_corpus(corpus), n) for corpus in corpora),
+        *(EvaluatedTexts(f"{path.parent.name}/{path.name}", evaluated_file(path), n) for path in files),
+    ]
 
 
-def _rows(source: Source, paths: list[Path]) -> Iterator[tuple[str, RawRow]]:
-    if source.hub:
-        name = hub_name(source.hub)
-        yield from ((name, row) for row in progress(read_hub(source.hub), name, "rows"))
-    for name, path in zip(source.files, paths):
-        yield from ((name, row) for row in progress(read_file(path, name), name, "rows"))
+def _counts(
+    spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], decisions: Decisions, quarantine: Quarantine
+) -> dict[str, Any]:
+    by_source = [summary(decisions, scan, source) for source in sources]
+    dropped: Counter[str] = Counter()
+    for source in by_source:
+        dropped.update(source["dropped"])
+    times, held_out = decisions.times, decisions.held_out
+    return {
+        **{name: sum(source[name] for source in by_source) for name in ("read", "extra", "joined", "repeated")},
+        "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
+        "dropped": dict(dropped),
+        "kept": {"train": int(times[~held_out].sum()), "held_out": int(times[held_out].sum())},
+        "sources": [_origin(source) | found for source, found in zip(spec.sources, by_source)],
+        "notes": _notes(spec, scan, times > 0),
+        "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
+        "characters": _histogram(np.frombuffer(scan.characters, np.uint32), times),
+    }
 
 
-def _sound_row(spec: Corpus, source: Source, raw: RawRow) -> tuple[str, Row, str]:
-    """Layout, canonical row and id; Malformed if there is none."""
-    if isinstance(raw.found, Malformed):
-        raise raw.found
-    layout, row = canonical(raw.found, kind=spec.kind, layout=source.layout, fields=source.fields)
-    if row.answer is None and spec.answer_pattern:
-        match = re.search(spec.answer_pattern, row.reply)
-        row.answer = ((match and match[1]) or "").strip() or None
-        if row.answer is None:
-            row.notes += ("no_answer",)
-    return layout, row, row_id(row)
+def _notes(spec: CorpusSpec, scan: Scan, kept: np.ndarray) -> dict[str, int]:
+    """What happened to kept rows on the way, and how many of them have a prompt that another has before them."""
+    notes: Counter[str] = Counter()
+    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[kept], minlength=len(scan.known_origins))
+    for (_, found), rows in zip(scan.known_origins, rows_by_origin.tolist()):
+        notes.update(dict.fromkeys(found, rows))
+    if spec.kind == "conversations":
+        prompts = np.frombuffer(scan.drawn, np.uint64)[kept]
+        notes["same_prompt"] = len(prompts) - len(np.unique(prompts))
+    return {note: n for note, n in notes.items() if n}
+
+
+def _histogram(characters: np.ndarray, times: np.ndarray) -> dict[str, list[int]]:
+    """Rows kept, by length: `rows[i]` of them have fewer characters than `bounds[i]`, and no fewer than the bound before.
+
+    >>> _histogram(np.array([1, 2, 3, 9]), np.array([1, 1, 1, 1]))
+    {'bounds': [1, 2, 4, 8, 16], 'rows': [0, 1, 2, 0, 1]}
+    """
+    # A number below 2^k has k binary digits at most.
+    digits = np.frexp(characters.astype(np.float64))[1]
+    rows = np.bincount(digits, times).astype(np.int64).tolist()
+    return {"bounds": [2**k for k in range(len(rows))], "rows": rows}
 
 
 def _origin(source: Source) -> dict[str, Any]:
     return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}
 
 
-def _judge(spec: Corpus, quarantine: Quarantine, read: int, kept: set[str]) -> None:
-    """End the stage if too much was thrown away."""
-    bad = quarantine.reasons.total()
-    if kept and bad / read <= spec.max_quarantined_fraction:
-        return
-    # The payload, and the quarantine with it, is gone when the stage fails; the log stays.
-    encoding = sys.stdout.encoding or "utf-8"
-    for line in quarantine.first:
-        print(f"quarantined: {line}".encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
-    reasons = "".join(
-        f"\n  {count} × {reason}, for instance {quarantine.examples[reason]}"
-        for reason, count in quarantine.reasons.most_common(COMMONEST_REASONS_SHOWN)
-    )
-    if not kept:
-        raise SnaketuneError(
-            f"none of the {read} rows can be used:{reasons}\nCheck `layout` and `fields` of the source"
-        )
-    raise SnaketuneError(
-        f"{bad} of {read} rows ({bad / read:.2%}) are malformed, more than the {spec.max_quarantined_fraction:.2%} "
-        f"allowed:{reasons}\nFix these rows, or raise corpora.<name>.max_quarantined_fraction"
-    )
+def _libraries(spec: CorpusSpec) -> tuple[str, ...]:
+    """The distributions whose version shapes the rows."""
+    used = {
+        "datasets": any(source.hub for source in spec.sources),
+        "ftfy": spec.cleaning.fix_mojibake,
+        "datafog": spec.cleaning.mask_personal_data,
+        "py3langid": spec.cleaning.languages,
+        "rensa": spec.near_duplicates,
+    }
+    return ("pyarrow", *(name for name, shapes in used.items() if shapes))

@@ -134,8 +134,12 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
         if not opening:
             continue
         if not prompt.rstrip().endswith(template.closes):
-            if template.special and any(SPEAKERS.get(mark[1].lower()) == "assistant" for mark in template.marks.finditer(prompt)):
-                raise Malformed("baked_in_template", f"the prompt begins with a {template.name} template and goes on after it")
+            if template.special and any(
+                SPEAKERS.get(mark[1].lower()) == "assistant" for mark in template.marks.finditer(prompt)
+            ):
+                raise Malformed(
+                    "baked_in_template", f"the prompt begins with a {template.name} template and goes on after it"
+                )
             continue
         turns = _turns(template, prompt, opening)
         if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip():

@@ -34,6 +34,16 @@ class Node:
     replies: list["Node"] = field(default_factory=list)
 
 
+def is_message(columns: set[str]) -> bool:
+    """Whether a row with these columns is a message of a tree; a root has no parent_id, or it is null."""
+    return columns >= {"message_id", "role", "text"}
+
+
+def is_nested_tree(raw: dict[str, Any]) -> bool:
+    """Whether a row holds a whole tree."""
+    return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
+
+
 def rows_of_tree(raw: dict[str, Any], kind: str, speakers: dict[str, str]) -> list[Row | Dropped]:
     """What a nested tree holds: one conversation, or any number of pairs.
 
@@ -190,7 +200,9 @@ def _ranked_first(node: Node) -> list[Node]:
 def _ranked_pairs(root: Node) -> Iterator[tuple[Node, Node]]:
     """Each best reply of the assistant with each that ranks below it."""
     for node in _walk([root]):
-        replies = [reply for reply in _ranked_first(node) if reply.turn["role"] == "assistant" and reply.rank is not None]
+        replies = [
+            reply for reply in _ranked_first(node) if reply.turn["role"] == "assistant" and reply.rank is not None
+        ]
         yield from ((replies[0], lower) for lower in replies[1:] if lower.rank > replies[0].rank)
 
 

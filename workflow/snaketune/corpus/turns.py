@@ -43,7 +43,7 @@ def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) 
         speakers: roles of further speakers, or other roles of known ones.
     """
     if not isinstance(value, list):
-        raise Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected a list of turns")
+        raise Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected turns")
     if not value:
         raise Malformed("empty_turn", f"{where} has no turns")
     turns = []

@@ -1,8 +1,8 @@
 """Two answers and who liked which better, one judge or several, as a preference pair.
 
-    response1, response2, annotator1 … annotator3     0 for a tie, 1, 2          the answer with most votes is chosen
-    response_a, response_b, winner                    model_a, model_b, tie
-    output_1, output_2, preference                    1, 2, or 1.5 for a tie
+response1, response2, annotator1 … annotator3     0 for a tie, 1, 2          the answer with most votes is chosen
+response_a, response_b, winner                    model_a, model_b, tie
+output_1, output_2, preference                    1, 2, or 1.5 for a tie
 """
 
 import re

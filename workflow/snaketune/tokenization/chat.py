@@ -6,8 +6,10 @@
 
 A whole batch is rendered (about 50 microseconds per conversation) and goes through `tokenizers` in one call (about 4 MB/s
 per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. What is learned follows from the
-characters that the template marks as generated. Rows in which somebody wrote a control token are encoded so that it stays
-text, see `control`. No torch is imported.
+characters that the template marks as generated or, where it marks nothing, from whose turn it is (see `roles`). Rows in
+which somebody wrote a control token are encoded so that it stays text, see `control`. No torch is imported.
+
+This is the reference. Whole corpora go a faster way (see `columns`) that must give the same.
 """
 
 import json
@@ -18,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.masks import shared_prefix, token_spans
+from snaketune.tokenization.roles import render_by_roles
 from snaketune.tokenization.template import Message, Span, marks_generation, render
 
 # What templates can name, as transformers passes it to them.
@@ -51,7 +54,7 @@ class EncodedPair:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation's ids (int32[n]) and, per generation block of the template, the tokens [start, end) it covers."""
+    """A conversation's ids (int32[n]) and, per assistant turn, the tokens [start, end) that it says."""
 
     ids: np.ndarray
     spans: list[Span]
@@ -72,6 +75,9 @@ class ChatTokenizer:
         eos_id: id of the end-of-sequence token.
         vocab_size: smallest number of embeddings that has a row for every id, added tokens included.
         template: the chat template.
+        marked: whether the template marks what is generated; else it is known by roles.
+        description: `tokenizer.json`, parsed, without post-processor, truncation and padding.
+        added: the string of each added token, by id.
         control: the tokens that only the template may write: those marked special, and those that the tokenizer's
             config lists as `chat_control_tokens`. Other added tokens (Qwen's `<think>`) are words like any other.
     """
@@ -86,7 +92,10 @@ class ChatTokenizer:
         # token itself.
         description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(description))
+        self.description = description
+        self.added = {token["id"]: token["content"] for token in description["added_tokens"]}
         self.template = template
+        self.marked = marks_generation(template)
         self._variables = {key: _token_string(config[key]) for key in VARIABLES if config.get(key) is not None}
         named = set(config.get("chat_control_tokens") or ())
         self.control = ControlTokens(
@@ -109,6 +118,7 @@ class ChatTokenizer:
         if unk := self._variables.get("unk_token"):
             self._telling[vocab[unk]] = False
         self._frames: dict[tuple, np.ndarray] = {}
+        self._turns: dict[tuple[str, ...], tuple[int, list[int]]] = {}
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -119,8 +129,6 @@ class ChatTokenizer:
             template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise SnaketuneError(f"{folder} holds no tokenizer with a chat template: {error}") from None
-        if not marks_generation(template):
-            raise SnaketuneError(f"{folder / 'chat_template.jinja'} has no {{% generation %}} markers")
         return cls(description, config, template)
 
     @cached_property
@@ -134,6 +142,57 @@ class ChatTokenizer:
     def is_control(self, ids: np.ndarray) -> np.ndarray:
         """bool, shaped like `ids`: which of them are control tokens."""
         return self._is_control[ids]
+
+    def tells(self, ids: np.ndarray) -> np.ndarray:
+        """bool, shaped like `ids`: which of them only a template writes: control tokens without unk."""
+        return self._telling[ids]
+
+    def turn_ends(self, messages: list[Message], ids: np.ndarray) -> np.ndarray:
+        """int64[m]: after how many of the tokens a turn is over.
+
+        A turn is over behind the first control token after its content; one without (Mistral's system prompt) has no end
+        of its own.
+
+            <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
+
+        Args:
+            ids: int32[n], of these messages.
+        """
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._turns:
+            self._turns[roles] = self._find_turns(roles)
+        count, ordinals = self._turns[roles]
+        control = np.flatnonzero(self._telling[ids])
+        # It is otherwise only where a template writes other control tokens around other words.
+        return control[ordinals] + 1 if len(control) == count else np.zeros(0, np.int64)
+
+    def _find_turns(self, roles: tuple[str, ...]) -> tuple[int, list[int]]:
+        """How many control tokens the template writes, and which of them end turns."""
+        left, right = unused_characters([self.template], 2)
+        marks = [f"{left}{number}{right}" for number in range(len(roles))]
+        (text,), _ = self.render_texts([[{"role": role, "content": mark} for role, mark in zip(roles, marks)]])
+        encoding = self.encode_text(text)
+        control = [start for (start, _), id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
+        starts = [*(text.find(mark) for mark in marks), len(text)]
+        ordinals = []
+        for mark, start, following in zip(marks, starts, starts[1:]):
+            behind = [n for n, at in enumerate(control) if start + len(mark) <= at < following]
+            ordinals += behind[:1] if start >= 0 else []
+        return len(control), ordinals
+
+    def encode_text(self, text: str) -> Encoding:
+        """The encoding of rendered text; whatever looks like a control token is one."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def render_texts(
+        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False
+    ) -> tuple[list[str], list[list[Span]]]:
+        """Per conversation its text, and in characters of it, what assistants say."""
+        if self.marked:
+            return render(self.template, conversations, self._variables, add_generation_prompt)
+        return render_by_roles(
+            self.template, conversations, self._variables, add_generation_prompt, list(self.control.ids)
+        )
 
     def encode_conversations(self, conversations: Sequence[list[Message]]) -> list[Encoded]:
         """Encode conversations; all assistant turns are supervised, each with its end of turn."""
@@ -199,7 +258,7 @@ class ChatTokenizer:
         """Render and encode conversations."""
         if not conversations:
             return []
-        texts, spans = render(self.template, conversations, self._variables, add_generation_prompt)
+        texts, spans = self.render_texts(conversations, add_generation_prompt)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         rendered: list[Rendered | None] = []
         for messages, encoding, own in zip(conversations, encodings, spans, strict=True):
@@ -242,7 +301,7 @@ class ChatTokenizer:
         for messages, expected in zip(conversations, plain, strict=True):
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (own,) = render(self.template, [guarded], self._variables, add_generation_prompt)
+                (text,), (own,) = self.render_texts([guarded], add_generation_prompt)
                 if text.replace(guard, "") == expected:
                     break
             else:

@@ -1,0 +1,131 @@
+"""What a row can't hold is dropped, truncated, split or raised; every sequence and every token is accounted for."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snaketune.config.specs import PlanSpec
+from snaketune.errors import SnaketuneError
+from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
+from tests.packing.made_index import index, learned
+
+CHAT = {"length": 30, "learned": [5, 10, 20, 30], "turn_ends": [4, 10, 14, 30]}
+PAIR = {"length": 30, "prompt": 6, "chosen": 10, "learned": [6, 16, 16, 30], "prompt_hash": 1}
+
+
+def cut(sequences: list[dict], overflow: str, length: int, kind: str = "sft", **others) -> tuple[Pieces, Losses]:
+    spec = PlanSpec(kind=kind, length=length, overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
+    losses = Losses()
+    batches = [index(sequences[:1]), index(sequences[1:])]
+    return pieces_of(spec, length, iter(batches), losses), losses
+
+
+def ranges(pieces: Pieces) -> list[tuple[int, int, int]]:
+    return list(zip(pieces.sequence.tolist(), pieces.start.tolist(), pieces.stop.tolist()))
+
+
+def test_what_fits_is_whole():
+    pieces, losses = cut([CHAT, CHAT], "drop", 30)
+    assert ranges(pieces) == [(0, 0, 30), (1, 0, 30)]
+    assert pieces.supervised.tolist() == [15, 15]
+    assert losses == Losses()
+
+
+def test_drop_counts_rows_and_tokens():
+    pieces, losses = cut([CHAT, CHAT | {"length": 12, "learned": [5, 12]}], "drop", 20)
+    assert ranges(pieces) == [(1, 0, 12)]
+    assert losses.dropped_rows == {"longer_than_row": 1}
+    assert losses.dropped_tokens == {"longer_than_row": 30}
+
+
+def test_truncate_cuts_behind_a_turn_where_something_is_learned_by_then():
+    for length, stop, learned_tokens in ((29, 14, 5), (20, 14, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
+        pieces, losses = cut([CHAT], "truncate", length)
+        assert ranges(pieces) == [(0, 0, stop)], length
+        assert pieces.supervised.tolist() == [learned_tokens]
+        assert (losses.truncated_rows, losses.truncated_tokens) == (1, 30 - stop)
+    pieces, losses = cut([CHAT], "truncate", 5)
+    assert not len(pieces)
+    assert losses.dropped_rows == {"nothing_learned_in_a_row": 1}
+
+
+def test_split_cuts_behind_turns_and_a_new_piece_has_no_label_on_its_first_token():
+    pieces, losses = cut([CHAT], "split", 16)
+    assert ranges(pieces) == [(0, 0, 14), (0, 14, 30)]
+    assert pieces.supervised.tolist() == [5, 10]
+    assert (losses.split_rows, losses.split_pieces) == (1, 2)
+    # No turn ends in the second piece's reach, so it is cut in the middle of what is learned.
+    pieces, losses = cut([CHAT], "split", 10)
+    assert ranges(pieces) == [(0, 0, 10), (0, 14, 24), (0, 24, 30)]
+    assert pieces.supervised.tolist() == [5, 4, 5]
+    assert losses.dropped_rows == {"nothing_learned_in_a_piece": 0}
+    assert losses.dropped_tokens == {"nothing_learned_in_a_piece": 4}
+
+
+def test_raise_names_the_sequence_and_its_length():
+    with pytest.raises(SnaketuneError, match=r"conversation abc has 30 tokens, packing\.length is 16"):
+        cut([CHAT | {"id": "abc"}], "raise", 16)
+
+
+def test_pairs_keep_their_prompt_and_share_what_is_left_of_a_row():
+    for length, chosen, rejected in ((30, 10, 14), (28, 10, 12), (20, 7, 7), (10, 2, 2), (8, 1, 1)):
+        pieces, losses = cut([PAIR], "truncate", length, "preference")
+        assert ranges(pieces) == [(0, 0, 6 + chosen)], length
+        assert (pieces.second_start[0], pieces.second_stop[0]) == (16, 16 + rejected)
+        assert pieces.supervised[0] == chosen + rejected
+        assert losses.truncated_tokens == 24 - chosen - rejected
+    for length in (7, 6, 3):
+        pieces, losses = cut([PAIR], "truncate", length, "preference")
+        assert not len(pieces)
+        assert losses.dropped_rows == {"prompt_fills_row": 1}
+
+
+def test_what_has_nothing_learned_is_dropped():
+    pieces, losses = cut([CHAT | {"learned": []}, CHAT], "drop", 30)
+    assert ranges(pieces) == [(1, 0, 30)]
+    assert losses.dropped_rows == {"nothing_learned": 1}
+    one_sided = [PAIR | {"learned": runs} for runs in ([6, 16], [16, 30], [])]
+    pieces, losses = cut([*one_sided, PAIR], "drop", 30, "preference")
+    assert ranges(pieces) == [(3, 0, 16)]
+    assert losses.dropped_rows == {"nothing_learned": 3}
+
+
+def test_raw_rows_leave_out_what_looks_like_a_control_token():
+    pieces, losses = cut([CHAT | {"control_text": True}, CHAT], "drop", 30, strategy="none")
+    assert ranges(pieces) == [(1, 0, 30)]
+    assert losses.dropped_rows == {"control_token_in_text": 1}
+
+
+@st.composite
+def conversations(draw) -> dict:
+    places = sorted(draw(st.sets(st.integers(1, 60), min_size=2, max_size=9)))
+    runs = places[: len(places) // 2 * 2]
+    ends = sorted(draw(st.sets(st.integers(1, 60), max_size=5)))
+    return {"length": 60, "learned": runs, "turn_ends": ends}
+
+
+@given(
+    st.lists(conversations(), min_size=1, max_size=5),
+    st.sampled_from(["drop", "truncate", "split"]),
+    st.integers(8, 64),
+)
+def test_every_token_is_accounted_for(sequences, overflow, length):
+    pieces, losses = cut(sequences, overflow, length)
+    assert (pieces.tokens <= length).all()
+    assert (pieces.tokens > 0).all()
+    kept = int(pieces.tokens.sum())
+    assert 60 * len(sequences) == kept + losses.dropped_tokens.total() + losses.truncated_tokens
+    assert len(sequences) == len(set(pieces.sequence.tolist())) + losses.dropped_rows.total()
+    assert (np.diff(pieces.sequence) >= 0).all()
+    for sequence, start, stop, supervised in zip(
+        pieces.sequence, pieces.start, pieces.stop, pieces.supervised, strict=True
+    ):
+        runs = sequences[sequence]["learned"]
+        tokens = [t for a, b in zip(runs[::2], runs[1::2]) for t in range(a, b) if start < t < stop]
+        assert supervised == len(tokens) > 0
+
+
+def test_the_columns_are_the_fields():
+    assert learned(CHAT) == 15
+    assert COLUMNS[:3] == ("sequence", "start", "stop")

@@ -1,0 +1,95 @@
+"""The last pass: what is kept of the spool to the files of the result, batch by batch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from snaketune.corpus.rows import excerpt, id_of
+from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
+from snaketune.progress import progress
+
+GROUPS_SHOWN = 1000
+ROWS_SHOWN = 20
+
+
+def write_rows(spool: Spool, folder: Path, hashes: np.ndarray, times: np.ndarray, held_out: np.ndarray) -> None:
+    """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
+
+    Args:
+        hashes: for each row, what its id is made of.
+        times: how often it is written; from the second time on its id ends on `-2`, `-3` and so on.
+        held_out: where.
+    """
+    with Split(folder / "train.arrow", spool) as train, Split(folder / "held_out.arrow", spool) as held:
+        start = 0
+        for batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
+            rows = slice(start, start + batch.num_rows)
+            for split, here in ((train, ~held_out[rows]), (held, held_out[rows])):
+                taken = np.repeat(np.arange(batch.num_rows), times[rows] * here)
+                if len(taken):
+                    split.append(batch.take(pa.array(taken)), _ids(hashes[rows], taken))
+            start += batch.num_rows
+
+
+def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:
+    """List the first groups of near duplicates: size, ids of the first rows, and how the first row begins.
+
+    Args:
+        group: for each row, the first row of its group.
+    """
+    sizes = np.bincount(group)
+    shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
+    # Rows by group: a stable order keeps those of a group as they came.
+    members = np.flatnonzero(np.isin(group, shown))
+    members = members[np.argsort(group[members], kind="stable")]
+    ends = np.cumsum(sizes[shown])
+    with path.open("w", encoding="utf-8") as file:
+        for size, end, row in zip(sizes[shown].tolist(), ends.tolist(), spool.rows(shown.tolist())):
+            first = members[end - size : end][:ROWS_SHOWN].tolist()
+            line = {
+                "rows": size,
+                "ids": [id_of(int(hashes[member])) for member in first],
+                "excerpt": excerpt({name: value for name, value in row.items() if value is not None}),
+            }
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+class Split:
+    """One file of the result. Its batches are full, wherever the rows came from, so that the same rows are the same bytes."""
+
+    def __init__(self, path: Path, spool: Spool):
+        self.schema = spool.schema.insert(0, pa.field("id", pa.string()))
+        self.writer = pa.ipc.new_file(str(path), self.schema)
+        self.waiting: list[pa.RecordBatch] = []
+        self.rows = 0
+
+    def __enter__(self) -> "Split":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.rows:
+            self._write(self.rows)
+        self.writer.close()
+
+    def append(self, batch: pa.RecordBatch, ids: list[str]) -> None:
+        self.waiting.append(pa.record_batch([pa.array(ids, pa.string()), *batch.columns], schema=self.schema))
+        self.rows += len(ids)
+        while self.rows >= ROWS_PER_BATCH:
+            self._write(ROWS_PER_BATCH)
+
+    def _write(self, rows: int) -> None:
+        together = pa.concat_batches(self.waiting)
+        self.writer.write_batch(together.slice(0, rows))
+        self.waiting = [together.slice(rows)]
+        self.rows -= rows
+
+
+def _ids(hashes: np.ndarray, taken: np.ndarray) -> list[str]:
+    ids = [id_of(content) for content in hashes[taken].tolist()]
+    copy = 1
+    for place in (np.flatnonzero(taken[1:] == taken[:-1]) + 1).tolist():
+        copy = copy + 1 if "-" in ids[place - 1] else 2
+        ids[place] += f"-{copy}"
+    return ids
