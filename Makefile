@@ -1,10 +1,11 @@
 # make run    the embedded default, from raw demo files to results/report/pages/index.html
 # make test   the whole test suite
+# make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
 PYTHON ?= python3
 BIN := .venv/bin
 SNAKEMAKE := snakemake --cores all --resources gpu=1
 
-.PHONY: run test lint lock
+.PHONY: run test lint lock bench-data
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -15,6 +16,10 @@ run: .venv/installed
 
 test: .venv/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest
+
+bench-data: .venv/installed
+	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	  $(BIN)/python -m benchmarks.data_path $(BENCH)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -54,7 +54,7 @@ def make_rows(rows: int, vocabulary: int) -> tuple[list[dict], list[np.ndarray]]
     while sum(map(len, documents)) < rows * LENGTH * 0.999:
         length = int(np.clip(generator.lognormal(np.log(120), 1.0), 4, LENGTH))
         documents.append(generator.integers(2, vocabulary, length).astype(np.int32))
-    plan = plan_best_fit_decreasing(np.array([len(d) for d in documents]), LENGTH)
+    plan = plan_best_fit_decreasing(np.array([len(d) for d in documents]), [LENGTH])
     packed = []
     for r in range(plan.rows):
         chosen = [documents[i] for i in plan.row(r)]

@@ -13,7 +13,11 @@ def modules(stage: str) -> set[str]:
 def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
     assert "corpus.layouts" in modules("corpus")
     assert not modules("corpus") & (modules("sft") | modules("eval"))
-    assert {"packing.plan", "packing.shards", "tokenization.chat"} <= modules("pack")
+    assert "tokenization.chat" in modules("tokenize")
+    assert {"packing.plan", "packing.pieces"} <= modules("plan")
+    assert "packing.shards" in modules("write")
+    assert not modules("tokenize") & {name for name in modules("plan") if name.startswith("packing.")}
+    assert "packing.plan" not in modules("tokenize") | modules("write") | modules("sft")
     assert {"training.trainer", "models.attention", "packing.segments"} <= modules("sft")
     assert "training.dpo_loss" in modules("dpo")
     for stage in ("sft", "ref_logps", "eval"):

@@ -7,19 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flow_of_rows import balances
 
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
-from snaketune.config.corpora import Corpus
+from snaketune.config.specs import CorpusSpec
 from snaketune.corpus.stage import build
 
 
 @dataclass
 class Built:
-    """Counts, rows by split, and the quarantine of a corpus."""
+    """A corpus: what its manifest says, its rows by split, and its records."""
 
     folder: Path
-    counts: dict[str, Any]
+    outcome: Outcome
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        return self.outcome.counts
 
     @property
     def train(self) -> list[dict[str, Any]]:
@@ -31,8 +38,20 @@ class Built:
 
     @property
     def quarantine(self) -> list[dict[str, Any]]:
-        with (self.folder / "quarantine.jsonl").open("rb") as file:
+        return self.record("quarantine")
+
+    def record(self, name: str) -> list[dict[str, Any]]:
+        with (self.folder / f"{name}.jsonl").open("rb") as file:
             return [json.loads(line) for line in file]
+
+    def prompts(self, split: str = "train") -> list[str]:
+        """What the first turn of each row says."""
+        return [(row.get("messages") or row["prompt"])[0]["content"] for row in getattr(self, split)]
+
+    def artifact(self, name: str) -> Artifact:
+        """The corpus as an input of other stages, called `name`."""
+        manifest = {"payload": describe_files(self.folder), "records": {}}
+        return Artifact(Path(f"results/corpus/{name}/manifest.json"), manifest, self.folder)
 
 
 @pytest.fixture
@@ -45,6 +64,8 @@ def make(tmp_path: Path):
         kind: str = "conversations",
         suffix: str = ".jsonl",
         source: dict[str, Any] | None = None,
+        against: list[Artifact] = (),
+        against_files: list[Path] = (),
         **spec: Any,
     ) -> Built:
         folder = tmp_path / str(next(numbers))
@@ -58,8 +79,10 @@ def make(tmp_path: Path):
             names.append(f"data/{number}{suffix}")
             paths.append(folder / f"{number}{suffix}")
             paths[-1].write_bytes(content)
-        corpus = Corpus(**{"kind": kind, "sources": [{"files": names, **(source or {})}], "held_out": 0.0} | spec)
-        return Built(work.payload, build(corpus, work, files=paths).counts)
+        corpus = CorpusSpec(**{"kind": kind, "sources": [{"files": names, **(source or {})}], "held_out": 0.0} | spec)
+        outcome = build(corpus, work, files=paths, against=list(against), against_files=list(against_files))
+        assert balances(outcome.counts)
+        return Built(work.payload, outcome)
 
     return make_
 

@@ -1,10 +1,12 @@
-"""What the tests of layouts and of malformed rows share: short spellings of conversations, and one way to read a row."""
+"""What the tests of layouts and of malformed rows share: short spellings of conversations, and ways to read rows."""
 
-from snaketune.config.corpora import Fields
-from snaketune.corpus.layouts import canonical
+from snaketune.config.corpora import Source
+from snaketune.corpus.layouts import canonical_rows
+from snaketune.corpus.raw import RawRow
+from snaketune.corpus.rows import Dropped, Malformed
 
 SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
-BOTH = ("conversations", "preferences")
+CONVERSATIONS, PREFERENCES = BOTH = ("conversations", "preferences")
 
 
 def turns(*spelled):
@@ -12,9 +14,29 @@ def turns(*spelled):
     return [{"role": SHORT[turn[0]], "content": turn[2:]} for turn in spelled]
 
 
-def read(raw, kind="conversations", layout="auto", **fields):
-    """The layout and the canonical row of `raw`."""
-    return canonical(raw, kind=kind, layout=layout, fields=Fields(**fields))
+def spelled(messages):
+    """The other way round, in one line: `U hi|A hello`."""
+    return "|".join(f"{turn['role'][0].upper()} {turn['content']}" for turn in messages)
+
+
+def read_all(raws, kind="conversations", layout="auto", repair=(), speakers=None, **fields):
+    """What becomes of the rows of one file."""
+    source = Source(files=["x"], layout=layout, fields=fields, speakers=speakers or {})
+    numbered = (RawRow("row", number, raw) for number, raw in enumerate(raws, start=1))
+    return list(canonical_rows(numbered, kind=kind, source=source, repair=repair))
+
+
+def read(raw, kind="conversations", layout="auto", repair=(), speakers=None, **fields):
+    """The layout and the canonical row of `raw`; raises why there is none."""
+    (made,) = read_all([raw], kind, layout, repair, speakers, **fields)
+    if isinstance(made.row, Malformed | Dropped):
+        raise made.row
+    return made.layout, made.row
+
+
+def reasons(made):
+    """For each outcome the reason why there is no row, `row`, or `part` of another."""
+    return ["part" if m.row is None else getattr(m.row, "reason", "row") for m in made]
 
 
 CHAT = turns("S be brief", "U hi", "A hello", "U more", "A no")

@@ -3,7 +3,7 @@
 import pytest
 from row_spelling import ALPACA, CHAT, read, turns
 
-from snaketune.corpus.rows import Malformed, row_id
+from snaketune.corpus.rows import Malformed, content_hash
 
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input.\n\n"
@@ -179,13 +179,10 @@ def test_numbers_become_text_the_plain_way(value, text):
 
 
 def test_id_is_of_what_the_row_says():
-    def id_of(raw, **options):
-        return row_id(read(raw, **options)[1])
+    def hash_of(raw, **options):
+        return content_hash(read(raw, **options)[1])
 
-    assert id_of({"messages": turns("U hi", "A x")}) == id_of({"prompt": "hi", "response": "x", "task": "t"})
-    assert id_of({"messages": turns("U hi", "A x")}) != id_of({"messages": turns("U hi", "A x ")})
-    preferred, other = (
-        id_of({"prompt": "hi", "chosen": "x", "rejected": "y"}, kind="preferences"),
-        id_of({"prompt": "hi", "chosen": "y", "rejected": "x"}, kind="preferences"),
-    )
-    assert preferred != other and len(preferred) == 16
+    assert hash_of({"messages": turns("U hi", "A x")}) == hash_of({"prompt": "hi", "response": "x", "task": "t"})
+    assert hash_of({"messages": turns("U hi", "A x")}) != hash_of({"messages": turns("U hi", "A x ")})
+    preferred = hash_of({"prompt": "hi", "chosen": "x", "rejected": "y"}, kind="preferences")
+    assert preferred != hash_of({"prompt": "hi", "chosen": "y", "rejected": "x"}, kind="preferences")

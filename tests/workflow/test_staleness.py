@@ -28,8 +28,10 @@ EVAL = {"eval"} | REPORT
 DPO = {"dpo"} | EVAL
 REF = {"ref_logps"} | DPO
 SFT = {"sft"} | REF
-PACK_SFT = {"pack"} | SFT
-TOKENIZER = {"tokenizer"} | PACK_SFT
+PACK = {"plan", "write", "pack"}
+TOKENS = {"tokenize"} | PACK
+PACK_SFT = PACK | SFT
+TOKENIZER = {"tokenizer"} | TOKENS | SFT
 CORPUS = {"corpus"} | TOKENIZER
 PRETRAINED = {"path": "some/model"}
 # A pretrained model brings its own tokenizer, so these edits begin there; that each key counts by itself: SINGLE, below.
@@ -39,7 +41,7 @@ LORA = {"rank": 4}
 # Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
 TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora": ({"corpora.more": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]}}, {"corpus"} | REPORT),
-    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "pack", "sft", "report"}),
+    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "report"} | TOKENS),
     "corpora.sources.files": ({"corpora.chat.sources.0.files": ["data/chat2.jsonl"]}, CORPUS),
     "corpora.sources.hub.path": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "main"}}}, CORPUS),
     "corpora.sources.hub.name": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "name": "c", "revision": "main"}}}, CORPUS),
@@ -56,6 +58,23 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.held_out": ({"corpora.chat.held_out": 0.3}, CORPUS),
     "corpora.split_seed": ({"corpora.pairs.split_seed": 1}, CORPUS),
     "corpora.answer_pattern": ({"corpora.chat.answer_pattern": "Answer: (.*)"}, CORPUS),
+    "corpora.sources.speakers": ({"corpora.chat.sources.0.speakers": {"Agent": "assistant"}}, CORPUS),
+    "corpora.sources.weight": ({"corpora.chat.sources.0.weight": 0.5}, CORPUS),
+    "corpora.sources.max_rows": ({"corpora.chat.sources.0.max_rows": 50}, CORPUS),
+    "corpora.repair": ({"corpora.chat.repair": ["drop-empty-turns"]}, CORPUS),
+    "corpora.cleaning.fix_mojibake": ({"corpora.chat.cleaning": {"fix_mojibake": True}}, CORPUS),
+    "corpora.cleaning.normalization": ({"corpora.chat.cleaning": {"normalization": "NFC"}}, CORPUS),
+    "corpora.cleaning.mask_personal_data": ({"corpora.chat.cleaning": {"mask_personal_data": ["email"]}}, CORPUS),
+    "corpora.cleaning.min_characters": ({"corpora.chat.cleaning": {"min_characters": 2}}, CORPUS),
+    "corpora.cleaning.max_characters": ({"corpora.chat.cleaning": {"max_characters": 9000}}, CORPUS),
+    "corpora.cleaning.drop_matching": ({"corpora.chat.cleaning": {"drop_matching": ["x{9}"]}}, CORPUS),
+    "corpora.cleaning.languages": ({"corpora.chat.cleaning": {"languages": ["en"]}}, CORPUS),
+    "corpora.near_duplicates.threshold": ({"corpora.chat.near_duplicates": {"threshold": 0.9}}, CORPUS),
+    "corpora.near_duplicates.shingle": ({"corpora.chat.near_duplicates": {"shingle": 3}}, CORPUS),
+    "corpora.near_duplicates.drop": ({"corpora.chat.near_duplicates": {"drop": False}}, CORPUS),
+    "corpora.decontamination.ngram": ({"corpora.chat.decontamination": {"ngram": 9}}, CORPUS),
+    # The same rows in other parts: Snakemake sees other files, and what follows publishes what it had.
+    "corpora.parts": ({"corpora.chat.parts": 2}, TOKENS | SFT),
     "corpora.max_quarantined_fraction": ({"corpora.chat.max_quarantined_fraction": 0.5}, CORPUS),
     "tokenizers.train.corpora": ({"tokenizers.small.train.corpora": ["chat"]}, TOKENIZER),
     "tokenizers.train.model": ({"tokenizers.small.train.model": "unigram"}, TOKENIZER),
@@ -80,11 +99,12 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.base.init_std": ({"sft.run.base.init_std": 0.05}, SFT),
     "sft.base.seed": ({"sft.run.base.seed": 1}, SFT),
     # Only the training moves to another corpus; the evaluation's own rows stay.
-    "sft.corpus": ({"corpora.other": {"kind": "conversations", "sources": [{"files": ["data/chat2.jsonl"]}]}, "sft.run.corpus": "other"}, {"corpus"} | PACK_SFT),
+    "sft.corpus": ({"corpora.other": {"kind": "conversations", "sources": [{"files": ["data/chat2.jsonl"]}]}, "sft.run.corpus": "other"}, {"corpus"} | TOKENS | SFT),
     "sft.tokenizer": ({"tokenizers.other": {"train": {"corpora": ["chat"], "vocab_size": 400}}, "sft.run.tokenizer": "other"}, TOKENIZER),
     "sft.packing.length": ({"sft.run.packing.length": 128}, PACK_SFT),
     "sft.packing.strategy": ({"sft.run.packing.strategy": "none"}, PACK_SFT),
     "sft.packing.overflow": ({"sft.run.packing.overflow": "raise"}, PACK_SFT),
+    "sft.packing.train_on": ({"sft.run.packing.train_on": "last"}, TOKENS | SFT),
     "sft.lora.rank": (ADOPTED | {"sft.run.lora": LORA}, TOKENIZER),
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": {**LORA, "alpha": 8}}, TOKENIZER),
     "sft.lora.dropout": (ADOPTED | {"sft.run.lora": {**LORA, "dropout": 0.1}}, TOKENIZER),
@@ -92,9 +112,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
     "sft.quantization.double": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, TOKENIZER),
     "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
-    "dpo.corpus": ({"corpora.other": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "other"}, {"corpus", "pack"} | REF),
-    "dpo.packing.length": ({"dpo.run.packing.length": 200}, {"pack"} | REF),
-    "dpo.packing.overflow": ({"dpo.run.packing.overflow": "raise"}, {"pack"} | REF),
+    "dpo.corpus": ({"corpora.other": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "other"}, {"corpus"} | TOKENS | REF),
+    "dpo.packing.length": ({"dpo.run.packing.length": 200}, PACK | REF),
+    "dpo.packing.overflow": ({"dpo.run.packing.overflow": "raise"}, PACK | REF),
     "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
     "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
     "dpo.label_smoothing": ({"dpo.run.label_smoothing": 0.1}, DPO),
@@ -108,8 +128,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
     "eval.conversations": ({"eval.both.conversations": []}, EVAL),
     "eval.preferences": ({"eval.both.preferences": []}, EVAL),
-    "eval.packing.length": ({"eval.both.packing.length": 200}, {"pack"} | EVAL),
-    "eval.packing.overflow": ({"eval.both.packing.overflow": "raise"}, {"pack"} | EVAL),
+    "eval.packing.length": ({"eval.both.packing.length": 200}, PACK | EVAL),
+    "eval.packing.overflow": ({"eval.both.packing.overflow": "raise"}, PACK | EVAL),
+    "eval.packing.train_on": ({"eval.both.preferences": [], "eval.both.packing.train_on": "last"}, TOKENS | EVAL),
     "eval.exact_match.answer_pattern": ({"eval.both.exact_match.answer_pattern": "(.*)"}, EVAL),
     "eval.exact_match.max_new_tokens": ({"eval.both.exact_match.max_new_tokens": 7}, EVAL),
     "eval.exact_match.limit": ({"eval.both.exact_match.limit": 7}, EVAL),
@@ -131,10 +152,10 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         # Data type and batch can move a log-probability, so the reference follows them.
         shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
-    for key in ("gpus", "checkpoint_steps", "log_steps"):
-        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": {key: 3}}, set())
+    for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory"):
+        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}}, set())
 # Refused in these sections, so there is nothing to rerun.
-REFUSED = {"dpo.packing.strategy", "eval.packing.strategy"}
+REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
 
 
 # Keys that an edit above can't show alone: the config before, the key's new value, and the stages whose jobs differ.
@@ -261,7 +282,10 @@ def own_code(finished, tmp_path) -> Project:
 CODE = {
     "corpus/layouts.py": CORPUS,
     "tokenization/train.py": TOKENIZER,
+    "tokenization/tokenize.py": TOKENS | SFT,
     "packing/plan.py": PACK_SFT,
+    "packing/write_shards.py": {"write", "pack"} | SFT,
+    "packing/reader.py": SFT,
     "training/sft.py": SFT,
     "training/ref_logps.py": REF,
     "training/dpo_loss.py": DPO,
@@ -294,7 +318,7 @@ def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(proje
     assert project.stale() == CORPUS
     said = project.snakemake()
     computed = set(re.findall(r"^(\w+): made ", said, re.MULTILINE))
-    assert computed == {"corpus", "report"}
+    assert computed == {"corpus", "report"}, said
     assert json.loads(project.read("results/corpus/chat/manifest.json"))["counts"]["dropped"]["duplicate"] == 1
     assert project.stale() == set()
 

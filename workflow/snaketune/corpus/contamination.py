@@ -111,7 +111,13 @@ class Contamination:
         self.file.close()
 
     def append(
-        self, words: Runs, texts: list[str], first: np.ndarray, places: list[dict[str, Any]], hashes: np.ndarray, row: int
+        self,
+        words: Runs,
+        texts: list[str],
+        first: np.ndarray,
+        places: list[dict[str, Any]],
+        hashes: np.ndarray,
+        row: int,
     ) -> None:
         """Compare one batch.
 

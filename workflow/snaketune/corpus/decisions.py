@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from snaketune.config.specs import CorpusSpec
-from snaketune.corpus.contamination import Contamination
 from snaketune.corpus.duplicates import Groups, first_of
 from snaketune.corpus.mixing import over_cap, times_used
 from snaketune.corpus.near_duplicates import Signatures

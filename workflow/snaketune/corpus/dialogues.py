@@ -20,8 +20,8 @@ from snaketune.corpus.templates import conversation_in
 from snaketune.corpus.turns import role_of
 
 NAMES = r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
-# Behind a turn: a rule of asterisks, or a line in brackets.
-STAGE_DIRECTION = re.compile(r"\n[ \t]*(?:\*(?:[ \t]*\*){2,}|\[[^\[\]\n]*\]|\([^()\n]*\))[ \t]*\Z")
+# A line that is a rule of asterisks, or a remark in brackets or in italics.
+REMARK = re.compile(r"\*(?:[ \t]*\*){2,}|\[[^\[\]]*\]|\([^()]*\)|\*[^*]+\*")
 
 
 def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[list[Message], tuple[str, ...]]:
@@ -40,49 +40,60 @@ def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[
     framed = conversation_in(text)
     if framed:
         return framed, ()
-    before, *parts = _tag(tuple(speakers)).split(text)
-    if before.strip() or not parts:
+    before, spoken = _cut(text, speakers)
+    if _without_remarks(before) or not spoken:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
-    names = [" ".join(name.split()) for name in parts[::2]]
-    roles = _roles(names, where, speakers)
+    roles = _roles([name for name, _ in spoken], where, speakers)
     turns, notes = [], ()
-    for number, (name, content) in enumerate(zip(names, parts[1::2]), start=1):
-        said = content.strip()
+    for number, (name, said) in enumerate(spoken, start=1):
         # After the last turn it may be the last thing said.
-        while number < len(names) and (
-            remark := STAGE_DIRECTION.search(said[said.rfind("\n") :] if "\n" in said else "")
-        ):
-            said, notes = said[: len(said) - len(remark[0])].rstrip(), ("removed_stage_direction",)
-        turns.append({"role": roles[name], "content": said})
+        bare = _without_remarks(said, keep=1) if number < len(spoken) else said
+        if bare != said:
+            notes = ("removed_stage_direction",)
+        turns.append({"role": roles[name], "content": bare})
     return turns, notes
 
 
 def dialogue_column(raw: dict[str, Any], speakers: Mapping[str, str]) -> str | None:
     """The first column whose text begins with one speaker and goes on with another."""
-    tag = _tag(tuple(speakers))
     for column, value in raw.items():
         if isinstance(value, str):
-            before, *parts = tag.split(value, maxsplit=8)
-            if (not before.strip() and len({name.lower() for name in parts[::2]}) > 1) or conversation_in(value):
+            before, spoken = _cut(value, speakers)
+            if (len({name for name, _ in spoken}) > 1 and not _without_remarks(before)) or conversation_in(value):
                 return column
     return None
 
 
+def _cut(text: str, speakers: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    """What stands before the first speaker, and then each speaker, in small letters, with what they say."""
+    before, *parts = _tag(tuple(speakers)).split(text)
+    names = [" ".join(name.split()).casefold() for name in parts[1::3]]
+    return before, list(zip(names, (content.strip() for content in parts[2::3])))
+
+
 def _roles(names: list[str], where: str, speakers: Mapping[str, str]) -> dict[str, str]:
+    given = {name.casefold(): role for name, role in speakers.items()}
     roles: dict[str, str] = {}
     for name in dict.fromkeys(names):
-        role = speakers.get(name) or role_of(name)
         free = [role for role in ("user", "assistant") if role not in roles.values()]
-        if role is None and not free:
+        role = given.get(name) or role_of(name) or (free[0] if free else None)
+        if role is None:
             raise Malformed("unknown_role", f"{where} has a third speaker, {name[:40]!r}; map it with `speakers`")
-        roles[name] = role or free[0]
+        roles[name] = role
     return roles
+
+
+def _without_remarks(said: str, *, keep: int = 0) -> str:
+    """`said` without the lines at its end that belong to no speaker; the first `keep` lines are what somebody says."""
+    lines = said.split("\n")
+    while len(lines) > keep and (not lines[-1].strip() or REMARK.fullmatch(lines[-1].strip())):
+        lines.pop()
+    return "\n".join(lines)
 
 
 @lru_cache(maxsize=64)
 def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
+    """A speaker at the beginning of a line, also in bold or italics, and in bold as it looks with spaces put in."""
     known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), NAMES])
-    # Bold as Markdown has it, and as it looks after a tokenizer went over it: "* * User 1: * * Hi".
-    return re.compile(
-        rf"^[ \t]*(?:\*[ \t]?\*[ \t]?)?({known})(?:\*\*)?:(?:[ \t]?\*[ \t]?\*)?", re.MULTILINE | re.IGNORECASE
-    )
+    stars = r"(\* \* |\*\*?)?"
+    return re.compile(rf"^[ \t]*{stars}({known})(?(1)(?::\*\*?|\*\*?:|: \* \*)|:)", re.MULTILINE | re.IGNORECASE)

@@ -33,6 +33,7 @@ from snaketune.corpus.recognise import check_kind, prompt_and_response, recognis
 from snaketune.corpus.repair import mend
 from snaketune.corpus.roles import check
 from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Row
+from snaketune.corpus.templates import may_be_framed
 from snaketune.corpus.trees import is_nested_tree, rows_of_messages, rows_of_tree
 from snaketune.corpus.turns import completion_turns, exchange, turns_of
 from snaketune.corpus.unpaired import paired
@@ -62,7 +63,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     waiting: dict[str, list[tuple[RawRow, Raw]]] = {"unpaired": [], "message-tree": []}
 
     def finished(row: Row | Malformed | Dropped | None, present: Raw, layout: str) -> Row | Malformed | Dropped | None:
-        if not isinstance(row, Row):
+        if row is None or isinstance(row, Exception):
             return row
         try:
             if layout != "fields" and (labelled or not LABELS.isdisjoint(present)):
@@ -168,7 +169,10 @@ def _prompt_response(raw: Raw, speakers: Speakers) -> Row:
     if columns is None:
         raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
     prompt, response = columns
-    turns, (answer,), notes = exchange(raw[prompt], {response: raw[response]}, speakers)
+    said, answer = raw[prompt], raw[response]
+    if type(said) is str and type(answer) is str and not may_be_framed(said):
+        return Conversation(messages=[{"role": "user", "content": said}, {"role": "assistant", "content": answer}])
+    turns, (answer,), notes = exchange(said, {response: answer}, speakers)
     return Conversation(messages=turns + answer, notes=notes)
 
 

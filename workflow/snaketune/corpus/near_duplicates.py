@@ -38,9 +38,7 @@ def slots_per_band(threshold: float) -> int:
     (7, 3, 128)
     """
     return max(
-        slots
-        for slots in range(1, SLOTS + 1)
-        if 1 - (1 - threshold**slots) ** (SLOTS // slots) >= FOUND_AT_THRESHOLD
+        slots for slots in range(1, SLOTS + 1) if 1 - (1 - threshold**slots) ** (SLOTS // slots) >= FOUND_AT_THRESHOLD
     )
 
 

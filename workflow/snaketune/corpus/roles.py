@@ -22,10 +22,10 @@ def check(row: Row) -> None:
 
 def _check_conversation(row: Conversation) -> None:
     turns = row.messages
-    if not any(turn["role"] == "assistant" for turn in reversed(turns)):
+    last = turns[-1]["role"] if turns else None
+    if last != "assistant" and not any(turn["role"] == "assistant" for turn in turns):
         raise Malformed("no_assistant_turn", f"none of the {len(turns)} turns is the assistant's")
     _check_turns(turns)
-    last = turns[-1]["role"]
     if last != "assistant":
         raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so there is nothing to learn from it")
 
@@ -35,7 +35,7 @@ def _check_preference(row: Preference) -> None:
     if not row.prompt:
         raise Malformed("empty_turn", "the prompt has no turns")
     for name, turns in completions.items():
-        if not any(_says_something(turn) for turn in turns):
+        if not any(turn["content"].strip() for turn in turns):
             raise Malformed("empty_completion", f"{name} has no text")
     if row.prompt[-1]["role"] not in ("user", "tool"):
         raise Malformed("turn_out_of_order", f"the prompt ends on {row.prompt[-1]['role']}, expected user")
@@ -50,8 +50,9 @@ def _check_preference(row: Preference) -> None:
 def _check_turns(turns: list[Message], where: str = "") -> None:
     before = None
     for number, turn in enumerate(turns, start=1):
-        role = turn["role"]
-        if not _says_something(turn):
+        role, content = turn["role"], turn["content"]
+        # Looks no further than the first character that isn't space, and copies nothing.
+        if not content or content.isspace():
             raise Malformed("empty_turn", f"{where}turn {number} ({role}) has no text")
         if role not in MAY_FOLLOW[before]:
             if role == before:
@@ -59,9 +60,3 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
             place = f"follows {before}" if before else "comes first"
             raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {place}")
         before = role
-
-
-def _says_something(turn: Message) -> bool:
-    content = turn["content"]
-    # Looks no further than the first character that isn't space, and copies nothing.
-    return bool(content) and not content.isspace()

@@ -4,10 +4,12 @@
 All that is decided about rows is decided by these, after the last one is read.
 """
 
+import gc
 import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -31,6 +33,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.progress import progress
 
 LONGEST = 2**32 - 1
+OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
 @dataclass
@@ -89,10 +92,11 @@ class Scan:
         """
         counts = SourceCounts()
         first = len(self.hashes)
-        if source.hub:
-            self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
-        for name, path in zip(source.files, paths):
-            self._read(name, read_file(path, name), source, counts)
+        with _rare_collections():
+            if source.hub:
+                self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
+            for name, path in zip(source.files, paths):
+                self._read(name, read_file(path, name), source, counts)
         counts.rows = slice(first, len(self.hashes))
         return counts
 
@@ -156,12 +160,25 @@ class Scan:
             self.texts.append(Runs(words.hashes, words.starts[first]))
         if self.prompts:
             self.prompts.append(
-                words_of([next(turn["content"] for turn in row.opening if turn["role"] == "user") for row in self.batch])
+                words_of(
+                    [next(turn["content"] for turn in row.opening if turn["role"] == "user") for row in self.batch]
+                )
             )
         if self.contamination:
             places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
             row = len(self.hashes) - len(self.batch)
             self.contamination.append(words, texts, first[:-1], places, np.array(self.hashes[row:], np.uint64), row)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for reference cycles less often: rows hold none, and looking through each batch costs a tenth."""
+    usual = gc.get_threshold()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:

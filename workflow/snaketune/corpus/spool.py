@@ -5,7 +5,8 @@ by plain reads and not by memory map, so that what was read doesn't stay in the 
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
@@ -64,8 +65,9 @@ class Spool:
 
 def _turns_array(rows: list[list[Message]]) -> tuple[pa.Array, np.ndarray]:
     """A column of turns, and the characters of each row in it; no row is without turns."""
-    roles = [turn["role"] for turns in rows for turn in turns]
-    contents = [turn["content"] for turns in rows for turn in turns]
+    turns = list(chain.from_iterable(rows))
+    roles = list(map(itemgetter("role"), turns))
+    contents = list(map(itemgetter("content"), turns))
     offsets = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
     lengths = np.fromiter(map(len, contents), np.int64, len(contents))
     structs = pa.StructArray.from_arrays(

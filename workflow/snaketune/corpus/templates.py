@@ -110,11 +110,15 @@ TEMPLATES = (
         "",
     ),
 )
-# Told in one look, because nearly no prompt begins like this.
 MAY_OPEN = re.compile(r"\s*(?:Below is an instr|### |A chat between |USER:|Human:|<s>|<\||\[INST\])")
 SPECIAL_MARKS = re.compile(r"<\|im_(?:start|end)\|>|<\|(?:start_header|end_header|eot)_id\|>|\[/?INST\]|<</?SYS>>")
 SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
 ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+
+
+def may_be_framed(prompt: str) -> bool:
+    """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
+    return prompt[:1] in "\t\n\r BA#<[UH" and MAY_OPEN.match(prompt) is not None
 
 
 def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
@@ -127,7 +131,7 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
     Raises:
         Malformed: a template frames the prompt, and it can't be taken off cleanly.
     """
-    if not MAY_OPEN.match(prompt):
+    if not may_be_framed(prompt):
         return None
     for template in TEMPLATES:
         opening = template.opens.match(prompt)
@@ -152,7 +156,7 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
 
 def conversation_in(text: str) -> list[Message] | None:
     """The turns of a text that is a whole conversation in one of the templates, or None."""
-    if not MAY_OPEN.match(text):
+    if not may_be_framed(text):
         return None
     for template in TEMPLATES:
         opening = template.opens.match(text)

@@ -50,7 +50,9 @@ def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) 
     for number, item in enumerate(value, start=1):
         # Nearly every turn there is, at a third of the cost.
         if type(item) is dict and len(item) == 2 and not speakers:
-            speaker, content = item.get("role"), item.get("content")
+            speaker, content = item.get("role") or item.get("from"), item.get("content")
+            if content is None:
+                content = item.get("value")
             if type(speaker) is str and type(content) is str and speaker in ROLES:
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue

@@ -110,6 +110,8 @@ def separable(description: dict[str, Any]) -> Separable:
     for token in added:
         for before, after in pairwise(token["content"].encode()):
             cuts[after, before] = False
+    # Bytes that UTF-8 hasn't name control tokens (see `chunks`).
+    cuts[0xF8:] = False
     foreign = sorted({*foreign, *(token["content"] for token in added)}, key=len, reverse=True)
     return Separable(
         bare=Tokenizer.from_str(json.dumps(bare)),

@@ -1,0 +1,206 @@
+"""Each measure against its peer."""
+
+import json
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from benchmarks.data_path.rows import (
+    CAPACITY,
+    FILES,
+    ROW_LENGTH,
+    chain,
+    lognormal,
+    made_tokenizer,
+    made_tokens,
+    repeated,
+)
+from benchmarks.data_path.timing import compared, in_turn
+
+from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.specs import PlanSpec, WriteSpec
+from snaketune.packing import plan_rows, write_shards
+from snaketune.packing.plan import lower_bound_rows, plan_best_fit_decreasing
+from snaketune.packing.reader import PackedRows
+
+
+def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
+    """Planning alone."""
+    lengths = lognormal(sequences)
+    supervised = lengths // 2
+    made: list[Any] = []
+
+    def ours() -> None:
+        made[:] = [plan_best_fit_decreasing(lengths, [CAPACITY], supervised)]
+
+    seconds = statistics.median(in_turn(rounds, snaketune=ours)["snaketune"])
+    bound = lower_bound_rows(lengths, CAPACITY)
+    return {
+        "plan_sequences_per_s": sequences / seconds,
+        "plan_efficiency_of_bound": bound / made[0].rows,
+        "seconds": seconds,
+        "rows": made[0].rows,
+        "lower_bound_rows": bound,
+        "efficiency": float(lengths.sum(dtype=np.int64)) / (made[0].rows * CAPACITY),
+    }
+
+
+def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any]:
+    """Plan and write, from tokens on disk to rows on disk."""
+    from datasets import Dataset, disable_caching, load_from_disk
+    from trl import pack_dataset
+
+    disable_caching()
+    lengths = lognormal(sequences)
+    tokens = made_tokens(folder / "tokens", lengths)
+    ids = np.random.default_rng(1).integers(0, 32000, int(lengths.sum(dtype=np.int64)), dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids))
+    Dataset(pa.table({"input_ids": column})).save_to_disk(folder / "dataset")
+    dataset = load_from_disk(folder / "dataset")
+    rows: dict[str, int] = {}
+
+    def ours() -> None:
+        work = WorkFolder(folder / "plan")
+        work.start()
+        spec = PlanSpec(kind="sft", length=CAPACITY, strategy="best-fit-decreasing", overflow="drop")
+        outcome = plan_rows.build(spec, work, tokens=[tokens])
+        manifest = {**outcome.about, "payload": describe_files(work.payload), "records": {}}
+        planned = Artifact(folder / "plan/manifest.json", manifest, work.payload)
+        work = WorkFolder(folder / "write")
+        work.start()
+        spec = WriteSpec(kind="sft", part=1, parts=1)
+        rows["snaketune"] = write_shards.build(spec, work, plan=planned, tokens=[tokens], corpus=[]).counts["rows"]
+
+    def theirs(**map_kwargs: Any) -> int:
+        return len(pack_dataset(dataset, CAPACITY, "bfd", map_kwargs=map_kwargs))
+
+    def as_shipped() -> None:
+        rows["trl"] = theirs()
+
+    def whole_table() -> None:
+        rows["trl, whole table"] = theirs(batch_size=None)
+
+    seconds = in_turn(rounds, snaketune=ours, trl=as_shipped, **{"trl, whole table": whole_table})
+    return compared(seconds, rows=rows, lower_bound_rows=lower_bound_rows(lengths, CAPACITY))
+
+
+def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> dict[str, Any]:
+    """Raw JSON lines to rows ready to train."""
+    from datasets import Dataset, concatenate_datasets, disable_caching, load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+    from trl import SFTConfig, SFTTrainer
+
+    disable_caching()
+    files = repeated(data, folder, megabytes)
+    manifest = made_tokenizer(folder, [data / name for name in FILES])
+    tokenizer = AutoTokenizer.from_pretrained(manifest.parent / "tokenizer")
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    settings = SFTConfig(
+        output_dir=str(folder / "trl"), max_length=ROW_LENGTH, packing=True, assistant_only_loss=True, use_cpu=True,
+        report_to="none",
+    )  # fmt: skip
+    some = Dataset.from_list([{"messages": [{"role": r, "content": "x"} for r in ("user", "assistant")]}] * 2)
+    trainer = SFTTrainer(
+        AutoModelForCausalLM.from_config(config), settings, train_dataset=some, processing_class=tokenizer
+    )
+    made: dict[str, Any] = {}
+    number = 0
+
+    def as_messages(row: dict[str, str]) -> dict[str, Any]:
+        said = (row.get("question") or row["prompt"], row.get("answer") or row["response"])
+        return {"messages": [{"role": r, "content": c} for r, c in zip(("user", "assistant"), said, strict=True)]}
+
+    def ours() -> None:
+        nonlocal number
+        number += 1
+        made["snaketune"] = PackedRows(
+            read_artifact(chain(folder / f"ours{number}", files, manifest), "shards"), "train"
+        )
+
+    def theirs() -> None:
+        nonlocal number
+        number += 1
+        cache = str(folder / f"cache{number}")
+        loaded = [load_dataset("json", data_files=str(file), split="train", cache_dir=cache) for file in files]
+        chats = [part.map(as_messages, remove_columns=part.column_names) for part in loaded]
+        made["trl"] = trainer._prepare_dataset(
+            concatenate_datasets(chats), tokenizer, settings, packing=True, formatting_func=None, dataset_name="train"
+        )
+        shutil.rmtree(cache)
+
+    seconds = in_turn(rounds, snaketune=ours, trl=theirs)
+    tokens = {
+        "snaketune": made["snaketune"].tokens,
+        "trl": int(sum(map(len, made["trl"].with_format("arrow")["input_ids"].to_pylist()))),
+    }
+    rows = {name: len(side) for name, side in made.items()}
+    return compared(seconds, megabytes=sum(f.stat().st_size for f in files) / 1e6, rows=rows, tokens=tokens)
+
+
+def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 20) -> dict[str, Any]:
+    """Texts to ids with one model, ours and sentencepiece's own."""
+    import sentencepiece
+    from snaketune.tokenization.encoder import FastEncoder
+
+    from snaketune.tokenization.chat import ChatTokenizer
+
+    tokenizer = made_tokenizer(folder, [data / name for name in FILES]).parent / "tokenizer"
+    texts = []
+    for file in repeated(data, folder, megabytes):
+        with file.open(encoding="utf-8") as lines:
+            texts += [text for line in lines for text in json.loads(line).values()]
+    processor = sentencepiece.SentencePieceProcessor(model_proto=(tokenizer / "sentencepiece.model").read_bytes())
+    chat = ChatTokenizer.load(tokenizer)
+    column = pa.array(texts)
+    made: dict[str, Any] = {}
+
+    def ours() -> None:
+        made["snaketune"] = FastEncoder(chat).encode(column)
+
+    def theirs() -> None:
+        made["sentencepiece"] = processor.encode(texts, num_threads=1)
+
+    seconds = in_turn(rounds, snaketune=ours, sentencepiece=theirs)
+    values, offsets = made["snaketune"]
+    differ = sum(
+        values[a:b].tolist() != ids for a, b, ids in zip(offsets, offsets[1:], made["sentencepiece"], strict=True)
+    )
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    rate = {name: size / statistics.median(some) for name, some in seconds.items()}
+    return compared(seconds, megabytes=size, texts=len(texts), texts_that_differ=differ, megabytes_per_s=rate)
+
+
+def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dict[str, Any]:
+    """Shuffled batches of 8 rows as tensors."""
+    import torch
+    from datasets import Dataset, concatenate_datasets
+    from torch.utils.data import DataLoader
+
+    manifest = chain(folder / "rows", repeated(data, folder, 60), made_tokenizer(folder, [data / n for n in FILES]))
+    artifact = read_artifact(manifest, "shards")
+    rows = PackedRows(artifact, "train")
+    columns = ["input_ids", "labels"]
+    files = [str(path) for path in artifact.files("train-")]
+    dataset = concatenate_datasets([Dataset.from_file(file) for file in files]).select_columns(columns)
+    loader = DataLoader(dataset.with_format("torch"), batch_size=8, shuffle=True)
+
+    def read(source: Any) -> None:
+        for number, batch in enumerate(source, start=1):
+            assert batch["input_ids"].shape[1] == ROW_LENGTH
+            if number == batches:
+                return
+
+    def ours() -> None:
+        drawn = rows.batches_of(8, seed=0, epoch=0)
+        read({name: torch.from_numpy(array) for name, array in batch.items()} for batch in drawn)
+
+    seconds = in_turn(rounds, snaketune=ours, datasets=lambda: read(loader))
+    done = min(batches * 8, len(rows))
+    return compared(seconds, rows_per_s={n: done / statistics.median(s) for n, s in seconds.items()}, rows=done)

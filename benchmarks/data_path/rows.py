@@ -1,0 +1,102 @@
+"""What is measured on: raw files, a tokenizer, tokenized sequences, and our stages as a chain."""
+
+import json
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snaketune.artifacts.code import code_digest
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation
+from snaketune.config.specs import TokenizerSpec
+from snaketune.stages import STAGES, run
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("gsm8k/train.jsonl", "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")
+CAPACITY = 2048
+ROW_LENGTH = 1024
+
+
+def lognormal(sequences: int) -> np.ndarray:
+    """int32: lengths with a median of 120 tokens, at most CAPACITY."""
+    drawn = np.random.default_rng(0).lognormal(np.log(120), 1.0, sequences)
+    return np.clip(drawn, 2, CAPACITY).astype(np.int32)
+
+
+def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
+    """A tokenized corpus of random ids, the second half of each sequence learned."""
+    from snaketune.tokenization.tokens import TokenWriter
+
+    generator = np.random.default_rng(1)
+    work = WorkFolder(folder)
+    work.start()
+    starts = np.maximum(lengths // 2, 1)
+    with TokenWriter(work.payload, "train") as writer:
+        for first in range(0, len(lengths), 4096):
+            some, start = lengths[first : first + 4096], starts[first : first + 4096]
+            writer.write_conversations(
+                [f"{first + i:016x}" for i in range(len(some))],
+                generator.integers(0, 32000, int(some.sum()), dtype=np.int32),
+                some,
+                np.stack([start, some], axis=1),
+            )
+    TokenWriter(work.payload, "held_out").close()
+    nothing = {"rows": 0, "tokens": 0}
+    counts = {"train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}, "held_out": nothing}
+    manifest = {"counts": counts, "pad_id": 0, "payload": describe_files(work.payload), "records": {}}
+    return Artifact(folder / "manifest.json", manifest, work.payload)
+
+
+def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
+    """gsm8k and dolly, over and over, each time with another number in front, so that no row comes twice."""
+    rows = [[json.loads(line) for line in (data / name).open(encoding="utf-8")] for name in FILES]
+    once = sum((data / name).stat().st_size for name in FILES)
+    paths = []
+    for name, some in zip(FILES, rows, strict=True):
+        paths.append(folder / Path(name).name)
+        with paths[-1].open("w", encoding="utf-8") as file:
+            for number in range(max(1, round(megabytes * 1e6 / once))):
+                for row in some:
+                    key = "question" if "question" in row else "prompt"
+                    file.write(json.dumps({**row, key: f"{number}. {row[key]}"}, ensure_ascii=False) + "\n")
+    return paths
+
+
+def made_tokenizer(folder: Path, files: list[Path]) -> Path:
+    """The manifest of a tokenizer trained on the files."""
+    corpus_spec = {"kind": "conversations", "sources": [{"files": [str(f) for f in files]}], "held_out": 0}
+    with chdir(folder):
+        stage("corpus", corpus_spec, {"files": files}, "small")
+        spec = TokenizerSpec(model="bpe", vocab_size=8192, character_coverage=0.9995, split_digits=True)
+        inputs = {
+            "corpora": [folder / "small/manifest.json"],
+            "chat_template": [ROOT / "resources/chat_templates/chatml.jinja"],
+        }
+        stage("tokenizer", spec.model_dump(mode="json"), inputs, "tokenizer")
+    return folder / "tokenizer/manifest.json"
+
+
+def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: str) -> None:
+    """Run one stage in this process, below the working directory."""
+    code = code_digest(STAGES[name].module)
+    run(name, spec=json.dumps(spec), code=code, inputs=inputs, out=Path(out).resolve(), operation=Operation())
+
+
+def chain(folder: Path, files: list[Path], tokenizer: Path) -> Path:
+    """Raw files to shards by the five stages, manifests and digests included."""
+    folder.mkdir()
+    with chdir(folder):
+        source = [{"files": [str(file) for file in files]}]
+        stage("corpus", {"kind": "conversations", "sources": source, "held_out": 0}, {"files": files}, "corpus")
+        made = {name: [Path(name, "manifest.json").resolve()] for name in ("corpus", "tokens", "plan", "shards")}
+        inputs = {"corpus": made["corpus"], "tokenizer": [tokenizer]}
+        stage("tokenize", {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}, inputs, "tokens")
+        rows = {"kind": "sft", "length": ROW_LENGTH, "strategy": "best-fit-decreasing", "overflow": "truncate"}
+        stage("plan", rows, {"tokens": made["tokens"]}, "plan")
+        inputs = {"plan": made["plan"], "tokens": made["tokens"], "corpus": []}
+        stage("write", {"kind": "sft", "part": 1, "parts": 1}, inputs, "shards")
+        stage("pack", rows | {"train_on": "assistant"}, {"plan": made["plan"], "shards": made["shards"]}, "pack")
+    return folder / "pack/manifest.json"
