@@ -1,6 +1,7 @@
 """The whole stage: nothing vanishes, duplicates and splits, limits, and the same bytes from the same rows."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -178,6 +179,73 @@ def test_several_sources(make, chat, tmp_path):
     assert balances(outcome.counts)
     with pytest.raises(SnaketuneError, match="names 2 files, --files gives 1"):
         build(corpus, work, files=[tmp_path / "chat.jsonl"], **inputs)
+
+
+def message(role, text, *replies, rank=None):
+    return {"role": role, "text": text, "replies": list(replies), "rank": rank, "lang": "en"}
+
+
+def test_a_raw_row_that_makes_several_rows(make):
+    tree = message("prompter", "q", *(message("assistant", f"a{rank}", rank=rank) for rank in range(3)))
+    built = make([{"message_tree_id": "t", "prompt": tree}], kind="preferences")
+    assert built.counts["read"] == 1 and built.counts["extra"] > 0
+    assert built.counts["kept"]["train"] == 1 + built.counts["extra"]
+
+
+def test_raw_rows_that_make_one_row(make):
+    rows = [
+        {"message_id": "1", "parent_id": None, "message_tree_id": "1", "role": "prompter", "text": "q"},
+        {"message_id": "2", "parent_id": "1", "message_tree_id": "1", "role": "assistant", "text": "a"},
+    ]
+    built = make(rows)
+    assert (built.counts["read"], built.counts["joined"], built.counts["kept"]["train"]) == (2, 1, 1)
+
+
+def test_rows_are_counted_by_length(make, chat):
+    built = make([chat("a" * n, "b") for n in (1, 2, 3, 6, 7, 100)])
+    assert built.counts["characters"] == {"bounds": [1, 2, 4, 8, 16, 32, 64, 128], "rows": [0, 0, 2, 2, 1, 0, 0, 1]}
+
+
+@pytest.mark.parametrize("column", ["prompt", "response", "answer", "task"])
+def test_half_a_character_is_no_text(make, column):
+    sound = {"prompt": "p", "response": "r", "answer": "a", "task": "t"}
+    rows = [sound, sound | {column: "x\ud83d"}]
+    built = make("\n".join(map(json.dumps, rows)).encode(), max_quarantined_fraction=0.5)
+    assert len(built.quarantine) == 1 and built.quarantine[0]["line"] == 2 and len(built.train) == 1
+
+
+def test_an_interrupted_scan_starts_anew(make, chat):
+    rows = [chat(f"q {i} of many more that are asked", f"a{i}") for i in range(2500)]
+    steps = {"near_duplicates": {"threshold": 0.9}, "decontamination": {}, "held_out": 0.2}
+    once = make(rows, **steps)
+    work = WorkFolder(once.folder.parent)
+    files = [path for path in work.state.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        path.write_bytes(path.read_bytes()[:100] + b"what a killed attempt left")
+    kept = {path.name: path.read_bytes() for path in once.folder.iterdir()}
+    work.start()
+    spec = CorpusSpec(kind="conversations", sources=[{"files": ["data/0.jsonl"]}], **steps)
+    outcome = build(spec, work, files=[work.folder.parent / "0.jsonl"], against=[], against_files=[])
+    assert outcome == once.outcome
+    assert {path.name: path.read_bytes() for path in work.payload.iterdir()} == kept
+
+
+def test_memory_grows_by_bytes_per_row(make, chat):
+    """No set, list or dict holds the rows: what grows with their number are arrays."""
+    exam = make(
+        [chat("An evaluation that has to do with none of these rows, as far as anybody can tell")], held_out=1.0
+    )
+    steps = {"near_duplicates": {}, "decontamination": {}, "against": [exam.artifact("exam")], "held_out": 0.1}
+    peaks = {}
+    make([chat()], **steps)
+    for rows in (1_000, 6_000):
+        lines = "\n".join(f'{{"prompt": "question {i}", "response": "answer {i}"}}' for i in range(rows)).encode()
+        tracemalloc.start()
+        make(lines, **steps)
+        peaks[rows] = tracemalloc.get_traced_memory()[1] - len(lines)
+        tracemalloc.stop()
+    assert (peaks[6_000] - peaks[1_000]) / 5_000 < 150
 
 
 TEXTS = st.sampled_from(["a", "b", "", " ", "\ud83d", "\0", "Human: a\n\nAssistant: b"]) | st.text(max_size=5)

@@ -1,8 +1,11 @@
 """Raw rows to canonical ones: each layout, the fields mapping, labels and ids."""
 
 import pytest
-from row_spelling import ALPACA, CHAT, read, turns
+from row_spelling import ALPACA, CHAT, read, read_all, reasons, turns
 
+from snaketune.config.corpora import Source
+from snaketune.corpus.layouts import canonical_rows
+from snaketune.corpus.raw import RawRow
 from snaketune.corpus.rows import Malformed, content_hash
 
 ALPACA_WITH_INPUT = (
@@ -35,6 +38,23 @@ SHAREGPT = [
         ({"messages": None, "prompt": "hi", "response": "x"}, "prompt-response", turns("U hi", "A x")),
         ({"conversations": SHAREGPT, "id": 3}, "sharegpt", CHAT),
         ({"conversations": CHAT}, "sharegpt", CHAT),
+        ({"conversation": CHAT, "model": "m"}, "sharegpt", CHAT),
+        (
+            {"turns": [{"speaker": "USER", "utterance": "hi", "frames": []}, {"speaker": "SYSTEM", "utterance": "x"}]},
+            "turns",
+            turns("U hi", "A x"),
+        ),
+        (
+            {"turns": [{"speaker": "human", "text": "hi"}, {"role": "bot", "content": "x"}]},
+            "turns",
+            turns("U hi", "A x"),
+        ),
+        (
+            {"instruction": "Add", "instances": [{"input": "1, 2", "output": "3"}]},
+            "instances",
+            turns("U Add\n\n1, 2", "A 3"),
+        ),
+        ({"instruction": "Add", "input": "", "response": "3", "id": 1}, "alpaca", turns("U Add", "A 3")),
         ({"instruction": "Add", "input": "1, 2", "output": "3"}, "alpaca", turns("U Add\n\n1, 2", "A 3")),
         ({"instruction": "Add", "input": " ", "output": "3"}, "alpaca", turns("U Add", "A 3")),
         ({"instruction": "Add", "input": None, "response": "3"}, "alpaca", turns("U Add", "A 3")),
@@ -47,6 +67,10 @@ SHAREGPT = [
         ({"prompt": turns("S s", "U hi"), "completion": turns("A x")}, "prompt-response", turns("S s", "U hi", "A x")),
         ({"prompt": ALPACA.format("Add"), "response": "3"}, "prompt-response", turns("U Add", "A 3")),
         ({"prompt": ALPACA_WITH_INPUT, "response": "3"}, "prompt-response", turns("U Add\n\n1, 2", "A 3")),
+        ({"input": "hi", "target": "x"}, "prompt-response", turns("U hi", "A x")),
+        ({"input": "hi", "output": "x"}, "prompt-response", turns("U hi", "A x")),
+        ({"prompt": "hi", "completion": "x", "label": "greeting"}, "prompt-response", turns("U hi", "A x")),
+        ({"question": "hi", "answer": "so\n#### 7"}, "prompt-response", turns("U hi", "A so\n#### 7")),
         ({"prompt": "See " + ALPACA, "response": "3"}, "prompt-response", turns("U See " + ALPACA, "A 3")),
     ],
 )
@@ -91,6 +115,30 @@ def test_conversations(raw, layout, messages):
             ("U Add\n\n1", "A x", "A y"),
         ),
         ({"prompt": ALPACA.format("Add"), "chosen": "x", "rejected": "y"}, "pairs", ("U Add", "A x", "A y")),
+        (
+            {"prompt": "hi", "chosen": {"role": "assistant", "content": "x"}, "rejected": {"text": "y"}},
+            "pairs",
+            ("U hi", "A x", "A y"),
+        ),
+        ({"prompt": "hi", "chosen": {"text": "x", "role": None}, "rejected": "y"}, "pairs", ("U hi", "A x", "A y")),
+        (
+            {
+                "prompt": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:",
+                "chosen": " x",
+                "rejected": " y",
+            },
+            "pairs",
+            ("U a|A b|U c", "A x", "A y"),
+        ),
+        (
+            {
+                "prompt": "Human: a\n\nAssistant:",
+                "chosen": "\n\nHuman: a\n\nAssistant: x",
+                "rejected": "\n\nHuman: a\n\nAssistant: y",
+            },
+            "pairs",
+            ("U a", "A x", "A y"),
+        ),
         (
             {
                 "chosen": "\n\nHuman: Hi\nyou\n\nthere\n\nAssistant: Hello\n\nHuman: Who?\n\nAssistant: Me ",
@@ -186,3 +234,71 @@ def test_id_is_of_what_the_row_says():
     assert hash_of({"messages": turns("U hi", "A x")}) != hash_of({"messages": turns("U hi", "A x ")})
     preferred = hash_of({"prompt": "hi", "chosen": "x", "rejected": "y"}, kind="preferences")
     assert preferred != hash_of({"prompt": "hi", "chosen": "y", "rejected": "x"}, kind="preferences")
+
+
+def test_every_instance_is_a_row():
+    raw = {
+        "instruction": "Add",
+        "name": "sum",
+        "task": "t",
+        "instances": [{"input": "1", "output": "1"}, {"input": 2, "output": "2"}, "3", {"input": "", "output": "4"}],
+    }
+    made = read_all([raw, {"instruction": "Add", "instances": []}])
+    assert reasons(made) == ["row", "wrong_type", "wrong_type", "row", "no_instances"]
+    assert [m.raw.number for m in made] == [1, 1, 1, 1, 2]
+    assert [(m.row.messages, m.row.task) for m in (made[0], made[3])] == [
+        (turns("U Add\n\n1", "A 1"), "t"),
+        (turns("U Add", "A 4"), "t"),
+    ]
+    assert "instance 2" in made[1].row.detail
+
+
+def test_speakers_give_roles():
+    spoken = [{"from": "Caller", "value": "hi"}, {"from": "Agent", "value": "x"}]
+    speakers = {"Caller": "user", "Agent": "assistant"}
+    for raw in (
+        {"conversations": spoken},
+        {"messages": spoken},
+        {"turns": spoken},
+        {"chat": "Caller: hi\nAgent: x"},
+        {"chat": "caller: hi\nAGENT: x"},
+    ):
+        assert read(raw, speakers=speakers)[1].messages == turns("U hi", "A x")
+    with pytest.raises(Malformed, match=r"unknown_role.*Caller.*speakers"):
+        read({"conversations": spoken})
+
+
+def test_speakers_override_what_a_name_means():
+    spoken = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "x"}]
+    swapped = {"assistant": "user", "user": "assistant"}
+    assert read({"messages": spoken}, speakers=swapped)[1].messages == turns("U hi", "A x")
+    asked = [{"speaker": "USER", "utterance": "hi"}, {"speaker": "SYSTEM", "utterance": "x"}]
+    with pytest.raises(Malformed, match="no_assistant_turn"):
+        read({"turns": asked}, speakers={"SYSTEM": "system"})
+
+
+def test_rows_that_were_no_rows_are_handed_on():
+    made = read_all([Malformed("not_json", "cut off"), {"prompt": "hi", "response": "x"}])
+    assert reasons(made) == ["not_json", "row"] and made[0].row.detail == "cut off"
+
+
+def test_layouts_may_be_mixed_in_a_file():
+    tree = {"message_id": "1", "role": "prompter", "text": "q", "parent_id": None}
+    reply = {"message_id": "2", "role": "assistant", "text": "a", "parent_id": "1"}
+    made = read_all([tree, {"prompt": "hi", "response": "x"}, {"messages": CHAT}, reply])
+    assert [(m.raw.number, m.layout) for m in made] == [
+        (2, "prompt-response"),
+        (3, "messages"),
+        (1, "message-tree"),
+        (4, "message-tree"),
+    ]
+
+
+def test_no_more_is_read_than_is_asked_for():
+    def raws():
+        yield {"prompt": "hi", "response": "x"}
+        raise AssertionError("read ahead")
+
+    source = Source(files=["x"])
+    rows = canonical_rows((RawRow("row", 1, raw) for raw in raws()), kind="conversations", source=source, repair=())
+    assert next(rows).row.messages == turns("U hi", "A x")

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import os
 import sys
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +25,9 @@ FULL = [{"prompt": row["prompt"], "response": row.get("response", "")} for row i
 
 def zipped(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
+
+
+PACK = {"": bytes, ".gz": zipped, ".zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True)}
 
 
 def lines(rows):
@@ -65,16 +70,51 @@ def read(tmp_path: Path, name: str, content: bytes):
         ("really_pretty.jsonl", json.dumps(FULL, indent=2).encode(), "row"),
         ("really_wrapped.jsonl", json.dumps({"rows": FULL}, indent=2).encode(), "row"),
         ("A.JSONL", lines(FULL), "line"),
+        ("lines.txt", lines(FULL), "line"),
+        ("lines.csv", lines(FULL), "line"),
+        ("lines.parquet", lines(FULL), "line"),
+        ("lines", lines(FULL), "line"),
+        ("array.csv", json.dumps(FULL).encode(), "row"),
+        ("pretty.txt", json.dumps(FULL, indent=2).encode(), "row"),
     ],
 )
-@pytest.mark.parametrize("gz", [False, True])
-def test_json_in_every_disguise(tmp_path, name, content, unit, gz):
-    found = read(tmp_path, name + ".gz" * gz, zipped(content) if gz else content)
+@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+def test_json_in_every_disguise(tmp_path, name, content, unit, packed):
+    found = read(tmp_path, name + packed, PACK[packed](content))
     assert found == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
 
 
-def test_gzip_is_told_by_content(tmp_path):
-    assert read(tmp_path, "zipped.jsonl", zipped(lines(FULL))) == read(tmp_path, "plain.jsonl.gz", lines(FULL))
+@pytest.mark.parametrize("packed", PACK)
+@pytest.mark.parametrize("called", ["plain.jsonl.gz", "x.jsonl.zst", "x.parquet"])
+def test_packing_is_told_by_content(tmp_path, packed, called):
+    assert read(tmp_path, called, PACK[packed](lines(FULL))) == read(tmp_path, "plain.jsonl", lines(FULL))
+
+
+@pytest.mark.parametrize("called", ["a.csv", "a.txt", "a", "a.jsonl", "a.json", "a.parquet", "a.arrow"])
+def test_csv_is_told_by_content(tmp_path, called):
+    content = b'prompt,response\n"Sum, please","{""a"": 1}"\n[x],y\n'
+    rows = [{"prompt": "Sum, please", "response": '{"a": 1}'}, {"prompt": "[x]", "response": "y"}]
+    assert [raw for _, _, raw in read(tmp_path, called, content)] == rows
+
+
+@pytest.mark.parametrize("first", [b"[id],text", b"{id},text"])
+def test_a_header_in_brackets_is_still_a_header(tmp_path, first):
+    assert len(read(tmp_path, "a.csv", first + b"\n1,x\n2,y\n")) == 2
+
+
+@pytest.mark.parametrize("called", ["a.parquet", "a.arrow", "a.jsonl", "a.csv", "a"])
+@pytest.mark.parametrize("made", ["x.parquet", "x.arrow"])
+def test_tables_are_told_by_content(tmp_path, called, made):
+    assert [raw for _, _, raw in read(tmp_path, called, table(tmp_path / made))] == FULL
+
+
+def test_a_folder_and_a_pipe_are_no_files(tmp_path):
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(SnaketuneError, match=r"data/folder\.jsonl is a folder; name the files in it"):
+        list(read_file(tmp_path / "folder.jsonl", "data/folder.jsonl"))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(SnaketuneError, match=r"data/pipe\.jsonl is no regular file"):
+        list(read_file(tmp_path / "pipe.jsonl", "data/pipe.jsonl"))
 
 
 @pytest.mark.parametrize("row", [{"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x", "tags": ["a"]}])
@@ -138,6 +178,10 @@ def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
         (b"[" * 100_000, "not_json"),
         (b'{"prompt": "\xff"}', "not_utf8"),
         (b'["a", "b"]', "not_an_object"),
+        (b'{"prompt": 1, "prompt": 2}', "duplicate_key"),
+        (b'{"messages": [{"role": "user", "content": "x", "role" : "system"}]}', "duplicate_key"),
+        (b'{"prompt": "a\0b"}', "not_json"),
+        (b'{"prompt": "a\tb"}', "not_json"),
         (b"null", "not_an_object"),
         (b"12", "not_an_object"),
         (b'"' + b"x" * 1000 + b'"', "not_an_object"),
@@ -169,8 +213,14 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.json", b'{"examples": []}', "holds no rows"),
         ("a.csv", b"", "holds no rows"),
         ("a.csv", b"prompt,response\n", "holds no rows"),
-        ("a.parquet", b"", "can't be read"),
-        ("a.arrow", b"", "can't be read"),
+        ("a.parquet", b"", "holds no rows"),
+        ("a.arrow", b"", "holds no rows"),
+        ("a.jsonl.zst", b"", "holds no rows"),
+        ("a.jsonl.gz", zipped(b""), "holds no rows"),
+        ("a.parquet", b"PAR1", "can't be read"),
+        ("a.parquet", b"\0" * 3 + b"PAR1", "can't be read"),
+        ("a.arrow", b"ARROW1\0\0", "can't be read"),
+        ("a.arrow", b"\xff\xff\xff\xff\x10\0\0\0", "can't be read"),
         ("a.json", json.dumps(FULL).encode()[:-9], "isn't whole JSON"),
         ("a.json", json.dumps(FULL, indent=1).encode()[:-9], "isn't whole JSON"),
         ("a.json", b"Not found", "isn't whole JSON"),
@@ -179,8 +229,20 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.csv.gz", zipped(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
         ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 opens a quote"),
         ("a.csv", b"prompt,prompt\n1,2\n", "column 'prompt' twice"),
-        ("a.txt", b"x", "unknown format '.txt'"),
-        ("a", b"x", "unknown format ''"),
+        ("a.csv", b'"prompt\n1,2\n', "header.*mend its quotes"),
+        ("a.txt", b"x", r"none of the formats.*JSON lines.*Parquet.*\.zst"),
+        ("a", b"Dear reader,\n\nhello, all,\n", "none of the formats"),
+        ("a.md", b"# Title\n\nText.\n", "none of the formats"),
+        ("a.txt.gz", zipped(b"x"), "none of the formats"),
+        ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16"), "UTF-16.*iconv"),
+        ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16-le"), "UTF-16.*iconv"),
+        ("a.csv", "prompt,response\nx,y\n".encode("utf-16-be"), "UTF-16.*iconv"),
+        ("a.jsonl", b"\0" * 999, "UTF-16.*no text"),
+        ("a.jsonl", b"PK\x03\x04rest", "zip archive"),
+        ("a.jsonl.bz2", b"BZh91AY", "bzip2"),
+        ("a.jsonl.xz", b"\xfd7zXZ\0\0", "xz"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        ("a.parquet", b"<!DOCTYPE html>\n<html>", "web page"),
     ],
     ids=count(),
 )
@@ -191,11 +253,41 @@ def test_a_broken_file_ends_the_stage(tmp_path, name, content, says):
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-@pytest.mark.parametrize("share", [0.3, 0.7])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.99])
 def test_half_a_table(tmp_path, suffix, share):
     content = table(tmp_path / f"whole{suffix}")
     with pytest.raises(SnaketuneError, match="fetch it again"):
         read(tmp_path, f"half{suffix}", content[: int(len(content) * share)])
+
+
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.999])
+def test_half_a_packed_file(tmp_path, packed, share):
+    rows = [{"prompt": f"{i * i}?", "response": str(i)} for i in range(5000)]
+    content = PACK[packed](lines(rows))
+    with pytest.raises(SnaketuneError, match=r"half\.jsonl\S* can't be read.*cut off; fetch it again"):
+        read(tmp_path, f"half.jsonl{packed}", content[: int(len(content) * share)])
+
+
+def test_offsets_that_point_nowhere_are_not_followed(tmp_path):
+    offsets = pa.py_buffer(np.array([0, 5, 2**30, 8], np.int32).tobytes())
+    texts = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdefgh")])
+    write_table(tmp_path / "made.arrow", pa.table({"prompt": texts}))
+    with pytest.raises(SnaketuneError, match=r"a\.arrow can't be read"):
+        read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+
+
+def test_a_table_with_a_column_twice_names_the_file(tmp_path):
+    twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["prompt", "prompt"])
+    write_table(tmp_path / "made.arrow", twice)
+    with pytest.raises(SnaketuneError, match=r"as/written/a\.arrow: the table has the column 'prompt' twice"):
+        read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+
+
+def test_a_key_twice_in_an_array_costs_its_row(tmp_path):
+    content = b'[{"prompt": "x"},\n {"messages": [{"role": "user", "role": "x"}]},\n {"prompt": "y"}]'
+    found = [getattr(raw, "reason", raw) for _, _, raw in read(tmp_path, "a.json", content)]
+    assert found == [{"prompt": "x"}, "duplicate_key", {"prompt": "y"}]
 
 
 def test_a_missing_file(tmp_path):

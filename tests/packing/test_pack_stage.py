@@ -1,39 +1,26 @@
 """From a corpus artifact to shards: the five columns, counts that add up, and nothing lost or unlearnable."""
 
-import json
+import subprocess
+import sys
+from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import read_table, write_table
+from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import PackSpec, TokenizerSpec
+from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
-from snaketune.packing import stage
-from snaketune.packing.shards import IGNORED, PackedRows, documents, schema
+from snaketune.packing import write_shards
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.shards import IGNORED, schema
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.stage import build as build_tokenizer
-from tests.parity.test_trl import ROOT, rows_of
+from tests.packing import chain
+from tests.packing.chain import ROOT, rows_of
 
 TEMPLATE = ROOT / "resources/chat_templates/chatml.jinja"
-
-
-def artifact(folder, tables: dict[str, pa.Table]) -> Artifact:
-    (folder / "rows").mkdir(parents=True)
-    for name, table in tables.items():
-        write_table(folder / "rows" / name, table)
-    return Artifact(
-        folder / "manifest.json", {"payload": describe_files(folder / "rows"), "records": {}}, folder / "rows"
-    )
-
-
-def corpus(folder, kind: str, rows: list[dict]) -> Artifact:
-    columns = ("id", "messages") if kind == "sft" else ("id", "prompt", "chosen", "rejected")
-    train = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows[:-5]])
-    held_out = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows[-5:]])
-    return artifact(folder, {"train.arrow": train, "held_out.arrow": held_out})
 
 
 @pytest.fixture(scope="module")
@@ -42,26 +29,28 @@ def tokenizer(tmp_path_factory) -> Artifact:
     work = WorkFolder(folder / "work")
     work.start()
     spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=0.9995, split_digits=True)
-    build_tokenizer(
-        spec, work, corpora=[corpus(folder / "c", "sft", rows_of("chat", 200))], chat_template=[TEMPLATE], base=[]
-    )
+    corpora = [chain.corpus(folder / "c", "sft", rows_of("chat", 200))]
+    build_tokenizer(spec, work, corpora=corpora, chat_template=[TEMPLATE], base=[])
     return Artifact(folder / "manifest.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
 
 
-def pack(tmp_path, tokenizer: Artifact, kind: str, rows: list[dict], **settings):
-    """The packed artifact, as a reader sees it."""
-    spec = PackSpec(kind=kind, **({"length": 256} | settings))
-    work = WorkFolder(tmp_path / "work")
-    work.start()
-    outcome = stage.build(spec, work, corpus=corpus(tmp_path / "corpus", kind, rows), tokenizer=tokenizer)
-    manifest = {**outcome.about, "counts": outcome.counts, "spec": spec.model_dump(), "records": {}}
-    manifest["payload"] = describe_files(work.payload)
-    return Artifact(tmp_path / "manifest.json", json.loads(json.dumps(manifest)), work.payload)
+@pytest.fixture
+def pack(tokenizer, tmp_path) -> Callable[..., Artifact]:
+    """Packs rows, the last five of them held out; each call in a folder of its own."""
+    calls = iter(range(99))
+
+    def packed(kind: str, rows: list[dict], parts: int = 1, held_out: int = 5, **settings) -> Artifact:
+        folder = tmp_path / str(next(calls))
+        return chain.pack(
+            folder, chain.corpus(folder / "corpus", kind, rows, held_out), tokenizer, kind, parts, **settings
+        )
+
+    return packed
 
 
-def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(tmp_path, tokenizer):
+def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(pack, tokenizer):
     rows = rows_of("chat", 60)
-    packed = pack(tmp_path, tokenizer, "sft", rows)
+    packed = pack("sft", rows)
     chat = ChatTokenizer.load(tokenizer.folder)
     assert read_table(packed.file("train-00000.arrow")).schema == schema(256)
     assert packed.manifest["format_version"] == "3.0"
@@ -90,9 +79,9 @@ def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(tm
         assert (row["input_ids"][at:] == chat.pad_id).all()
 
 
-def test_counts_add_up_and_drops_are_counted_in_rows_and_tokens(tmp_path, tokenizer):
+def test_counts_add_up_and_drops_are_counted_in_rows_and_tokens(pack, tokenizer):
     rows = rows_of("chat", 60)
-    packed = pack(tmp_path, tokenizer, "sft", rows, length=64)
+    packed = pack("sft", rows, length=64)
     counts = packed.manifest["counts"]["train"]
     assert counts["read"] == 55 == counts["kept"] + counts["dropped"]["longer_than_row"]
     lengths = [
@@ -107,14 +96,14 @@ def test_counts_add_up_and_drops_are_counted_in_rows_and_tokens(tmp_path, tokeni
     assert metadata["packing_efficiency"] == round(100 * counts["tokens"] / (64 * metadata["rows"]), 3)
 
 
-def test_overflow_raise_names_the_conversation(tmp_path, tokenizer):
+def test_overflow_raise_names_the_conversation(pack, tokenizer):
     with pytest.raises(SnaketuneError, match=r"conversation \d+ has \d+ tokens, packing.length is 32"):
-        pack(tmp_path, tokenizer, "sft", rows_of("chat", 20), length=32, overflow="raise")
+        pack("sft", rows_of("chat", 20), length=32, overflow="raise")
 
 
-def test_pairs_share_their_prompt_and_are_never_split(tmp_path, tokenizer):
+def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     rows = rows_of("preferences", 40)
-    packed = pack(tmp_path, tokenizer, "preference", rows)
+    packed = pack("preference", rows)
     assert packed.manifest["kind"] == "preference"
     train = PackedRows(packed, "train")
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -137,19 +126,8 @@ def test_pairs_share_their_prompt_and_are_never_split(tmp_path, tokenizer):
     assert next(places, None) is None
 
 
-def test_a_conversation_with_nothing_to_learn_is_an_error(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(stage.ChatTokenizer, "encode_conversations", lambda self, chats: [NOTHING for _ in chats])
-    with pytest.raises(SnaketuneError, match="has nothing to learn"):
-        pack(tmp_path, tokenizer, "sft", rows_of("chat", 20))
-
-
-class NOTHING:
-    ids = np.arange(5, dtype=np.int32)
-    supervised = np.zeros(5, bool)
-
-
-def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(tmp_path, tokenizer):
-    packed = pack(tmp_path, tokenizer, "sft", rows_of("chat", 20), strategy="none")
+def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(pack, tokenizer):
+    packed = pack("sft", rows_of("chat", 20), strategy="none")
     assert packed.manifest["format_version"] == "2.0"
     assert packed.manifest["packing_metadata"]["enabled"] is False
     assert read_table(packed.file("train-00000.arrow")).num_rows == 15
@@ -157,14 +135,10 @@ def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(tmp_path, tokeni
         PackedRows(packed, "train")
 
 
-def test_packing_twice_gives_the_same_bytes(tmp_path, tokenizer):
-    one, other = (pack(tmp_path / name, tokenizer, "sft", rows_of("chat", 60)) for name in ("one", "other"))
-    assert one.manifest == other.manifest
-
-
-def test_rows_are_views_into_the_mapped_file_also_over_several_batches(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(stage, "ROWS_PER_SHARD", 3)
-    packed = pack(tmp_path, tokenizer, "sft", rows_of("chat", 60))
+def test_rows_are_views_into_the_mapped_file_also_over_several_batches_and_shards(pack, monkeypatch):
+    monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 3 * 256)
+    monkeypatch.setattr(write_shards, "TOKENS_PER_BATCH", 2 * 256)
+    packed = pack("sft", rows_of("chat", 60))
     assert len(packed.files("train-")) > 1
     train = PackedRows(packed, "train")
     whole = [row for path in packed.files("train-") for row in read_table(path).to_pylist()]
@@ -178,21 +152,145 @@ def test_rows_are_views_into_the_mapped_file_also_over_several_batches(tmp_path,
         train[len(train)]
 
 
-def test_a_split_without_rows_reads_as_none(tmp_path, tokenizer):
-    table = pa.Table.from_pylist([{"id": r["id"], "messages": r["messages"]} for r in rows_of("chat", 10)])
-    source = artifact(tmp_path / "corpus", {"train.arrow": table, "held_out.arrow": table.slice(0, 0)})
-    work = WorkFolder(tmp_path / "work")
-    work.start()
-    outcome = stage.build(PackSpec(kind="sft", length=256), work, corpus=source, tokenizer=tokenizer)
-    manifest = {**outcome.about, "payload": describe_files(work.payload), "records": {}}
-    held_out = PackedRows(Artifact(tmp_path / "manifest.json", manifest, work.payload), "held_out")
+SETTINGS = {
+    "packed": {},
+    "short rows": {"length": 96, "overflow": "truncate"},
+    "several lengths": {"length": [64, 128, 256], "overflow": "split"},
+    "wrapped": {"length": 64, "strategy": "wrapped", "train_on": "all"},
+    "raw": {"strategy": "none", "length": 128},
+    "last turn": {"length": 80, "overflow": "split", "train_on": "last"},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_result_is_the_same_whatever_the_parts(pack, settings, monkeypatch):
+    monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 4 * 256)
+    rows = rows_of("chat", 80)
+    one, two, eight = (pack("sft", rows, parts, **settings).manifest for parts in (1, 2, 8))
+    assert len(one["payload"]) > 3
+    assert one == two == eight
+
+
+def test_pairs_are_the_same_whatever_the_parts(pack):
+    rows = rows_of("preferences", 60)
+    rows += [{**row, "id": f"{row['id']}x", "chosen": row["rejected"], "rejected": row["chosen"]} for row in rows[:40]]
+    one, two, eight = (pack("preference", rows, parts).manifest for parts in (1, 2, 8))
+    assert one["counts"]["train"]["shared_prompt_tokens"] > 0
+    assert one == two == eight
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_every_row_and_token_is_accounted_for(pack, settings):
+    packed = pack("sft", rows_of("chat", 60), **settings)
+    for split in ("train", "held_out"):
+        counts = packed.manifest["counts"][split]
+        assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())
+        gone = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
+        assert counts["read_tokens"] == counts["tokens"] + gone
+        if settings.get("strategy") == "none":
+            continue
+        rows = PackedRows(packed, split)
+        assert counts["tokens"] == rows.tokens
+        learned = sum(int((rows[r]["labels"] != IGNORED).sum()) for r in range(len(rows)))
+        places = list(documents(packed, split))
+        assert counts["supervised_tokens"] == learned == sum(place["supervised"] for place in places)
+        assert counts["pieces"] == len(places)
+        for r in range(len(rows)):
+            own = [place["tokens"] for place in places if place["row"] == r]
+            assert rows[r]["segment_lengths"].tolist() == own
+
+
+def test_a_split_conversation_is_all_there_piece_by_piece(pack, tokenizer):
+    rows = rows_of("chat", 40)
+    packed = pack("sft", rows, length=40, overflow="split", train_on="all")
+    assert packed.manifest["counts"]["train"]["split"]["rows"] > 0
+    train, texts, at = PackedRows(packed, "train"), {}, {}
+    for place in documents(packed, "train"):
+        start = at.get(place["row"], 0)
+        ids = train[place["row"]]["input_ids"][start : start + place["tokens"]]
+        at[place["row"]] = start + place["tokens"]
+        texts.setdefault(place["id"], []).append(ids.tolist())
+    chat = ChatTokenizer.load(tokenizer.folder)
+    missing = 0
+    for row in rows[:-5]:
+        whole = "".join(map(chr, chat.encode_conversations([row["messages"]])[0].ids))
+        # In the order of the rows, which isn't that of the conversation.
+        for piece in texts[row["id"]]:
+            assert len(piece) <= 40
+            assert "".join(map(chr, piece)) in whole
+        missing += len(whole) - sum(map(len, texts[row["id"]]))
+    assert missing == sum(packed.manifest["counts"]["train"]["dropped_tokens"].values())
+
+
+def test_pairs_of_one_prompt_share_it(pack, tokenizer):
+    rows = rows_of("preferences", 30)
+    swapped = [{**r, "id": f"{r['id']}x", "chosen": r["rejected"], "rejected": r["chosen"]} for r in rows]
+    packed = pack("preference", rows + swapped, held_out=0)
+    chat, train = ChatTokenizer.load(tokenizer.folder), PackedRows(packed, "train")
+    by_id = {row["id"]: row for row in rows + swapped}
+    places, shared = iter(documents(packed, "train")), 0
+    for r in range(len(train)):
+        row, at, prompt = train[r], 0, None
+        segments = list(zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()))
+        for (first, sees), (second, prefix) in zip(segments[::2], segments[1::2]):
+            place = next(places)
+            chosen = row["input_ids"][at : at + first]
+            rejected = row["input_ids"][at + first : at + first + second]
+            labels = row["labels"][at : at + first + second]
+            if sees:
+                shared += 1
+                assert sees == prefix == len(prompt)
+                chosen = np.concatenate([prompt, chosen])
+            else:
+                prompt = chosen[:prefix]
+                assert (labels[:prefix] == IGNORED).all()
+            for side, ids in (("chosen", chosen), ("rejected", np.concatenate([prompt, rejected]))):
+                pair = by_id[place["id"]]
+                assert ids.tolist() == chat.encode_conversations([pair["prompt"] + pair[side]])[0].ids.tolist()
+            assert (labels != IGNORED).sum() == place["supervised"]
+            at += first + second
+    # A row doesn't hold every two of them.
+    assert 20 < shared <= 30
+    assert packed.manifest["counts"]["train"]["shared_prompt_tokens"] > 0
+    assert next(places, None) is None
+
+
+def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 2 * 256)
+    rows = chain.corpus(tmp_path / "corpus", "sft", rows_of("chat", 60))
+    whole = chain.pack(tmp_path / "whole", rows, tokenizer, "sft").manifest["payload"]
+    write, written, lives = write_shards._PackedRows.write, [], 2
+
+    def dies(self, shard, path):
+        if len(written) == lives:
+            raise KeyboardInterrupt
+        write(self, shard, path)
+        written.append(shard.name)
+
+    monkeypatch.setattr(write_shards._PackedRows, "write", dies)
+    with pytest.raises(KeyboardInterrupt):
+        chain.pack(tmp_path / "killed", rows, tokenizer, "sft")
+    before, lives = list(written), 999
+    assert chain.pack(tmp_path / "killed", rows, tokenizer, "sft").manifest["payload"] == whole
+    assert len(before) == 2
+    assert len(written) == len(set(written)) == len(whole) - 1
+
+
+def test_a_split_without_rows_reads_as_none(pack):
+    held_out = PackedRows(pack("sft", rows_of("chat", 10), held_out=0), "held_out")
     assert (len(held_out), held_out.tokens) == (0, 0)
 
 
-def test_raw_rows_that_trl_would_cut_or_misread_are_dropped_and_counted(tmp_path, tokenizer):
+def test_data_stages_import_no_torch():
+    stages = ("corpus.stage", "tokenization.tokenize", "packing.plan_rows", "packing.write_shards", "packing.collect")
+    code = "\n".join(f"import snaketune.{stage}" for stage in stages) + "\nimport sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_raw_rows_that_trl_would_cut_or_misread_are_dropped_and_counted(pack, tokenizer):
     rows = rows_of("chat", 20)
     rows[0]["messages"][-1]["content"] += " <|im_end|>"
-    packed = pack(tmp_path, tokenizer, "sft", rows, strategy="none", length=100)
+    packed = pack("sft", rows, strategy="none", length=100)
     counts = packed.manifest["counts"]["train"]
     assert counts["dropped"]["control_token_in_text"] == 1
     assert counts["dropped"]["longer_than_row"] > 0

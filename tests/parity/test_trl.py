@@ -1,6 +1,5 @@
 """The packed engine's numbers against TRL's, on the same model and the same texts."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +9,18 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import pair_logprobs, token_losses
-from snaketune.packing.plan import plan_best_fit_decreasing
-from snaketune.packing.shards import Sequence, write_rows
-from snaketune.packing.stage import _conversation_sequences, _pair_sequences
+from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.dpo_loss import dpo_loss
 from tests.models.conftest import tiny_model
+from tests.packing import chain
+from tests.packing.chain import ROOT, rows_of
 
-ROOT = Path(__file__).parents[2]
 LENGTH = 256
-
-
-def rows_of(name: str, count: int) -> list[dict]:
-    with (ROOT / f"resources/demo/{name}.jsonl").open(encoding="utf-8") as file:
-        return [{"id": str(i), **json.loads(next(file))} for i in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -68,18 +62,14 @@ def model_for(chat: ChatTokenizer, seed: int) -> torch.nn.Module:
     return model
 
 
-def packed_batch(sequences: list[Sequence], chat: ChatTokenizer, tmp_path: Path) -> tuple[dict, list[dict], list[str]]:
-    """One batch with all sequences, through a real shard; the rows, and the ids in the order of the rows."""
-    from snaketune.artifacts.tables import read_table
-
-    plan = plan_best_fit_decreasing(np.array([len(s.ids) for s in sequences]), LENGTH)
-    write_rows(
-        tmp_path / "s.arrow", [[sequences[i] for i in plan.row(r)] for r in range(plan.rows)], LENGTH, chat.pad_id
-    )
-    rows = [
-        {name: np.array(value) for name, value in row.items()} for row in read_table(tmp_path / "s.arrow").to_pylist()
-    ]
-    return collate(rows, "sdpa"), rows, [sequences[i].id for i in plan.order]
+def packed_batch(kind: str, rows: list[dict], tokenizer_folder: Path, folder: Path) -> tuple[dict, list[dict]]:
+    """One batch with all rows, through real shards; and the packed rows."""
+    payload = describe_files(tokenizer_folder)
+    tokenizer = Artifact(folder / "tokenizer.json", {"payload": payload, "records": {}}, tokenizer_folder)
+    corpus = chain.corpus(folder / "corpus", kind, rows, held_out=0)
+    packed = PackedRows(chain.pack(folder, corpus, tokenizer, kind, length=LENGTH), "train")
+    made = [packed[r] for r in range(len(packed))]
+    return collate(made, "sdpa"), made
 
 
 def assert_gradients_close(model: torch.nn.Module, expected: dict[str, torch.Tensor]) -> None:
@@ -89,7 +79,8 @@ def assert_gradients_close(model: torch.nn.Module, expected: dict[str, torch.Ten
 
 
 def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
-    sequences = list(_conversation_sequences(chat, rows_of("chat", 24)))
+    rows = rows_of("chat", 24)
+    encoded = chat.encode_conversations([row["messages"] for row in rows])
     model = model_for(chat, seed=1)
     trainer = SFTTrainer(
         model=model,
@@ -100,10 +91,10 @@ def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
         train_dataset=Dataset.from_list(
             [
                 {
-                    "input_ids": sequence.ids.tolist(),
-                    "labels": np.where(sequence.supervised, sequence.ids, -100).tolist(),
+                    "input_ids": one.ids.tolist(),
+                    "labels": np.where(one.supervised, one.ids, -100).tolist(),
                 }
-                for sequence in sequences
+                for one in encoded
             ]
         ),
         processing_class=AutoTokenizer.from_pretrained(tokenizer_folder),
@@ -114,7 +105,7 @@ def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
     model.zero_grad()
 
     use_segment_attention(model)
-    batch, _, _ = packed_batch(sequences, chat, tmp_path)
+    batch, _ = packed_batch("sft", rows, tokenizer_folder, tmp_path / "packed")
     ours = token_losses(model, batch).mean()
     ours.backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -154,7 +145,9 @@ def trl_dpo_gradients(policy, reference, pairs, tokenizer, loss: str, folder: Pa
 
 @pytest.mark.parametrize(("loss", "smoothing"), [("sigmoid", 0.0), ("sigmoid", 0.1), ("ipo", 0.0), ("hinge", 0.0)])
 def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss, smoothing):
-    pairs = rows_of("preferences", 12)
+    pairs = rows_of("preferences", 9)
+    # Some prompts come twice, and stand in their row once.
+    pairs += [{**row, "id": f"{row['id']}x", "chosen": pairs[0]["chosen"]} for row in pairs[1:4]]
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     policy, reference = model_for(chat, seed=1), model_for(chat, seed=2)
     theirs, gradients = trl_dpo_gradients(policy, reference, pairs, tokenizer, loss, tmp_path)
@@ -167,11 +160,12 @@ def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss
 
     use_segment_attention(policy)
     use_segment_attention(reference)
-    batch, rows, _ = packed_batch(list(_pair_sequences(chat, pairs)), chat, tmp_path)
-    lengths = [row["segment_lengths"].tolist() for row in rows]
+    batch, rows = packed_batch("preference", pairs, tokenizer_folder, tmp_path / "packed")
+    lengths, row_lengths = [row["segment_lengths"].tolist() for row in rows], [LENGTH] * len(rows)
+    assert sum(sum(row["prefix_lengths"][::2] > 0) for row in rows) == 3
     with torch.no_grad():
-        reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch["target_segments"], lengths, LENGTH)
-    sums_P2, counts_P2 = pair_logprobs(token_losses(policy, batch), batch["target_segments"], lengths, LENGTH)
+        reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch["target_segments"], lengths, row_lengths)
+    sums_P2, counts_P2 = pair_logprobs(token_losses(policy, batch), batch["target_segments"], lengths, row_lengths)
     ratios = sums_P2 - reference_P2
     ours = dpo_loss(ratios[:, 0], ratios[:, 1], counts_P2, loss=loss, beta=0.3, label_smoothing=smoothing).mean()
     ours.backward()

@@ -12,6 +12,8 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import TokenizerSpec
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.separable import PATTERNS
 from snaketune.tokenization.stage import build
 
 TEMPLATES = Path(__file__).parents[2] / "resources" / "chat_templates"
@@ -119,3 +121,84 @@ def unigram(folder: Path, template: Path = MISTRAL) -> Path:
         unk_token="<unk>",
         pad_token="<pad>",
     )
+
+
+FRAMES = special(
+    *("<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]"),
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+)
+# As Llama 3 has it, without markers and trimming what is said.
+LLAMA3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|im_start|>' + message['role']"
+    " + '\\n\\n' + message['content'] | trim + '<|im_end|>' %}{% if loop.index0 == 0 %}{% set content = '<s>' + content %}"
+    "{% endif %}{{ content }}{% endfor %}"
+)
+
+
+def byte_level_with(pattern: str, **model) -> Tokenizer:
+    """Llama 3's kind: a pattern in front of the byte alphabet."""
+    from tokenizers import Regex
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    description = json.loads(tokenizer.to_str())
+    description["model"] |= model
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def sentencepiece_like(normalizer, pre_tokenizer, **model) -> Tokenizer:
+    """Llama 2's and Gemma's kind: spaces written as `▁`, merges over whole texts, bytes as a fallback."""
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=500, special_tokens=pieces, show_progress=False))
+    description = json.loads(trained.to_str())
+    description["model"] |= {"byte_fallback": True, "fuse_unk": True} | model
+    description["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    return tokenizer
+
+
+def families() -> dict[str, Tokenizer]:
+    """Tokenizers for which the fast way has a proof, by name, without control tokens."""
+    replaces = normalizers.Replace(" ", "▁")
+    qwen = byte_level_with(sorted(PATTERNS)[2])
+    qwen.normalizer = normalizers.NFC()
+    t5 = Tokenizer(models.Unigram())
+    t5.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=200, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    t5.train_from_iterator([text.replace("▁", "") for text in TEXTS], trainer)
+    return {
+        "gpt2": byte_level_with(sorted(PATTERNS)[0]),
+        "llama3": byte_level_with(sorted(PATTERNS)[1], ignore_merges=True),
+        "qwen": qwen,
+        "o200k": byte_level_with(sorted(PATTERNS)[3]),
+        "llama2": sentencepiece_like(normalizers.Sequence([normalizers.Prepend("▁"), replaces]), None),
+        "gemma": sentencepiece_like(replaces, pre_tokenizers.Split(" ", "merged_with_previous")),
+        "mistral": sentencepiece_like(None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+        "no-bytes": sentencepiece_like(
+            None, pre_tokenizers.Metaspace(prepend_scheme="always", split=False), byte_fallback=False
+        ),
+        "t5": t5,
+    }
+
+
+def chat_of(folder: Path, tokenizer: Tokenizer, template: str, **config) -> ChatTokenizer:
+    """The tokenizer with the control tokens of all templates here, and a word for one that is none."""
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.add_special_tokens(FRAMES)
+    tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", **config}
+    if tokenizer.token_to_id("<unk>") is not None:
+        config["unk_token"] = "<unk>"
+    return ChatTokenizer.load(save_tokenizer(folder, tokenizer, template, **config))

@@ -196,14 +196,43 @@ def test_adopted_ids_are_the_base_models(tmp_path):
         assert ours.ids.tolist() == theirs.apply_chat_template(conversation)["input_ids"]
 
 
-def test_a_template_without_markers_is_refused_and_the_shipped_ones_named(tmp_path):
+def test_a_template_without_markers_is_learned_by_roles(tmp_path, capsys):
+    """Phi-3's own, which marks nothing, gives what the marked copy of it gives."""
     plain = tmp_path / "plain.jinja"
-    plain.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(SnaketuneError, match=r"without \{% generation %\} markers.*chatml\.jinja.*mistral\.jinja"):
-        adopt(tmp_path, metaspace(tmp_path / "base", template=plain))
-    with pytest.raises(SnaketuneError, match=r"plain\.jinja has no \{% generation %\} markers"):
-        adopt(tmp_path, tmp_path / "base", template=plain)
-    assert adopt(tmp_path, tmp_path / "base", template=MISTRAL)[1].about["adopted"]["chat_template"] == "given"
+    plain.write_text(PHI3.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""))
+    base = byte_level(tmp_path / "base", template=plain)
+    work, outcome = adopt(tmp_path / "own", base)
+    assert "found by roles" in capsys.readouterr().out
+    assert outcome.about["spans"] == "roles" and outcome.about["adopted"]["chat_template"] == "the model's own"
+    given, marked = adopt(tmp_path / "given", base, PHI3)
+    assert marked.about["spans"] == "markers" and marked.about["samples"] == outcome.about["samples"]
+    nasty = [messages(" a ", "  sat<|end|> "), messages("x", ""), messages("x", "\n", "", "<|user|>", system="\t")]
+    by_roles, by_markers = (ChatTokenizer.load(some.payload).render(conversations() + nasty) for some in (work, given))
+    for own, expected in zip(by_roles, by_markers, strict=True):
+        assert own.ids.tolist() == expected.ids.tolist() and own.spans == expected.spans
+
+
+def test_templates_without_markers_that_hide_what_is_said_are_refused(tmp_path):
+    plain = PHI3.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+    shouting, endless, twice = (tmp_path / f"{name}.jinja" for name in ("shouting", "endless", "twice"))
+    shouting.write_text(plain.replace("message['content'] +", "message['content'] | upper +"))
+    endless.write_text(plain.replace("'<|end|>'", "'\n'"))
+    twice.write_text(plain.replace("message['content'] +", "message['content'] + message['content'] +"))
+    base = byte_level(tmp_path / "base")
+    with pytest.raises(SnaketuneError, match=r"changes what assistants say: of 'Zebra flock\.'"):
+        adopt(tmp_path / "1", base, shouting)
+    with pytest.raises(SnaketuneError, match="no special token of this tokenizer follows what an assistant says"):
+        adopt(tmp_path / "2", base, endless)
+    with pytest.raises(SnaketuneError, match="changes what assistants say, or doesn't write it once"):
+        adopt(tmp_path / "3", base, twice)
+
+
+def test_a_tokenizer_without_a_template_is_refused_and_the_shipped_ones_named(tmp_path):
+    bare = metaspace(tmp_path / "base")
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(SnaketuneError, match=r"has no chat template.*chatml\.jinja.*mistral\.jinja"):
+        adopt(tmp_path, bare)
+    assert adopt(tmp_path, bare, template=MISTRAL)[1].about["adopted"]["chat_template"] == "given"
 
 
 MISTAKES = {

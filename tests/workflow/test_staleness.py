@@ -153,7 +153,10 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
     for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory"):
-        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}}, set())
+        TABLE[f"{section}.operation.{key}"] = (
+            {f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}},
+            set(),
+        )
 # Refused in these sections, so there is nothing to rerun.
 REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
 

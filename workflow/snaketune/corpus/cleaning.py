@@ -1,8 +1,8 @@
 """What is done to the text of a row before anything else looks at it, step by step, each counted.
 
 Text steps (mojibake, normalization, personal data) change every turn and the checkable answer; row steps (length,
-patterns, language) drop rows by what all turns say together. Costs per 1 kB of text, about: ftfy 20 µs, normalization
-1 µs, personal data 2 µs where no digit or @ gives rise to a closer look and 200 µs where one does, language 100 µs.
+patterns, language) drop rows by what all turns say together. Costs per 1 kB of text, about: ftfy 230 µs where it isn't
+ASCII, normalization 3 µs, personal data 15 µs, and 450 µs where an @ or digits ask for a closer look, language 100 µs.
 """
 
 import os

@@ -48,7 +48,7 @@ def evaluated_corpus(corpus: Artifact) -> Iterator[Evaluated]:
 
 def evaluated_file(path: Path) -> Iterator[Evaluated]:
     """All texts in a data file of a task, whatever its columns are called."""
-    for raw in read_file(path, path.name):
+    for raw in read_file(path, str(path)):
         if isinstance(raw.found, Malformed):
             print(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.found}", flush=True)
         else:

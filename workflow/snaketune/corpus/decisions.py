@@ -4,7 +4,7 @@ In this order: duplicates, near duplicates, contamination, caps, split, weights.
 of the next. Costs some 80 bytes of memory per row at its peak, and 2 µs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from snaketune.corpus.splits import is_held_out
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Decisions:
     """For each sound row:
 
@@ -34,50 +34,43 @@ class Decisions:
 
     dropped: np.ndarray
     held_out: np.ndarray
-    times: np.ndarray = field(init=False)
-    group: np.ndarray | None = None
-    evaluations: dict[str, int] | None = None
+    times: np.ndarray
+    group: np.ndarray | None
+    evaluations: dict[str, int]
 
 
-def decide(
-    spec: CorpusSpec,
-    scan: Scan,
-    sources: list[SourceCounts],
-    *,
-    contamination_record: Path,
-) -> Decisions:
+def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
     """All decisions about the rows of a scan.
 
     Args:
         contamination_record: the file for the hits of what is dropped as contaminated.
     """
     hashes, drawn = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.drawn, np.uint64)
+    numbers = np.arange(len(hashes), dtype=np.uint32)
     dropped = np.zeros(len(hashes), np.uint8)
-    dropped[first_of(hashes) != np.arange(len(hashes))] = REASONS.index("duplicate")
-    decisions = Decisions(dropped, held_out=dropped)
+    dropped[first_of(hashes) != numbers] = REASONS.index("duplicate")
+    group = None
     if scan.texts and scan.prompts:
-        decisions.group = _similar(scan.texts, dropped == 0)
-        sides = _sides(drawn, decisions.group, scan.prompts, dropped == 0)
+        group = _similar(scan.texts, dropped == 0)
+        drawn = drawn[_sides(drawn, group, scan.prompts, dropped == 0)]
         if spec.near_duplicates.drop:
-            further = decisions.group != np.arange(len(hashes))
-            dropped[further & (dropped == 0)] = REASONS.index("near_duplicate")
-        decisions.held_out = is_held_out(drawn[sides], spec.held_out)
-    else:
-        decisions.held_out = is_held_out(drawn, spec.held_out)
+            dropped[(group != numbers) & (dropped == 0)] = REASONS.index("near_duplicate")
+    held_out = is_held_out(drawn, spec.held_out)
+    evaluations: dict[str, int] = {}
     if scan.contamination:
-        contaminated, decisions.evaluations = scan.contamination.confirm(dropped == 0, contamination_record)
+        contaminated, evaluations = scan.contamination.confirm(dropped == 0, contamination_record)
         dropped[contaminated] = REASONS.index("contaminated")
     for source, counts in zip(spec.sources, sources):
         if source.max_rows:
             kept = np.flatnonzero(dropped[counts.rows] == 0) + counts.rows.start
             dropped[kept[over_cap(hashes[kept], source.max_rows)]] = REASONS.index("over_cap")
-    decisions.times = (dropped == 0).astype(np.uint8)
+    times = (dropped == 0).astype(np.uint8)
     for source, counts in zip(spec.sources, sources):
         if source.weight != 1:
-            train = np.flatnonzero((dropped[counts.rows] == 0) & ~decisions.held_out[counts.rows]) + counts.rows.start
-            decisions.times[train] = times_used(hashes[train], source.weight)
-    dropped[(dropped == 0) & (decisions.times == 0)] = REASONS.index("under_weight")
-    return decisions
+            train = np.flatnonzero((dropped[counts.rows] == 0) & ~held_out[counts.rows]) + counts.rows.start
+            times[train] = times_used(hashes[train], source.weight)
+    dropped[(dropped == 0) & (times == 0)] = REASONS.index("under_weight")
+    return Decisions(dropped=dropped, held_out=held_out, times=times, group=group, evaluations=evaluations)
 
 
 def near_duplicate_counts(group: np.ndarray) -> dict[str, int]:

@@ -67,8 +67,7 @@ def dialogue_column(raw: dict[str, Any], speakers: Mapping[str, str]) -> str | N
 def _cut(text: str, speakers: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
     """What stands before the first speaker, and then each speaker, in small letters, with what they say."""
     before, *parts = _tag(tuple(speakers)).split(text)
-    names = [" ".join(name.split()).casefold() for name in parts[1::3]]
-    return before, list(zip(names, (content.strip() for content in parts[2::3])))
+    return before, [(name.casefold(), content.strip()) for name, content in zip(parts[1::3], parts[2::3])]
 
 
 def _roles(names: list[str], where: str, speakers: Mapping[str, str]) -> dict[str, str]:

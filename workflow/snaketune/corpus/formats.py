@@ -13,7 +13,7 @@ HEAD_LENGTH = 64 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 TABLES: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
-READ_HERE = "JSON, JSON lines, CSV, Parquet and Arrow are read, each also as .gz or .zst"
+READ_HERE = "JSON, JSON lines, CSV (with a header and a comma), Parquet and Arrow, each also as .gz or .zst"
 UTF_8_PLEASE = "is not UTF-8 but UTF-16 or UTF-32; write it anew with `iconv -f UTF-16 -t UTF-8`"
 NOT_DATA = {
     b"\xff\xfe": UTF_8_PLEASE,
@@ -54,7 +54,7 @@ def format_of(head: bytes, shown: str) -> Format:
         return _text_format(head, suffix) or ("parquet" if suffix == ".parquet" else "arrow")
     found = _text_format(head, suffix)
     if found is None:
-        raise SnaketuneError(f"{shown}: unknown format, called {suffix!r}; {READ_HERE}")
+        raise SnaketuneError(f"{shown} is none of the formats that are read here: {READ_HERE}")
     return found
 
 

@@ -92,7 +92,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 if layout == "auto":
                     layout = recognise(present, speakers, dialogues)
                 check_kind(layout, kind, present)
-                if layout in waiting and not is_nested_tree(present):
+                if layout == "unpaired" or (layout == "message-tree" and not is_nested_tree(present)):
                     waiting[layout].append((raw, present))
                     continue
                 rows = _rows(layout, present, kind, speakers, dialogues)
@@ -225,7 +225,9 @@ def _instruction(raw: Raw) -> tuple[str, tuple[str, ...]]:
     instruction, given = _text(raw, "instruction"), _text(raw, "input") if "input" in raw else ""
     if NO_INPUT.fullmatch(given):
         return instruction, ("noinput_placeholder",)
-    return (f"{instruction}\n\n{given}" if given and not given.isspace() else instruction), ()
+    if not given or given.isspace():
+        return instruction, ()
+    return (f"{instruction}\n\n{given}" if instruction.strip() else given), ()
 
 
 def _text(raw: Raw, column: str) -> str:

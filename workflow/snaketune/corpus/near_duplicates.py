@@ -22,6 +22,7 @@ from snaketune.corpus.words import FACTOR, Runs, mix, windows
 from snaketune.progress import progress
 
 SLOTS = 128
+SIGNATURE_BYTES = 4 * SLOTS
 SEED = 1
 FOUND_AT_THRESHOLD = 0.95
 PAIRS_PER_CHECK = 4096
@@ -115,7 +116,8 @@ class Signatures:
         # Read one by one: a memory map would keep all pages that it ever touched.
         with self._signatures.open("rb") as file:
             for place, row in enumerate(rows.tolist()):
-                os.preadv(file.fileno(), [signatures[place]], row * signatures.itemsize * SLOTS)
+                found = os.pread(file.fileno(), SIGNATURE_BYTES, row * SIGNATURE_BYTES)
+                signatures[place] = np.frombuffer(found, np.uint32)
         left, right = signatures[places.reshape(-1, 2)].swapaxes(0, 1)
         return (left == right).mean(axis=1) >= self.threshold
 

@@ -155,19 +155,17 @@ class Scan:
         turns = [[turn["content"] for turn in row.turns if turn["role"] != "system"] for row in self.batch]
         texts = [text for row in turns for text in row]
         first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)
-        words = words_of(texts)
-        if self.texts:
+        if self.texts and self.prompts:
+            # Brackets, operators and digits are all that some rows differ in: exercises in logic, code, arithmetic.
+            words = words_of(texts, symbols=True)
             self.texts.append(Runs(words.hashes, words.starts[first]))
-        if self.prompts:
-            self.prompts.append(
-                words_of(
-                    [next(turn["content"] for turn in row.opening if turn["role"] == "user") for row in self.batch]
-                )
-            )
+            prompts = (next(turn for turn in row.opening if turn["role"] == "user") for row in self.batch)
+            self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
         if self.contamination:
             places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
             row = len(self.hashes) - len(self.batch)
-            self.contamination.append(words, texts, first[:-1], places, np.array(self.hashes[row:], np.uint64), row)
+            hashes = np.array(self.hashes[row:], np.uint64)
+            self.contamination.append(words_of(texts), texts, first[:-1], places, hashes, row)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from snaketune.corpus.text_files import read_csv, read_json
 from snaketune.errors import SnaketuneError
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow}
-NOT_THERE_OR_BROKEN = (OSError, EOFError, zlib.error, pa.ArrowException)
+NOT_THERE_OR_BROKEN = (OSError, EOFError, UnicodeDecodeError, zlib.error, pa.ArrowException)
 BYTES_PER_READ = 1 << 20
 
 

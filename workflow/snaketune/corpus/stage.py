@@ -79,7 +79,8 @@ def build(
     decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
     counts = _counts(spec, scan, sources, decisions, quarantine)
     if not sum(counts["kept"].values()):
-        raise SnaketuneError(f"none of the {found} rows is left; dropped: {counts['dropped']}")
+        dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
+        raise SnaketuneError(f"none of the {found} rows is left; dropped:{dropped}\nAsk for less, or add rows")
     hashes = np.frombuffer(scan.hashes, np.uint64)
     write_rows(spool, work.payload, hashes, decisions.times, decisions.held_out)
     if decisions.group is not None:
@@ -135,8 +136,8 @@ def _notes(spec: CorpusSpec, scan: Scan, kept: np.ndarray) -> dict[str, int]:
     for (_, found), rows in zip(scan.known_origins, rows_by_origin.tolist()):
         notes.update(dict.fromkeys(found, rows))
     if spec.kind == "conversations":
-        prompts = np.frombuffer(scan.drawn, np.uint64)[kept]
-        notes["same_prompt"] = len(prompts) - len(np.unique(prompts))
+        prompts = np.sort(np.frombuffer(scan.drawn, np.uint64)[kept])
+        notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
     return {note: n for note, n in notes.items() if n}
 
 

@@ -58,13 +58,28 @@ def _check(batch: pa.RecordBatch, shown: str) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise SnaketuneError(f"{shown}: the table has the column {twice!r} twice; rename one of them")
+    # Without this, offsets that point nowhere would be followed, into any memory.
     try:
-        # Without this, offsets that point nowhere would be followed.
         batch.validate(full=True)
-    except pa.ArrowInvalid as error:
-        # A text that isn't UTF-8 costs its row, below, and not the file.
-        if "UTF8" not in str(error):
-            raise
+    except pa.ArrowInvalid:
+        # A text that isn't UTF-8 costs its row, below, and not the file; so look again, at bytes instead of texts.
+        for column in batch.columns:
+            column.view(_as_bytes(column.type)).validate(full=True)
+
+
+def _as_bytes(type_: pa.DataType) -> pa.DataType:
+    """`type_` with bytes for texts, at all depths that messages have; the memory is laid out alike."""
+    if pa.types.is_string(type_):
+        return pa.binary()
+    if pa.types.is_large_string(type_):
+        return pa.large_binary()
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    if pa.types.is_large_list(type_):
+        return pa.large_list(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    return type_
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:

@@ -56,7 +56,7 @@ TEMPLATES = (
     Template(
         "alpaca",
         re.compile(r"\s*(?:Below is an instruction that describes a task[^\n]*\n\s*)?(?=### Instruction:\s)"),
-        re.compile(r"^### (Instruction|Input|Response):", re.MULTILINE),
+        re.compile(r"^### (Instruction|Input|Response): ?", re.MULTILINE),
         ("\n### Response:",),
         ("</s>",),
         "\n",

@@ -68,7 +68,13 @@ def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
     csv.field_size_limit(LONGEST_CSV_CELL)
     # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their row and not the file.
     with io.TextIOWrapper(opening(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        reader = csv.reader(text, strict=True)
+        last = [""]
+
+        def lines() -> Iterator[str]:
+            for last[0] in text:
+                yield last[0]
+
+        reader = csv.reader(lines(), strict=True)
         try:
             header = next((cells for cells in reader if cells), [])
         except csv.Error as error:
@@ -90,7 +96,7 @@ def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
                         f"{shown}: the row that begins on line {line} opens a quote that is never closed; "
                         "close it, or fetch the file again if it is cut off"
                     ) from None
-                yield RawRow("line", line, Malformed("not_csv", str(error)))
+                yield RawRow("line", line, Malformed("not_csv", str(error), last[0][:EXCERPT_LENGTH]))
                 continue
             if cells:
                 yield RawRow("line", line, _csv_row(header, cells))

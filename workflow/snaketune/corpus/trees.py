@@ -35,8 +35,8 @@ class Node:
 
 
 def is_message(columns: set[str]) -> bool:
-    """Whether a row with these columns is a message of a tree; a root has no parent_id, or it is null."""
-    return columns >= {"message_id", "role", "text"}
+    """Whether a row with these columns is a message of a tree; a root has no parent_id, a deleted one may have no text."""
+    return columns >= {"message_id", "role"}
 
 
 def is_nested_tree(raw: dict[str, Any]) -> bool:

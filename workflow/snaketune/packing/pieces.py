@@ -9,7 +9,7 @@ Pieces of whole sequences are made for a batch at a time; only sequences that ar
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -78,7 +78,7 @@ class Losses:
             self.dropped_tokens[reason] += tokens
 
 
-def pieces_of(spec: PlanSpec, row_length: int, batches: Iterator[pa.RecordBatch], losses: Losses) -> Pieces:
+def pieces_of(spec: PlanSpec, row_length: int, batches: Iterable[pa.RecordBatch], losses: Losses) -> Pieces:
     """The pieces of all sequences of a split.
 
     Args:

@@ -5,7 +5,7 @@ and `documents.arrow`. It depends on the sequences and their order only, not on 
 250 bytes of memory per sequence.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,13 +48,13 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
         for split in SPLITS:
             losses = Losses()
             read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
-            pieces = pieces_of(spec, lengths[-1], parts.index(split), losses)
+            pieces = pieces_of(spec, lengths[-1], parts.index(split).to_batches(), losses)
             if read["rows"] and not len(pieces):
                 raise SnaketuneError(
                     f"no {split} row of {read['rows']} can be packed into {lengths[-1]} tokens: "
                     f"{dict(losses.dropped_rows)}; raise packing.length, or set packing.overflow to truncate or split"
                 )
-            pieces, plan, saved = _planned(spec, lengths, pieces, lambda: parts.index(split), losses)  # noqa: B023
+            pieces, plan, saved = _planned(spec, lengths, pieces, parts.index(split).to_batches(), losses)
             counts[split] = _counts(read, pieces, losses, saved)
             metadata[split] = _packing_metadata(spec, lengths, pieces, plan, losses)
             _write(work, split, pieces, plan)
@@ -80,17 +80,17 @@ def _planned(
     spec: PlanSpec,
     lengths: tuple[int, ...],
     pieces: Pieces,
-    index: Callable[[], Iterator[pa.RecordBatch]],
+    index: list[pa.RecordBatch],
     losses: Losses,
 ) -> tuple[Pieces, PackingPlan, int]:
     """The pieces row after row, the rows with starts counted in pieces, and the prompt tokens saved by sharing."""
     if spec.strategy == "wrapped":
-        return *wrap(pieces, index(), lengths[-1], losses), 0
+        return *wrap(pieces, index, lengths[-1], losses), 0
     if spec.strategy == "none":
         starts = np.arange(len(pieces) + 1)
         capacities = np.full(len(pieces), lengths[-1], np.int32)
         return pieces, PackingPlan(order=starts[:-1], starts=starts, capacities=capacities), 0
-    units = shared_prompts(pieces, index(), lengths[-1]) if spec.kind == "preference" else singles(pieces)
+    units = shared_prompts(pieces, index, lengths[-1]) if spec.kind == "preference" else singles(pieces)
     plan = units.expanded(plan_best_fit_decreasing(units.tokens, lengths, units.supervised))
     return units.pieces.take(plan.order), plan, units.saved
 
@@ -167,7 +167,7 @@ def _write(work: WorkFolder, split: str, pieces: Pieces, plan: PackingPlan) -> N
 
 def _documents(split: str, pieces: Pieces, plan: PackingPlan, parts: TokenParts) -> Iterator[pa.RecordBatch]:
     """Which piece is in which row, in the order of the rows."""
-    ids = pa.concat_arrays([batch.column("id") for batch in parts.index(split)] or [pa.array([], pa.string())])
+    ids = parts.index(split, ["id"]).column(0).combine_chunks()
     row_of = np.repeat(np.arange(plan.rows, dtype=np.int32), np.diff(plan.starts))
     for start in range(0, len(pieces), ROWS_PER_BATCH):
         some = slice(start, start + ROWS_PER_BATCH)

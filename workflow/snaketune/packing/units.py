@@ -4,7 +4,7 @@ a pair alone       [prompt+chosen][rejected]                              prefix
 K pairs together   [prompt+chosen][rejected][chosen][rejected] ...        prefix lengths [0, P, P, P, ...]
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +52,7 @@ def singles(pieces: Pieces) -> Units:
     return Units(pieces=pieces, starts=np.arange(len(pieces) + 1))
 
 
-def shared_prompts(pieces: Pieces, index: Iterator[pa.RecordBatch], row_length: int) -> Units:
+def shared_prompts(pieces: Pieces, index: Iterable[pa.RecordBatch], row_length: int) -> Units:
     """Pairs of one prompt together, as many as fit into a row, in their order.
 
     Args:

@@ -3,7 +3,7 @@
 What is cut goes on as a segment of its own, which sees nothing of what came before the cut.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from snaketune.packing.plan import PackingPlan
 
 
 def wrap(
-    pieces: Pieces, index: Iterator[pa.RecordBatch], row_length: int, losses: Losses
+    pieces: Pieces, index: Iterable[pa.RecordBatch], row_length: int, losses: Losses
 ) -> tuple[Pieces, PackingPlan]:
     """Cut whole sequences into rows that are all full but the last.
 
@@ -54,7 +54,7 @@ def wrap(
     )
 
 
-def _learned_before(pieces: Pieces, begins: np.ndarray, index: Iterator[pa.RecordBatch]):
+def _learned_before(pieces: Pieces, begins: np.ndarray, index: Iterable[pa.RecordBatch]):
     """A function from places among all tokens to the number of learned tokens before them."""
     starts, stops, first = [], [], 0
     for batch in index:

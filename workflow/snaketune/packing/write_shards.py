@@ -127,17 +127,12 @@ class _Sequences:
 
     def __init__(self, plan: _Plan, parts: TokenParts, split: str):
         self.plan, self.parts = plan, parts
-        self.values, offsets = parts.ids(split)
-        sizes = [len(o) - 1 for o in offsets]
+        views = parts.views(split)
+        self.values = views.values
         # Per sequence: the batch that holds it, and where it begins there.
-        self.batch = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-        self.begin = np.concatenate([o[:-1] for o in offsets] or [np.empty(0, np.int64)])
-        runs = [batch.column("learned") for batch in parts.index(split)]
-        counts = np.concatenate([np.diff(r.offsets.to_numpy()) for r in runs] or [np.empty(0, np.int32)])
-        self.run_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        self.runs = np.concatenate(
-            [r.values.to_numpy()[r.offsets[0].as_py() : r.offsets[-1].as_py()] for r in runs] or [np.empty(0, np.int32)]
-        )
+        self.batch = np.repeat(np.arange(len(views.values), dtype=np.int32), np.diff(views.first))
+        self.begin = np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in views.offsets)])
+        self.runs, self.run_starts = parts.lists(split, "learned")
 
     def rows(self, first: int, last: int, length: int, pad_id: int) -> pa.RecordBatch:
         """Rows `first` to `last` of the plan."""

@@ -1,4 +1,4 @@
-"""A base model's own tokenizer, with a chat template that says what is learned.
+"""A base model's own tokenizer, with its own chat template or another.
 
 Loaded through AutoTokenizer, which is the one import of torch (about 2 s) among the data stages.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.template import SHIPPED, marks_generation
+from snaketune.tokenization.template import SHIPPED
 from snaketune.tokenization.train import PAD
 
 
@@ -17,7 +17,7 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     Returns:
         Where the chat template is from, and which token pads.
     Raises:
-        SnaketuneError: it can't be loaded, has no fast version, or no template with generation markers.
+        SnaketuneError: it can't be loaded, has no fast version, or no chat template.
     """
     from transformers import AutoTokenizer
 
@@ -42,11 +42,10 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
-    if template is None and (own is None or not marks_generation(own)):
-        what = "has no chat template" if own is None else "has a chat template without {% generation %} markers"
+    if template is None and own is None:
         raise SnaketuneError(
-            f"{name} {what}, so it doesn't say what is to be learned. Name one under `chat_template`: {shipped()}, or "
-            "a copy of its own with the markers put around what the assistant says"
+            f"{name} has no chat template, so it doesn't say how a conversation is written. Name one under "
+            f"`chat_template`: {shipped()}"
         )
     tokenizer.chat_template = template or own
 

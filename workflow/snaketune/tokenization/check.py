@@ -45,6 +45,8 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
             raise SnaketuneError(
                 f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {learned} is learned; put "
                 "{% generation %} around the assistant's content and its end of turn"
+                if chat.marked
+                else f"the chat template changes what assistants say: of {missing[0]!r}, {learned} is learned; use another"
             )
         if leaked := [words for words in said["user"] if words in together]:
             raise SnaketuneError(
@@ -69,10 +71,14 @@ def _check_spans(chat: ChatTokenizer, messages: list[Message], rendered: Rendere
         )
     for start, end in rendered.spans:
         if not chat.is_control(rendered.ids[end - 1]):
+            ended = chat.text(rendered.ids[start:end])[-40:]
             raise SnaketuneError(
-                "the end of turn isn't learned, so the model would never stop: what the template marks ends with "
-                f"{chat.text(rendered.ids[start:end])[-40:]!r}, and its last token is no special token; end the "
-                "{% generation %} block behind the end-of-turn token, and use one that this tokenizer has as a special token"
+                f"the end of turn isn't learned, so the model would never stop: what the template marks ends with {ended!r}, "
+                "and its last token is no special token; end the {% generation %} block behind the end-of-turn token, and "
+                "use one that this tokenizer has as a special token"
+                if chat.marked
+                else "the end of turn isn't learned, so the model would never stop: in the chat template no special token "
+                f"of this tokenizer follows what an assistant says, {ended!r}; use a template that ends turns with one"
             )
 
 

@@ -18,7 +18,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.chunks import Chunks, Encoded
 from snaketune.tokenization.frames import Frame, Frames
 from snaketune.tokenization.ragged import Sequences, concatenated, gather, offsets_of
-from snaketune.tokenization.separable import NotSeparable, separable
+from snaketune.tokenization.separable import SPACE, NotSeparable, separable
 from snaketune.tokenization.template import Message
 from snaketune.tokenization.verbatim import NotVerbatim, check_verbatim
 
@@ -82,7 +82,7 @@ def pairs(table: pa.Table) -> Turns:
     index, ends = gather(np.stack(starts, 1).reshape(-1), np.stack(lengths, 1).reshape(-1))
     context = np.repeat(_assistant_turns(columns[0][0], columns[0][2]), 2)
     roles, contents = (pa.concat_arrays([column[part] for column in columns]) for part in (0, 1))
-    return Turns(roles, contents, index, ends[::2], context)
+    return Turns(roles, contents, index, np.ascontiguousarray(ends[::2]), context)
 
 
 def _column(table: pa.Table, name: str) -> tuple[pa.StringArray, pa.StringArray, np.ndarray]:
@@ -156,8 +156,6 @@ class Fast:
         self._slow = Slow(chat)
         self._chunks = Chunks(self._separable)
         self._frames = Frames(chat, self._separable, self._chunks)
-        # By which empty contents, and those with whitespace at their ends, are left to the slow way.
-        self._ends_matter = self._separable.swallows or self._separable.prefix in ("always", "unless_space")
 
     def encode(self, turns: Turns) -> tuple[Sequences, np.ndarray]:
         """Encode all.
@@ -194,16 +192,14 @@ class Fast:
         sure = np.array([frame is not None for frame in found], bool)[which]
         empty = pc.equal(pc.binary_length(pc.utf8_trim(turns.contents, STRIPPED)), 0)
         uncertain = empty.to_numpy(zero_copy_only=False)
-        if self._ends_matter:
-            uncertain = uncertain | self._has_loose_ends(turns.contents)
+        if self._separable.swallows:
+            uncertain = uncertain | _has_loose_ends(turns.contents)
+        if self._separable.prefix == "unless_space":
+            uncertain = uncertain | pc.starts_with(turns.contents, SPACE).to_numpy(zero_copy_only=False)
         if uncertain.any():
             before = offsets_of(uncertain[turns.index])
             sure &= np.diff(before[turns.offsets]) == 0
         return found, which, sure
-
-    def _has_loose_ends(self, contents: pa.StringArray) -> np.ndarray:
-        trimmed = pc.utf8_trim(contents, STRIPPED)
-        return pc.not_equal(pc.binary_length(trimmed), pc.binary_length(contents)).to_numpy(zero_copy_only=False)
 
     def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[Sequences, np.ndarray]:
         """The conversations, and which of them (bool[n]) hold what must be looked at as a whole."""
@@ -285,6 +281,12 @@ class Fast:
         return encoded.tokens[chunk] + self._chunks.tokens_before(encoded.numbers(chunk), places - encoded.cuts[chunk])
 
 
+def _has_loose_ends(contents: pa.StringArray) -> np.ndarray:
+    """bool: which of them start or end with whitespace."""
+    trimmed = pc.utf8_trim(contents, STRIPPED)
+    return pc.not_equal(pc.binary_length(trimmed), pc.binary_length(contents)).to_numpy(zero_copy_only=False)
+
+
 def _of_rows(values: Sequence[Sequence[int]], which: np.ndarray) -> np.ndarray:
     """int64: `values[i]` for each i in `which`, laid end to end."""
     lengths = np.array([len(own) for own in values], np.int64)
@@ -298,5 +300,3 @@ def either(chat: ChatTokenizer) -> tuple[Fast | None, str]:
         return Fast(chat), ""
     except (NotSeparable, NotVerbatim) as reason:
         return None, str(reason)
-
-

@@ -23,7 +23,7 @@ from snaketune.tokenization.check import PROBES, check
 from snaketune.tokenization.control import any_of
 from snaketune.tokenization.fast import fast_tokenizer, save
 from snaketune.tokenization.parity import compare
-from snaketune.tokenization.template import Message, marks_generation, render
+from snaketune.tokenization.template import Message, render
 from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK, Texts, train
 
 SAMPLES = 3
@@ -68,7 +68,10 @@ def build(
         libraries = ("sentencepiece", "tokenizers", "transformers")
 
     chat = ChatTokenizer.load(work.payload)
+    if not chat.marked:
+        print("the chat template marks nothing as generated; what is learned is found by roles", flush=True)
     about |= {
+        "spans": "markers" if chat.marked else "roles",
         "samples": check(chat, samples),
         "vocab_size": chat.vocab_size,
         "pad_id": chat.pad_id,
@@ -90,11 +93,6 @@ def _read_template(files: list[Path]) -> str | None:
         render(template, [PROBES[0]], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK, "bos_token": ""})
     except SnaketuneError as error:
         raise SnaketuneError(f"tokenizers.chat_template: {files[0]}: {error}") from None
-    if not marks_generation(template):
-        raise SnaketuneError(
-            f"tokenizers.chat_template: {files[0]} has no {{% generation %}} markers, so it doesn't say what is to be "
-            f"learned; put them around what the assistant says, or use one of {shipped()}"
-        )
     return template
 
 

@@ -48,13 +48,16 @@ def render(
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def rendered(some: Sequence[list[Message]]) -> tuple[list[str], list[list[Span]]]:
-        return render_jinja_template(
+        texts, spans = render_jinja_template(
             conversations=some,
             chat_template=template,
-            return_assistant_tokens_mask=True,
+            return_assistant_tokens_mask=marked,
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
+        return texts, spans if marked else [[] for _ in texts]
+
+    marked = marks_generation(template)
 
     # A template is a program, and can fail in every way that a program can.
     try:

@@ -1,0 +1,70 @@
+"""From a corpus artifact to a pack artifact: tokenize in parts, plan, write in parts, collect."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.tables import write_table
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec
+from snaketune.packing import collect, plan_rows, write_shards
+from snaketune.tokenization import tokenize
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(name: str, count: int) -> list[dict[str, Any]]:
+    """The first rows of a demo file."""
+    with (ROOT / f"resources/demo/{name}.jsonl").open(encoding="utf-8") as file:
+        return [{"id": str(i), **json.loads(next(file))} for i in range(count)]
+
+
+def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 5, batch_rows: int = 8) -> Artifact:
+    """The last `held_out` rows are held out."""
+    columns = ("id", "messages") if kind == "sft" else ("id", "prompt", "chosen", "rejected")
+    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows])
+    (folder / "rows").mkdir(parents=True)
+    cut = len(rows) - held_out
+    write_table(folder / "rows/train.arrow", table.slice(0, cut), batch_rows)
+    write_table(folder / "rows/held_out.arrow", table.slice(cut), batch_rows)
+    payload = describe_files(folder / "rows")
+    return Artifact(folder / "manifest.json", {"payload": payload, "records": {}}, folder / "rows")
+
+
+def made(folder: Path, outcome: Outcome, spec: Any) -> Artifact:
+    """What the next stage sees of a stage's work in `folder`."""
+    manifest = {**outcome.about, "counts": outcome.counts, "spec": spec.model_dump(mode="json"), "records": {}}
+    manifest["payload"] = describe_files(folder / "payload.partial")
+    return Artifact(folder / "manifest.json", json.loads(json.dumps(manifest)), folder / "payload.partial")
+
+
+def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: int = 1, **settings: Any) -> Artifact:
+    """The packed artifact, as a reader sees it."""
+
+    def work(name: str) -> WorkFolder:
+        own = WorkFolder(folder / name)
+        own.start()
+        return own
+
+    spec = PackSpec(kind=kind, **({"length": 256} | settings))
+    tokens = []
+    for part in range(1, parts + 1):
+        tokenize_spec = TokenizeSpec(kind=kind, train_on=spec.train_on, part=part, parts=parts)
+        own = work(f"tokens-{part}")
+        outcome = tokenize.build(tokenize_spec, own, corpus=rows, tokenizer=tokenizer)
+        tokens.append(made(own.folder, outcome, tokenize_spec))
+    plan_spec = PlanSpec(kind=kind, **spec.model_dump(include={"length", "strategy", "overflow"}))
+    own = work("plan")
+    plan = made(own.folder, plan_rows.build(plan_spec, own, tokens=tokens), plan_spec)
+    shards = []
+    for part in range(1, parts + 1):
+        write_spec = WriteSpec(kind=kind, part=part, parts=parts)
+        own = work(f"shards-{part}")
+        outcome = write_shards.build(write_spec, own, plan=plan, tokens=tokens, corpus=[rows])
+        shards.append(made(own.folder, outcome, write_spec))
+    own = work("pack")
+    return made(own.folder, collect.build(spec, own, plan=plan, shards=shards), spec)

@@ -1,0 +1,100 @@
+"""Reading rows: every one once, to one reader, in an order that can be taken up anywhere."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.packing import reader
+from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
+from snaketune.packing.shards import row_batch, schema
+
+
+@pytest.fixture
+def rows(tmp_path) -> PackedRows:
+    return PackedRows(written(tmp_path, {8: 10, 16: 7}), "train")
+
+
+def written(folder: Path, rows: dict[int, int]) -> Artifact:
+    """A pack of rows of several lengths; row r holds the number r everywhere, in batches of four."""
+    (folder / "shards").mkdir()
+    first = 0
+    for number, (length, count) in enumerate(rows.items()):
+        path = folder / f"shards/train-{number:05d}.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(length)) as writer:
+            for start in range(first, first + count, 4):
+                numbers = np.arange(start, min(start + 4, first + count), dtype=np.int32)
+                ids = np.repeat(numbers, length).reshape(-1, length)
+                whole = np.full(len(numbers), length, np.int32)
+                none = np.zeros(len(numbers), np.int32)
+                writer.write_batch(row_batch(ids, ids, whole, np.arange(len(numbers) + 1), whole, none))
+        first += count
+    manifest = {"format_version": "3.0", "row_length": max(rows), "records": {}}
+    return Artifact(
+        folder / "manifest.json", manifest | {"payload": describe_files(folder / "shards")}, folder / "shards"
+    )
+
+
+def numbers(batches) -> list[int]:
+    return [number for batch in batches for number in batch["input_ids"][:, 0].tolist()]
+
+
+def test_an_epoch_gives_every_row_once_to_one_of_the_readers(tmp_path):
+    rows = PackedRows(written(tmp_path, {8: 23}), "train")
+    shares = [numbers(rows.batches_of(4, seed=3, epoch=1, rank=rank, world=3)) for rank in range(3)]
+    assert sorted(number for share in shares for number in share) == list(range(23))
+    assert numbers(rows.batches_of(5, seed=3, epoch=1)) == epoch_order(23, 3, 1).tolist()
+    assert numbers(rows.batches_of(5, seed=3, epoch=1)) != numbers(rows.batches_of(5, seed=3, epoch=2))
+    assert numbers(rows.batches_of(5, seed=3, epoch=1)) != numbers(rows.batches_of(5, seed=4, epoch=1))
+
+
+def test_reading_goes_on_at_any_row(tmp_path):
+    rows = PackedRows(written(tmp_path, {8: 23}), "train")
+    whole = numbers(rows.batches_of(4, seed=0, epoch=0, rank=1, world=2))
+    for first in range(len(whole)):
+        assert numbers(rows.batches_of(4, seed=0, epoch=0, rank=1, world=2, first=first)) == whole[first:]
+
+
+def test_items_of_equal_tokens_hold_every_row_once(rows):
+    items = [[int(row["input_ids"][0]) for row in item] for item in (EqualTokens(rows)[i] for i in range(12))]
+    assert len(EqualTokens(rows)) == 12
+    assert items == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], *([n] for n in range(10, 17))]
+    assert {sum(len(row["input_ids"]) for row in EqualTokens(rows)[i]) for i in range(12)} == {16}
+
+
+def test_rows_in_memory_are_the_same_rows(tmp_path):
+    pack = written(tmp_path, {8: 10, 16: 7})
+    mapped, loaded = PackedRows(pack, "train"), PackedRows(pack, "train", load_in_memory=True)
+    for row in range(17):
+        for name, value in mapped[row].items():
+            assert value.tolist() == loaded[row][name].tolist()
+
+
+MOUNTS = """rootfs / ext4 rw 0 0
+C:\\134 /mnt/c 9p rw 0 0
+server:/home /mnt/my\\040home nfs4 rw 0 0
+tmpfs /mnt/c/ram tmpfs rw 0 0
+overlay / overlay rw 0 0
+""".replace("\\\\", "\\")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/data/x", "overlay"), ("/mnt/c/x", "9p"), ("/mnt/c/ram/x", "tmpfs"), ("/mnt/my home/x", "nfs4"), ("/mnt/cd", "overlay")],
+)  # fmt: skip
+def test_the_file_system_of_a_path_is_the_innermost_mount(tmp_path, path, kind):
+    table = tmp_path / "mounts"
+    table.write_text(MOUNTS, encoding="utf-8")
+    assert reader._file_system(Path(path), table)[0] == kind
+
+
+def test_slow_file_systems_are_read_into_memory_and_said_so(tmp_path, monkeypatch, capsys):
+    pack = written(tmp_path, {8: 10})
+    monkeypatch.setattr(reader, "_file_system", lambda path: ("9p", "/mnt/c"))
+    rows = PackedRows(pack, "train", load_in_memory="auto")
+    assert "/mnt/c is a 9p file system, slow to map" in capsys.readouterr().out
+    assert rows[3]["input_ids"].tolist() == [3] * 8
+    monkeypatch.setattr(reader, "_file_system", lambda path: ("ext4", "/"))
+    assert not reader.is_slow_to_map(tmp_path)

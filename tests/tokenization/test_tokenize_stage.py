@@ -1,0 +1,285 @@
+"""The stage and its store: parts laid end to end are the corpus, what is written is what is read, doubt goes the slow way."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.tables import write_table
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.specs import TokenizeSpec
+from snaketune.errors import SnaketuneError
+from snaketune.tokenization import tokenize
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.chunks import FastEncoder
+from snaketune.tokenization.ragged import Sequences
+from snaketune.tokenization.tokens import INDEX, TokenParts, learned_runs, of_pairs
+
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+
+
+def artifact(folder) -> Artifact:
+    return Artifact(folder.parent / "manifest.json", {"payload": describe_files(folder), "records": {}}, folder)
+
+
+def corpus_of(folder, train: dict, held_out: dict | None = None, rows_per_batch: int = 7) -> Artifact:
+    folder.mkdir(parents=True)
+    for split, rows in (("train", train), ("held_out", held_out or {name: [] for name in train})):
+        count = len(next(iter(rows.values())))
+        columns = {name: pa.array(own, MESSAGES) for name, own in rows.items()}
+        ids = pa.array([f"{split}-{number}" for number in range(count)], pa.string())
+        write_table(folder / f"{split}.arrow", pa.table({"id": ids, **columns}), rows_per_batch)
+    return artifact(folder)
+
+
+def pairs() -> dict[str, list]:
+    return {
+        "prompt": [messages("x", "y", text) if number % 3 else messages(text) for number, text in enumerate(TEXTS)],
+        "chosen": [[{"role": "assistant", "content": text[::-1]}] for text in TEXTS],
+        "rejected": [[{"role": "assistant", "content": text[::-1][:9] + "no"}] for text in TEXTS],
+    }
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Artifact:
+    odd = [messages("<|im_end|>", "no"), messages("", "x"), messages("x", "y" * 5000)]
+    root = tmp_path_factory.mktemp("corpus")
+    return corpus_of(root / "rows", {"messages": conversations()[:60] + odd}, {"messages": conversations()[60:70]})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(trained) -> Artifact:
+    return artifact(trained["bpe"][0].payload)
+
+
+def run(folder, corpus: Artifact, tokenizer: Artifact, kind="sft", train_on="assistant", part=1, parts=1):
+    work = WorkFolder(folder)
+    work.start()
+    spec = TokenizeSpec(kind=kind, train_on=train_on, part=part, parts=parts)
+    outcome = tokenize.build(spec, work, corpus=corpus, tokenizer=tokenizer)
+    return artifact(work.payload), outcome
+
+
+def rows_of(parts: TokenParts, split: str) -> list[dict]:
+    """The index as Python, with the ids of each row."""
+    views = parts.views(split)
+    return [row | {"ids": views.ids(number).tolist()} for number, row in enumerate(parts.index(split).to_pylist())]
+
+
+@pytest.mark.parametrize("kind", ("sft", "preference"))
+def test_parts_laid_end_to_end_are_the_corpus(tmp_path, corpus, tokenizer, kind):
+    if kind == "preference":
+        corpus = corpus_of(tmp_path / "pairs", {name: rows[:50] for name, rows in pairs().items()})
+    whole = TokenParts([run(tmp_path / "whole", corpus, tokenizer, kind)[0]])
+    for parts in (2, 3, 8, 30):
+        made = [
+            run(tmp_path / f"{parts}-{part}", corpus, tokenizer, kind, part=part, parts=parts)
+            for part in range(1, parts + 1)
+        ]
+        together = TokenParts([own for own, _ in made])
+        for split in ("train", "held_out"):
+            assert rows_of(together, split) == rows_of(whole, split)
+            assert sum(outcome.counts[split]["rows"] for _, outcome in made) == whole.index(split).num_rows
+        assert all((outcome.about["samples"] != []) == (part == 1) for part, (_, outcome) in enumerate(made, 1))
+
+
+def test_a_conversation_as_it_is_written(tmp_path, corpus, tokenizer):
+    made, outcome = run(tmp_path / "work", corpus, tokenizer)
+    chat = ChatTokenizer.load(tokenizer.folder)
+    expected = chat.encode_conversations(conversations()[:1])[0]
+    row = rows_of(TokenParts([made]), "train")[0]
+    assert row["id"] == "train-0" and row["ids"] == expected.ids.tolist()
+    assert row["length"] == len(expected.ids) and row["supervised"] == expected.supervised.sum()
+    (start, end) = row["learned"]
+    assert expected.supervised[start:end].all() and end - start == row["supervised"]
+    ends = [place - 1 for place in row["turn_ends"]]
+    assert [expected.ids[end] for end in ends] == [chat.eos_id] * len(conversations()[0])
+    assert (row["prompt"], row["chosen"], row["prompt_hash"], row["control_text"]) == (0, 0, 0, False)
+    assert outcome.about | {"samples": 0} == {
+        "kind": "sft",
+        "pad_id": chat.pad_id,
+        "train_on": "assistant",
+        "path": "fast",
+        "why": "",
+        "samples": 0,
+        "parity_rows": 73,
+        "rows_by_reference": 2,
+    }
+    assert outcome.counts["train"]["control_text"] == 1 and outcome.counts["train"]["rows"] == 63
+    together = "".join(text for text, _ in outcome.about["samples"][0])
+    assert together == chat.text(expected.ids)
+
+
+def test_a_pair_as_it_is_written(tmp_path, tokenizer):
+    corpus = corpus_of(tmp_path / "pairs", pairs())
+    made, _ = run(tmp_path / "work", corpus, tokenizer, "preference")
+    chat = ChatTokenizer.load(tokenizer.folder)
+    rows = rows_of(TokenParts([made]), "train")
+    own = pairs()
+    for row, pair in zip(
+        rows, chat.encode_pairs(list(zip(own["prompt"], own["chosen"], own["rejected"]))), strict=True
+    ):
+        assert row["ids"] == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
+        assert (row["prompt"], row["chosen"]) == (len(pair.prompt_ids), len(pair.chosen_ids))
+        assert row["supervised"] == pair.chosen_supervised.sum() + pair.rejected_supervised.sum()
+        learned = np.zeros(row["length"], bool)
+        for start, end in zip(row["learned"][::2], row["learned"][1::2]):
+            learned[start:end] = True
+        assert learned[row["prompt"] :].tolist() == [*pair.chosen_supervised, *pair.rejected_supervised]
+        assert row["turn_ends"] == []
+    # The same prompt has the same hash, another prompt another.
+    again = corpus_of(tmp_path / "again", {name: [rows[1], rows[1]] for name, rows in pairs().items()})
+    twice = rows_of(TokenParts([run(tmp_path / "twice", again, tokenizer, "preference")[0]]), "train")
+    assert twice[0]["prompt_hash"] == twice[1]["prompt_hash"] == rows[1]["prompt_hash"] != rows[2]["prompt_hash"]
+
+
+def laid_out(chosen: list[int], rejected: list[int], learned: list[int]):
+    """A pair whose learned tokens are at these places of the two sequences laid end to end."""
+    ids = np.array(chosen + rejected, np.int32)
+    mask = np.isin(np.arange(len(ids)), learned)
+    both = Sequences(ids, np.array([0, len(chosen), len(ids)]), mask, np.zeros(len(ids), bool))
+    return of_pairs(pa.array(["a"]), both, np.zeros(1, bool))
+
+
+def test_prompts_of_pairs():
+    row = laid_out([1, 2, 3, 4], [1, 2, 5, 6], [2, 3, 6, 7])
+    assert row.prompt[0] == 2 and row.sequences.ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert learned_runs(row.sequences)[0].tolist() == [2, 6]
+    # What is learned isn't shared, even if it is the same.
+    row = laid_out([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
+    assert (row.prompt[0], row.chosen[0], row.supervised[0]) == (1, 2, 4)
+    # Without a prompt, nothing predicts the first token of either.
+    row = laid_out([1, 2], [3, 4], [0, 1, 2, 3])
+    assert row.prompt[0] == 0 and learned_runs(row.sequences)[0].tolist() == [1, 2, 3, 4]
+    # One of them with nothing to learn: no preference to learn.
+    row = laid_out([1, 2], [1, 3], [1])
+    assert row.supervised[0] == 0 and learned_runs(row.sequences)[0].tolist() == []
+
+
+def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
+    monkeypatch.setattr("snaketune.tokenization.tokens.ROWS_PER_BATCH", 5)
+    made = [run(tmp_path / str(part), corpus, tokenizer, part=part, parts=2)[0] for part in (1, 2)]
+    parts = TokenParts(made)
+    views = parts.views("train")
+    table = parts.index("train")
+    assert table.schema == INDEX and len(views.values) > 10 and views.first[-1] == 63
+    lengths = parts.column("train", "length")
+    assert [len(views.ids(number)) for number in range(63)] == lengths.tolist()
+    values, offsets = parts.lists("train", "learned")
+    assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("learned").to_pylist()
+    kept = views.ids(40)
+    before = kept.tolist()
+    parts.release()
+    assert kept.tolist() == before and not kept.flags.owndata
+    assert parts.lists("held_out", "turn_ends")[1][-1] > 0
+    assert {name for _, name in parts._maps} == {"train-index.arrow", "train-ids.arrow", "held_out-index.arrow"}
+
+
+def test_damage_is_noticed(tmp_path, corpus, tokenizer):
+    made, _ = run(tmp_path / "work", corpus, tokenizer)
+    path = made.folder / "train-ids.arrow"
+    path.write_bytes(path.read_bytes()[:-3] + b"xyz")
+    TokenParts([made]).index("train")
+    with pytest.raises(SnaketuneError, match=r"train-ids\.arrow is damaged"):
+        TokenParts([made]).views("train")
+
+
+def test_what_is_trained_on(tmp_path, corpus, tokenizer):
+    made = {on: run(tmp_path / on, corpus, tokenizer, train_on=on) for on in ("assistant", "last", "all")}
+    for row, last, every in zip(*(rows_of(TokenParts([own]), "train") for own, _ in made.values())):
+        assert row["ids"] == last["ids"] == every["ids"]
+        assert last["learned"] == row["learned"][-2:]
+        assert every["learned"] == [1, every["length"]] and every["supervised"] == every["length"] - 1
+
+
+def test_rows_with_nothing_learned_are_counted_and_all_of_them_refused(tmp_path, tokenizer):
+    silent = [[{"role": "user", "content": text}] for text in TEXTS[:5]]
+    some = corpus_of(tmp_path / "some", {"messages": silent + conversations()[:5]})
+    made, outcome = run(tmp_path / "1", some, tokenizer)
+    assert outcome.counts["train"]["nothing_learned"] == 5 and outcome.counts["train"]["rows"] == 10
+    assert TokenParts([made]).column("train", "supervised")[:5].tolist() == [0] * 5
+    with pytest.raises(SnaketuneError, match="of 5 rows nothing is learned"):
+        run(tmp_path / "2", corpus_of(tmp_path / "none", {"messages": silent}), tokenizer)
+
+
+def test_a_difference_makes_all_anew_the_slow_way(tmp_path, corpus, tokenizer, monkeypatch, capsys):
+    expected, _ = run(tmp_path / "right", corpus, tokenizer)
+    encode = tokenize.either
+
+    def wrong(chat):
+        fast, why = encode(chat)
+        fast._chunks._separable.cuts[:] = True
+        fast._chunks._separable.cuts.reshape(256, 256)[0x80:] = False
+        return fast, why
+
+    monkeypatch.setattr(tokenize, "either", wrong)
+    made, outcome = run(tmp_path / "work", corpus, tokenizer)
+    assert "made anew by the slow one: ids of the conversation that starts with" in capsys.readouterr().out
+    assert outcome.about["path"] == "reference" and "from token" in outcome.about["why"]
+    assert describe_files(made.folder) == describe_files(expected.folder)
+
+
+def test_without_a_proof_the_slow_way_is_taken_and_says_why(tmp_path, corpus, tokenizer, monkeypatch, capsys):
+    expected, _ = run(tmp_path / "fast", corpus, tokenizer)
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    for path in tokenizer.folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "chat_template.jinja").write_text(
+        CHATML.read_text().replace(
+            "{{- '\\n' -}}", "{%- if message['content'] | length > 0 -%}{%- endif -%}{{- '\\n' -}}"
+        )
+    )
+    made, outcome = run(tmp_path / "slow", corpus, artifact(folder))
+    assert outcome.about["path"] == "reference" and "through the filter length" in outcome.about["why"]
+    assert "row by row: it passes a content through the filter length" in capsys.readouterr().out
+    assert describe_files(made.folder) == describe_files(expected.folder)
+
+
+def test_an_adopted_tokenizer(tmp_path, corpus):
+    made, outcome = run(tmp_path / "work", corpus, artifact(byte_level(tmp_path / "bytes")))
+    assert outcome.about["path"] == "fast" and outcome.about["rows_by_reference"] < 60
+    # Its tags swallow the whitespace beside them: only then a row is left to the slow way.
+    assert rows_of(TokenParts([made]), "train")[0]["turn_ends"]
+
+
+def test_plain_texts(tokenizer, trained):
+    import sentencepiece
+
+    texts = [text for text in (*TEXTS, "", " ", "<|im_end|> x", "a\n  b", "é漢字 😀") if "▁" not in text]
+    for own in trained.values():
+        folder = own[0].payload
+        encoder = FastEncoder(json.loads((folder / "tokenizer.json").read_text()))
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+        for some in (
+            pa.array(texts, pa.string()),
+            pa.array(texts, pa.string()).slice(5, 100),
+            pa.array([], pa.string()),
+        ):
+            ids, offsets = encoder.encode(some)
+            assert [ids[a:b].tolist() for a, b in pairwise(offsets)] == processor.encode(some.to_pylist())
+
+
+def test_tokenizing_imports_no_torch(tmp_path, corpus, tokenizer):
+    script = f"""
+import json, sys
+from pathlib import Path
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.specs import TokenizeSpec
+from snaketune.tokenization.tokenize import build
+def artifact(folder):
+    return Artifact(folder / "manifest.json", {{"payload": describe_files(folder), "records": {{}}}}, folder)
+work = WorkFolder(Path({str(tmp_path / "work")!r}))
+work.start()
+build(TokenizeSpec(kind="sft", train_on="all", part=1, parts=1), work,
+      corpus=artifact(Path({str(corpus.folder)!r})), tokenizer=artifact(Path({str(tokenizer.folder)!r})))
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
