@@ -43,9 +43,12 @@ def test_environments_pin_what_the_lock_pins(name):
     environment = yaml.safe_load((ROOT / f"envs/{name}.yaml").read_text(encoding="utf-8"))
     extras = re.search(r"flash-attn==([\d.]+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
     pinned = lock() | {"flash-attn": extras}
-    for dependency in environment["dependencies"]:
-        package, version = dependency.split("=")
-        if package != "python":
+    *conda, last = environment["dependencies"]
+    # What conda-forge doesn't have comes from PyPI, as the last entry.
+    from_pypi = last["pip"] if isinstance(last, dict) else [last]
+    for dependency in [*conda, *from_pypi]:
+        package, version = re.split("==?", dependency)
+        if package not in ("python", "pip"):
             assert version == pinned[PYPI_NAMES.get(package, package).replace("_", "-").lower()], dependency
 
 

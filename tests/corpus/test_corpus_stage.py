@@ -239,13 +239,13 @@ def test_memory_grows_by_bytes_per_row(make, chat):
     steps = {"near_duplicates": {}, "decontamination": {}, "against": [exam.artifact("exam")], "held_out": 0.1}
     peaks = {}
     make([chat()], **steps)
-    for rows in (1_000, 6_000):
+    for rows in (2_048, 8_192):
         lines = "\n".join(f'{{"prompt": "question {i}", "response": "answer {i}"}}' for i in range(rows)).encode()
         tracemalloc.start()
         make(lines, **steps)
-        peaks[rows] = tracemalloc.get_traced_memory()[1] - len(lines)
+        peaks[rows] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert (peaks[6_000] - peaks[1_000]) / 5_000 < 150
+    assert (peaks[8_192] - peaks[2_048]) / 6_144 < 60
 
 
 TEXTS = st.sampled_from(["a", "b", "", " ", "\ud83d", "\0", "Human: a\n\nAssistant: b"]) | st.text(max_size=5)

@@ -137,6 +137,29 @@ def test_any_text(both, kind, template, batch, train_on):
     assert_same(fast.encode(turns)[0], slow.encode(turns))
 
 
+@pytest.mark.parametrize("kind", ("byte-level", "metaspace", "unigram"))
+@settings(max_examples=40, **COMMON)
+@given(batch=BATCH)
+def test_control_tokens_that_swallow_whitespace_and_pieces_that_are_control_tokens(chats, kind, batch):
+    turns = columns.conversations(table(accepted("mistral", batch)), "assistant")
+    assert_same(Fast(chats[kind]).encode(turns)[0], Slow(chats[kind]).encode(turns))
+
+
+def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
+    """The template writes `</` before what users say, who may say `s>`."""
+    template = PHI3.read_text().replace(
+        "{{- message['content'] + '<|end|>' -}}\n    {%- endif",
+        "{{- '</' + message['content'] + '<|end|>' -}}\n    {%- endif",
+    )
+    assert "'</'" in template
+    chat = chat_of(tmp_path / "seam", families()["gpt2"], template)
+    turns = columns.conversations(table([messages("s>", "x"), messages("a", "b")]), "assistant")
+    found, slow_rows = Fast(chat).encode(turns)
+    assert slow_rows.tolist() == [0, 1]
+    assert_same(found, Slow(chat).encode(turns))
+    assert chat.eos_id not in found.ids
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("kind", FAMILIES + TRAINED)
 def test_ordinary_rows_go_the_fast_way(both, kind, template):

@@ -1,102 +1,17 @@
-"""The charts of data and training: document lengths, fill of rows, SFT and DPO curves."""
+"""The charts of training: SFT and DPO curves."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
-from snaketune.artifacts.tables import read_table
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message, trace
 from snaketune.report.findings import Findings, Result
-from snaketune.report.flow import PackFlow, pack_flow
 from snaketune.report.text import decimal, percent, whole
 
-UNITS = {"sft": "conversations", "preference": "pairs"}
-DATA, WEAK, BAD, MUTED = (COLOURS[name][0] for name in ("data", "data-weak", "bad", "muted"))
-FILL_BINS = 25
-
-
-def lengths_chart(findings: Findings) -> Chart:
-    """How long conversations and pairs are, a panel per pack, with those that no row could hold."""
-    return _packs_chart("lengths", findings, _lengths_panel, "No rows are packed, so nothing was counted in tokens.")
-
-
-def _lengths_panel(flow: PackFlow, result: Result) -> Panel:
-    tokens = read_table(result.artifact.file("documents.arrow"))["tokens"].to_numpy()
-    unit = UNITS[flow.kind]
-    too_long = sum(sum(split.dropped.values()) for split in flow.splits)
-    if not len(tokens):
-        return message(f"{flow.title}: no {unit}")
-
-    def draw(ax: Axes) -> None:
-        longest = int(tokens.max())
-        right = flow.length if too_long or longest > flow.length / 2 else longest
-        ax.hist(tokens, bins=np.linspace(0, right, 31), color=DATA, edgecolor=COLOURS["surface"][0], linewidth=0.4)
-        if too_long:
-            ax.bar(right * 1.06, too_long, right * 0.05, facecolor="none", edgecolor=BAD, hatch="////", linewidth=0.8)
-            _label(ax, right * 1.06, too_long, f"{whole(too_long)} longer,\nnot packed", BAD)
-        for share, name in ((50, "median"), (95, "95%")):
-            at = float(np.percentile(tokens, share))
-            ax.axvline(at, color=MUTED, linewidth=0.8, linestyle=":")
-            ax.text(
-                at,
-                1.0,
-                f" {name} {whole(at)}",
-                transform=ax.get_xaxis_transform(),
-                va="bottom",
-                fontsize=8,
-                color=MUTED,
-            )
-        ax.set(xlabel=f"tokens; a row holds {whole(flow.length)}", ylabel=unit, xlim=(0, None))
-        _whole_numbers(ax)
-
-    title = f"{flow.title}: half of {whole(len(tokens))} {unit} have at most {whole(float(np.median(tokens)))} tokens"
-    return Panel(title=title, draw=draw)
-
-
-def packing_chart(findings: Findings) -> Chart:
-    """How full the rows of the train splits are, a panel per pack."""
-    return _packs_chart("packing", findings, _fill_panel, "No rows are packed; the trainer pads each batch.")
-
-
-def _packs_chart(name: str, findings: Findings, panel: Callable[[PackFlow, Result], Panel], nothing: str) -> Chart:
-    packs = [(pack_flow(findings, result), result) for result in findings.of("pack")]
-    panels = [panel(flow, result) for flow, result in packs if flow.packed]
-    return Chart(name=name, panels=panels or [message(nothing)], key={})
-
-
-def _fill_panel(flow: PackFlow, result: Result) -> Panel:
-    documents = read_table(result.artifact.file("documents.arrow"))
-    train = pc.equal(documents["split"], "train").to_numpy()
-    used = np.bincount(documents["row"].to_numpy()[train], weights=documents["tokens"].to_numpy()[train])
-    metadata = flow.metadata
-    if not len(used):
-        return message(f"{flow.title}: no rows to train on")
-
-    def draw(ax: Axes) -> None:
-        ax.hist(
-            100 * used / flow.length,
-            bins=np.linspace(0, 100, FILL_BINS + 1),
-            color=DATA,
-            edgecolor=COLOURS["surface"][0],
-            linewidth=0.4,
-        )
-        mean = float(metadata["packing_efficiency"])
-        ax.axvline(mean, color=MUTED, linewidth=0.8, linestyle=":")
-        text = f"mean {percent(mean / 100)} "
-        ax.text(mean, 1.0, text, transform=ax.get_xaxis_transform(), va="bottom", ha="right", fontsize=8, color=MUTED)
-        ax.set(xlabel="share of a row that is tokens, not padding", ylabel="rows", xlim=(0, 100))
-        ax.xaxis.set_major_formatter(PercentFormatter(decimals=0))
-        _whole_numbers(ax)
-
-    return Panel(
-        title=f"{flow.title}: {whole(metadata['rows'])} rows are {percent(metadata['packing_efficiency'] / 100)} full; "
-        f"at least {whole(metadata['lower_bound_rows'])} are needed",
-        draw=draw,
-    )
+MUTED = COLOURS["muted"][0]
 
 
 def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
@@ -212,16 +127,6 @@ def _values(run: Result, key: str) -> list[float]:
 def _end(values: list[float]) -> float:
     """The median of the last twentieth: one noisy step says little about where a run ended."""
     return float(np.median(values[-max(1, len(values) // 20) :]))
-
-
-def _label(ax: Axes, x: float, y: float, text: str, colour: str) -> None:
-    ax.annotate(text, (x, y), (-6, 2), textcoords="offset points", ha="right", va="bottom", fontsize=8, color=colour)
-
-
-def _whole_numbers(ax: Axes) -> None:
-    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    ax.grid(False, axis="x")
 
 
 def _steps_axis(ax: Axes) -> None:

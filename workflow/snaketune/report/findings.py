@@ -2,9 +2,11 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from snaketune.config.plan import PAYLOADS
 from snaketune.errors import SnaketuneError
 
 MODEL_KINDS = ("base", "sft", "dpo")
+# Stages whose jobs are named by two folders below `results/<stage>/`.
+IN_PARTS = ("tokenize", "write")
+TWO_FOLDERS = ("eval", *IN_PARTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +25,7 @@ class Result:
     """One finished job.
 
     Attributes:
-        name: its folder below `results/<stage>/`; of an evaluation, two parts.
+        name: its folder below `results/<stage>/`; two folders of an evaluation, and of what is made in parts.
         run: what run.json says, or nothing.
     """
 
@@ -40,6 +45,11 @@ class Result:
     @property
     def spec(self) -> dict[str, Any]:
         return self.manifest["spec"]
+
+    @property
+    def whole(self) -> str:
+        """The name without the part's number: `demo/1-of-3` is a part of `demo`."""
+        return self.name.partition("/")[0] if self.stage in IN_PARTS else self.name
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -88,13 +98,20 @@ class Findings:
         return [result for result in self.results if result.stage in stages]
 
     def made_from(self, result: Result, role: str) -> list[Result]:
-        """The results that filled `role` of `result`; where several hold the same, one whose name it was named after."""
-        sources = []
-        for content in result.manifest["inputs"].get(role, []):
-            same = [other for other in self.results if other.artifact.content == content]
-            named = [other for other in same if result.name.startswith(f"{other.name}-")]
-            sources += (named or same)[:1]
-        return sources
+        """The results that filled `role` of `result`; where several hold the same, the one with the most similar name."""
+
+        def likeness(other: Result) -> tuple[bool, int]:
+            return result.name.startswith(f"{other.name}-"), len(commonprefix([result.name, other.name]))
+
+        contents = result.manifest["inputs"].get(role, [])
+        return [max(same, key=likeness) for content in contents if (same := self._by_content.get(content))]
+
+    @cached_property
+    def _by_content(self) -> dict[str, list[Result]]:
+        found = defaultdict(list)
+        for result in self.results:
+            found[result.artifact.content].append(result)
+        return found
 
     @cached_property
     def evaluations(self) -> dict[str, list[Scored]]:
@@ -133,7 +150,7 @@ def _result(path: Path, run: dict[str, Any]) -> Result:
     if stage not in PAYLOADS:
         raise SnaketuneError(f"{path} is no snaketune manifest: its stage is {stage!r}")
     parts = path.parent.parts
-    name = "/".join(parts[-2:]) if stage == "eval" else parts[-1]
+    name = "/".join(parts[-2:]) if stage in TWO_FOLDERS else parts[-1]
     return Result(stage=stage, name=name, artifact=read_artifact(path, PAYLOADS[stage]), run=run)
 
 

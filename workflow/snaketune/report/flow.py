@@ -1,68 +1,123 @@
-"""Where every row went: read = quarantined + duplicates + kept, kept = packed + dropped, and the tokens of what is left.
+"""From kept rows to packed ones: corpus → tokenize → plan → write → pack → training.
+
+    read = kept + dropped                                                       in sequences
+    tokens read = tokens packed + dropped + truncated + shared prompts          in tokens
 
 Each number is taken from the manifest of the stage that counted it; whether they add up is checked here, not assumed.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.report.findings import Findings, Result
+from snaketune.report.sums import unequal
 
-CSV_COLUMNS = ("stage", "name", "split", "what", "reason", "rows", "tokens", "supervised_tokens")
+SPLITS = ("train", "held_out")
+TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_learned")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusFlow:
-    """Rows of one corpus."""
+class Tokenized:
+    """All parts of one tokenized corpus.
+
+    Attributes:
+        counts: by split, what the parts counted together.
+        paths: how many parts went which way and why, `("fast", "")` or `("reference", "the template ...")`.
+    """
 
     name: str
-    kind: str
-    read: int
-    quarantined: dict[str, int]
-    dropped: dict[str, int]
-    kept: dict[str, int]
-    notes: dict[str, int]
-
-    @property
-    def adds_up(self) -> bool:
-        return self.read == sum(sum(part.values()) for part in (self.quarantined, self.dropped, self.kept))
+    train_on: str
+    counts: dict[str, Counter[str]]
+    paths: dict[tuple[str, str], int]
+    parity_rows: int
+    rows_by_reference: int
+    parts: int
+    expected_parts: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFlow:
-    """Rows and tokens of one split of one pack; tokens are None where they aren't counted (raw rows)."""
+    """Sequences (conversations or pairs) and tokens of one split of one pack.
+
+    Attributes:
+        dropped, dropped_tokens: by reason; tokens may have a reason that no whole sequence was dropped for.
+        shared: tokens of prompts that several pairs have in common, and that are written once.
+        rows, capacity: rows written, and the tokens that they have room for; None of raw rows.
+        before: what the stages before this one handed on, as (rows or tokens, count, by whom).
+        written: rows of the shards, where they are there to be counted.
+    """
 
     split: str
     read: int
+    read_tokens: int
     kept: int
+    pieces: int
+    tokens: int
+    supervised: int
     dropped: dict[str, int]
     dropped_tokens: dict[str, int]
-    tokens: int | None
-    supervised: int | None
+    truncated: dict[str, int]
+    cut: dict[str, int]
+    shared: int
+    rows: int | None
     capacity: int | None
-    corpus_kept: int | None
+    before: tuple[tuple[str, int, str], ...] = ()
+
+    @property
+    def reasons(self) -> list[str]:
+        """All that something was dropped for."""
+        return sorted({*self.dropped, *self.dropped_tokens})
+
+    @property
+    def padding(self) -> int | None:
+        return None if self.capacity is None else self.capacity - self.tokens
+
+    @property
+    def gaps(self) -> list[str]:
+        """What doesn't add up, also across stages: what one hands on is what the next one reads."""
+        read = {"rows": self.read, "tokens": self.read_tokens}
+        found = [gap for what, n, who in self.before for gap in unequal(what, n, who, read[what], "read by packing")]
+        found += unequal("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
+        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + self.shared
+        found += unequal("tokens", self.read_tokens, "read", self.tokens + gone, "packed, dropped, cut off and shared")
+        if self.capacity is not None and self.capacity < self.tokens:
+            found.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
+        return [f"{self.split.replace('_', ' ')}: {gap}" for gap in found]
 
     @property
     def adds_up(self) -> bool:
-        """Also across stages: what the corpus kept is what packing read."""
-        return self.read == self.kept + sum(self.dropped.values()) and self.corpus_kept in (None, self.read)
+        return not self.gaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackFlow:
-    """One pack: what it was made from, and how well the rows are filled."""
+    """One pack: what it was made from, and how well the rows are filled.
+
+    Attributes:
+        length: tokens of a row, of the longest where there are several lengths.
+        written: rows of all shards, and how many there should be.
+    """
 
     name: str
     kind: str
     length: int
+    overflow: str
     corpus: str | None
     tokenizer: str | None
+    tokenized: Tokenized | None
     splits: list[SplitFlow]
+    written: tuple[int, int] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
     @property
     def packed(self) -> bool:
         return bool(self.metadata.get("enabled"))
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """Train rows by length, where there are several."""
+        return {int(length): n for length, n in sorted(self.metadata.get("rows_by_length", {}).items(), key=_by_length)}
 
     @property
     def train(self) -> SplitFlow:
@@ -71,6 +126,21 @@ class PackFlow:
     @property
     def title(self) -> str:
         return self.corpus or self.name
+
+    @property
+    def unit(self) -> str:
+        """What its sequences are called."""
+        return "pairs" if self.kind == "preference" else "conversations"
+
+    @property
+    def gaps(self) -> list[str]:
+        """What doesn't add up."""
+        found = [gap for split in self.splits for gap in split.gaps]
+        if self.written:
+            found += unequal("rows", self.written[1], "planned", self.written[0], "written")
+        if (tokens := self.tokenized) and tokens.parts != tokens.expected_parts:
+            found.append(f"{tokens.parts} of {tokens.expected_parts} tokenized parts are known")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,22 +160,6 @@ class TrainingFlow:
         return None if self.tokens_per_epoch is None else self.tokens_per_epoch * self.epochs
 
 
-def corpus_flows(findings: Findings) -> list[CorpusFlow]:
-    """Of every corpus."""
-    return [
-        CorpusFlow(
-            name=result.name,
-            kind=result.spec["kind"],
-            read=result.counts["read"],
-            quarantined={reason: n for reason, n in result.counts["quarantined"].items() if reason != "total"},
-            dropped=dict(result.counts["dropped"]),
-            kept={split: result.counts["kept"][split] for split in ("train", "held_out")},
-            notes={note: n for note, n in result.counts.get("notes", {}).items() if n},
-        )
-        for result in findings.of("corpus")
-    ]
-
-
 def pack_flows(findings: Findings) -> list[PackFlow]:
     """Of every pack."""
     return [pack_flow(findings, result) for result in findings.of("pack")]
@@ -113,34 +167,76 @@ def pack_flows(findings: Findings) -> list[PackFlow]:
 
 def pack_flow(findings: Findings, result: Result) -> PackFlow:
     """Of one."""
-    corpus = next(iter(findings.made_from(result, "corpus")), None)
-    tokenizer = next(iter(findings.made_from(result, "tokenizer")), None)
-    length = result.spec["length"]
-    splits = []
-    for split, metadata in (("train", "packing_metadata"), ("held_out", "packing_metadata_held_out")):
-        counts = result.counts[split]
-        rows = result.manifest.get(metadata, {}).get("rows")
-        splits.append(
-            SplitFlow(
-                split=split,
-                read=counts["read"],
-                kept=counts["kept"],
-                dropped=counts["dropped"],
-                dropped_tokens=counts.get("dropped_tokens", {}),
-                tokens=counts.get("tokens"),
-                supervised=counts.get("supervised_tokens"),
-                capacity=None if rows is None else rows * length,
-                corpus_kept=corpus.counts["kept"][split] if corpus else None,
-            )
-        )
+    plan = _first(findings, result, "plan")
+    parts = findings.made_from(plan, "tokens") if plan else []
+    corpus = _first(findings, parts[0], "corpus") if parts else None
+    tokenizer = _first(findings, parts[0], "tokenizer") if parts else None
+    tokens = tokenized(parts) if parts else None
+    shards = findings.made_from(result, "shards")
+    splits = [_split_flow(result, split, corpus, tokens) for split in SPLITS]
+    planned = sum(split.pieces if split.rows is None else split.rows for split in splits)
     return PackFlow(
         name=result.name,
-        kind=result.manifest.get("kind", result.spec["kind"]),
-        length=length,
+        kind=result.manifest["kind"],
+        length=result.manifest["row_length"],
+        overflow=result.spec["overflow"],
         corpus=corpus and corpus.name,
         tokenizer=tokenizer and tokenizer.name,
+        tokenized=tokens,
         splits=splits,
-        metadata=result.manifest.get("packing_metadata", {}),
+        written=(sum(part.counts["rows"] for part in shards), planned) if shards else None,
+        metadata=result.manifest["packing_metadata"],
+    )
+
+
+def tokenized(parts: list[Result]) -> Tokenized:
+    """The parts of one corpus together."""
+    counts: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(TOKEN_COUNTS, 0)) for split in SPLITS}
+    for part in parts:
+        for split in SPLITS:
+            counts[split].update({name: part.counts[split][name] for name in TOKEN_COUNTS})
+    return Tokenized(
+        name=parts[0].whole,
+        train_on=parts[0].manifest["train_on"],
+        counts=counts,
+        paths=dict(Counter((part.manifest["path"], part.manifest["why"]) for part in parts)),
+        parity_rows=sum(part.manifest["parity_rows"] for part in parts),
+        rows_by_reference=sum(part.manifest.get("rows_by_reference", 0) for part in parts),
+        parts=len(parts),
+        expected_parts=parts[0].spec["parts"],
+    )
+
+
+def tokenized_corpora(findings: Findings) -> list[tuple[Tokenized, list[Result]]]:
+    """Every tokenized corpus, with its parts."""
+    by_name: dict[str, list[Result]] = {}
+    for result in findings.of("tokenize"):
+        by_name.setdefault(result.whole, []).append(result)
+    return [(tokenized(parts), parts) for parts in by_name.values()]
+
+
+def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Tokenized | None) -> SplitFlow:
+    counts = result.counts[split]
+    metadata = result.manifest["packing_metadata" if split == "train" else "packing_metadata_held_out"]
+    before = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
+    if tokens:
+        before += [(what, tokens.counts[split][what], "tokenized") for what in ("rows", "tokens")]
+    return SplitFlow(
+        split=split,
+        read=counts["read"],
+        read_tokens=counts["read_tokens"],
+        kept=counts["kept"],
+        pieces=counts["pieces"],
+        tokens=counts["tokens"],
+        supervised=counts["supervised_tokens"],
+        dropped=counts["dropped"],
+        dropped_tokens=counts["dropped_tokens"],
+        truncated=counts["truncated"],
+        cut=counts["split"],
+        shared=counts["shared_prompt_tokens"],
+        rows=metadata.get("rows"),
+        capacity=metadata.get("row_tokens"),
+        before=tuple(before),
     )
 
 
@@ -148,8 +244,10 @@ def training_flows(findings: Findings) -> list[TrainingFlow]:
     """Of every SFT and DPO run."""
     flows = []
     for result in findings.of("sft", "dpo"):
-        pack = next(iter(findings.made_from(result, "pack")), None)
-        per_epoch = pack.counts["train"].get("tokens") if pack else None
+        pack = _first(findings, result, "pack")
+        # TRL tokenizes raw rows itself, so what it sees is counted by nobody.
+        packed = pack and pack.manifest["packing_metadata"]["enabled"]
+        per_epoch = pack.counts["train"]["tokens"] if packed else None
         flows.append(
             TrainingFlow(
                 label=result.label,
@@ -164,37 +262,9 @@ def training_flows(findings: Findings) -> list[TrainingFlow]:
     return flows
 
 
-def csv_rows(findings: Findings) -> list[dict[str, Any]]:
-    """All counts as one table, a count per line; what isn't counted is empty."""
-    rows: list[dict[str, Any]] = []
+def _first(findings: Findings, result: Result, role: str) -> Result | None:
+    return next(iter(findings.made_from(result, role)), None)
 
-    def add(stage: str, name: str, what: str, count: int | None, **others: Any) -> None:
-        rows.append({"stage": stage, "name": name, "what": what, "rows": count, **others})
 
-    for flow in corpus_flows(findings):
-        add("corpus", flow.name, "read", flow.read)
-        for reason, count in flow.quarantined.items():
-            add("corpus", flow.name, "quarantined", count, reason=reason)
-        for reason, count in flow.dropped.items():
-            add("corpus", flow.name, "dropped", count, reason=reason)
-        for split, count in flow.kept.items():
-            add("corpus", flow.name, "kept", count, split=split)
-    for flow in pack_flows(findings):
-        for split in flow.splits:
-            add("pack", flow.name, "read", split.read, split=split.split)
-            for reason, count in split.dropped.items():
-                tokens = split.dropped_tokens.get(reason)
-                add("pack", flow.name, "dropped", count, split=split.split, reason=reason, tokens=tokens)
-            add(
-                "pack",
-                flow.name,
-                "kept",
-                split.kept,
-                split=split.split,
-                tokens=split.tokens,
-                supervised_tokens=split.supervised,
-            )
-    for flow in training_flows(findings):
-        stage, _, name = flow.label.partition(":")
-        add(stage, name, "trained per epoch", flow.rows, split="train", tokens=flow.tokens_per_epoch)
-    return rows
+def _by_length(entry: tuple[str, int]) -> int:
+    return int(entry[0])

@@ -68,6 +68,15 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
 
 
+def words(name: str) -> str:
+    """A reason or step as people write it.
+
+    >>> words("nothing_learned_in_a_row")
+    'nothing learned in a row'
+    """
+    return clean(name).replace("_", " ")
+
+
 def clean(value: Any) -> str:
     """Text that any page can hold: no half characters, and control and direction characters made visible.
 

@@ -10,8 +10,9 @@ amount of text is numpy or Arrow over the whole batch; Python sees each distinct
 
 A stretch of control tokens is a chunk too: FIXED, a number, FIXED_END, in bytes that no text has, since UTF-8 doesn't.
 
-Measured on one core, 10.6 MB of chats of which nothing had been seen: 27 MB/s; had all been seen, 60. sentencepiece's own
-encoder, on the same: 5.2.
+Measured on one core with a vocabulary of 16,000, 10.6 MB of chats, in MB/s: 65 when all chunks had been seen, 32 when none
+had; with roles, masks and a template around them 46 and 20. sentencepiece's own encoder on the same texts: 5.8 for BPE, 18
+for unigram, which is as fast here as BPE.
 """
 
 from collections.abc import Sequence

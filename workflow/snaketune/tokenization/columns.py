@@ -229,10 +229,10 @@ class Fast:
         row = np.repeat(np.arange(len(turns)), counts + 1)[starting]
         number = np.arange(len(row)) - np.searchsorted(row, row)
         wanted = number >= turns.context[row]
-        edges = np.zeros(len(encoded.ids) + 1, np.int8)
-        edges[first[wanted]] += 1
-        edges[last[wanted]] -= 1
-        learned = np.cumsum(edges[:-1], dtype=np.int8).astype(bool)
+        # Not learned, learned, not learned, ...
+        edges = np.stack([first[wanted], last[wanted]], 1).reshape(-1)
+        lengths = np.diff(edges, prepend=0, append=len(encoded.ids))
+        learned = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         everything = np.flatnonzero(turns.context == ALL)
         if len(everything):
             learned[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True

@@ -14,7 +14,7 @@ Where learning starts and ends, and where a turn ends, are facts of literals too
 literals up.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from tokenizers import Encoding
@@ -69,6 +69,10 @@ class Frames:
         self._chat, self._separable, self._chunks = chat, separable, chunks
         self._frames: dict[tuple[str, ...], Frame | None] = {}
         self._numbers: dict[Literal, int] = {}
+        names = chat.added.values()
+        self._heads = {name[:cut] for name in names for cut in range(1, len(name))}
+        self._tails = {name[cut:] for name in names for cut in range(1, len(name))}
+        self._longest = max(map(len, names), default=0)
         self.literals: list[Literal] = []
 
     def table(self, name: str) -> np.ndarray:
@@ -122,8 +126,7 @@ class Frames:
         start, end = literal
         written = text[start:end]
         _require(written or first or last)
-        _require(first or not self._joins_before(written))
-        _require(last or not self._joins_behind(written))
+        _require(not self._joins(written, before=not first, behind=not last))
         added = [
             token
             for token, ((at, to), id) in enumerate(zip(encoding.offsets, encoding.ids))
@@ -171,21 +174,16 @@ class Frames:
             turn_ends=telling[0] if telling and not first else -1,
         )
 
-    def _joins_before(self, written: str) -> bool:
-        """Whether the end of a content and the start of this literal could make an added token together."""
-        return any(
-            written.startswith(token[cut:]) or (token[cut:].startswith(written) and written)
-            for token in self._chat.added.values()
-            for cut in range(1, len(token))
-        )
-
-    def _joins_behind(self, written: str) -> bool:
-        """Whether the end of this literal and the start of a content could make an added token together."""
-        return any(
-            written.endswith(token[:cut]) or (token[:cut].endswith(written) and written)
-            for token in self._chat.added.values()
-            for cut in range(1, len(token))
-        )
+    def _joins(self, written: str, *, before: bool, behind: bool) -> bool:
+        """Whether this literal could make an added token together with the end of the content before it, or with the
+        start of the one behind it.
+        """
+        lengths = range(1, min(self._longest, len(written) + 1))
+        if before and any(written[:length] in self._tails for length in lengths):
+            return True
+        if behind and any(written[-length:] in self._heads for length in lengths):
+            return True
+        return len(written) < self._longest and any(written in token[1:-1] for token in self._chat.added.values())
 
 
 class _Unfit(Exception):
@@ -204,6 +202,3 @@ def _trims(mark: str, text: str, spread: str) -> bool:
     before, behind = spread[:start].endswith(EM_SPACE), spread[start + len(mark) :].startswith(EM_SPACE)
     _require(before == behind)
     return not before
-
-
-LITERAL_TABLES = tuple(field.name for field in fields(Literal) if field.name != "spelled")

@@ -13,6 +13,7 @@ in memory; reading maps the files.
 
 import mmap
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -65,10 +66,16 @@ class TokenRows:
     prompt_hash: np.ndarray
     control_text: np.ndarray
 
-    @property
+    @cached_property
+    def learned(self) -> tuple[np.ndarray, np.ndarray]:
+        """What `learned_runs` gives."""
+        return learned_runs(self.sequences)
+
+    @cached_property
     def supervised(self) -> np.ndarray:
         """int64[n]: learned tokens."""
-        return np.diff(offsets_of(self.sequences.learned)[self.sequences.offsets])
+        runs, offsets = self.learned
+        return np.diff(offsets_of(runs[1::2] - runs[::2])[offsets // 2])
 
 
 def of_conversations(names: pa.StringArray, sequences: Sequences, control_text: np.ndarray) -> TokenRows:
@@ -172,7 +179,7 @@ class TokenWriter:
             "id": rows.names,
             "length": pa.array(sequences.lengths.astype(np.int32)),
             "supervised": pa.array(rows.supervised.astype(np.int32)),
-            "learned": _list_array(*learned_runs(sequences)),
+            "learned": _list_array(*rows.learned),
             "turn_ends": _list_array(*turn_ends(sequences)),
             "prompt": pa.array(rows.prompt.astype(np.int32)),
             "chosen": pa.array(rows.chosen.astype(np.int32)),
