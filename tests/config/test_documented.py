@@ -44,11 +44,11 @@ def test_environments_pin_what_the_lock_pins(name):
     extras = re.search(r"flash-attn==([\d.]+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
     pinned = lock() | {"flash-attn": extras}
     *conda, last = environment["dependencies"]
-    # What conda-forge doesn't have comes from PyPI, as the last entry.
-    from_pypi = last["pip"] if isinstance(last, dict) else [last]
-    for dependency in [*conda, *from_pypi]:
+    # What conda-forge doesn't have comes from PyPI, as the last entry; pip itself is there for it.
+    pins = [*conda[:-1], *last["pip"]] if isinstance(last, dict) else [*conda, last]
+    for dependency in pins:
         package, version = re.split("==?", dependency)
-        if package not in ("python", "pip"):
+        if package != "python":
             assert version == pinned[PYPI_NAMES.get(package, package).replace("_", "-").lower()], dependency
 
 
