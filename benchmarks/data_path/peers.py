@@ -3,6 +3,7 @@
 import json
 import shutil
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.data_path.rows import (
 from benchmarks.data_path.timing import compared, in_turn
 
 from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
+from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import PlanSpec, WriteSpec
 from snaketune.packing import plan_rows, write_shards
@@ -144,34 +146,30 @@ def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> di
     return compared(seconds, megabytes=sum(f.stat().st_size for f in files) / 1e6, rows=rows, tokens=tokens)
 
 
-def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 20) -> dict[str, Any]:
-    """Texts to ids with one model, ours and sentencepiece's own."""
+def tokenize(rounds: int, folder: Path, data: Path) -> dict[str, Any]:
+    """Texts to ids with one model, ours and sentencepiece's own; every text once, and our encoder new in every round."""
     import sentencepiece
-    from snaketune.tokenization.encoder import FastEncoder
 
-    from snaketune.tokenization.chat import ChatTokenizer
+    from snaketune.tokenization.chunks import FastEncoder
 
     tokenizer = made_tokenizer(folder, [data / name for name in FILES]).parent / "tokenizer"
-    texts = []
-    for file in repeated(data, folder, megabytes):
-        with file.open(encoding="utf-8") as lines:
-            texts += [text for line in lines for text in json.loads(line).values()]
+    rows = (json.loads(line) for name in FILES for line in (data / name).open(encoding="utf-8"))
+    texts = [text for row in rows for text in row.values()]
     processor = sentencepiece.SentencePieceProcessor(model_proto=(tokenizer / "sentencepiece.model").read_bytes())
-    chat = ChatTokenizer.load(tokenizer)
+    description = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
     column = pa.array(texts)
     made: dict[str, Any] = {}
 
     def ours() -> None:
-        made["snaketune"] = FastEncoder(chat).encode(column)
+        encoder = FastEncoder(description)
+        made["snaketune"] = [encoder.encode(column[at : at + 4096]) for at in range(0, len(column), 4096)]
 
     def theirs() -> None:
         made["sentencepiece"] = processor.encode(texts, num_threads=1)
 
     seconds = in_turn(rounds, snaketune=ours, sentencepiece=theirs)
-    values, offsets = made["snaketune"]
-    differ = sum(
-        values[a:b].tolist() != ids for a, b, ids in zip(offsets, offsets[1:], made["sentencepiece"], strict=True)
-    )
+    found = [ids[a:b].tolist() for ids, offsets in made["snaketune"] for a, b in pairwise(offsets)]
+    differ = sum(a != b for a, b in zip(found, made["sentencepiece"], strict=True))
     size = sum(len(text.encode()) for text in texts) / 1e6
     rate = {name: size / statistics.median(some) for name, some in seconds.items()}
     return compared(seconds, megabytes=size, texts=len(texts), texts_that_differ=differ, megabytes_per_s=rate)
@@ -180,15 +178,17 @@ def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 20) -> di
 def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dict[str, Any]:
     """Shuffled batches of 8 rows as tensors."""
     import torch
-    from datasets import Dataset, concatenate_datasets
+    from datasets import Dataset, load_from_disk
     from torch.utils.data import DataLoader
 
     manifest = chain(folder / "rows", repeated(data, folder, 60), made_tokenizer(folder, [data / n for n in FILES]))
     artifact = read_artifact(manifest, "shards")
     rows = PackedRows(artifact, "train")
     columns = ["input_ids", "labels"]
-    files = [str(path) for path in artifact.files("train-")]
-    dataset = concatenate_datasets([Dataset.from_file(file) for file in files]).select_columns(columns)
+    # The same rows in the file format of `datasets`, mapped as it maps its own.
+    table = pa.concat_tables([read_table(path).select(columns) for path in artifact.files("train-")])
+    Dataset(table).save_to_disk(folder / "dataset")
+    dataset = load_from_disk(folder / "dataset")
     loader = DataLoader(dataset.with_format("torch"), batch_size=8, shuffle=True)
 
     def read(source: Any) -> None:

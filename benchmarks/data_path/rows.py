@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from snaketune.artifacts.code import code_digest
 from snaketune.artifacts.manifest import Artifact, describe_files
@@ -13,6 +14,8 @@ from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import TokenizerSpec
 from snaketune.stages import STAGES, run
+from snaketune.tokenization.ragged import Sequences
+from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter, of_conversations
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("gsm8k/train.jsonl", "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")
@@ -28,22 +31,20 @@ def lognormal(sequences: int) -> np.ndarray:
 
 def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
     """A tokenized corpus of random ids, the second half of each sequence learned."""
-    from snaketune.tokenization.tokens import TokenWriter
-
     generator = np.random.default_rng(1)
     work = WorkFolder(folder)
     work.start()
-    starts = np.maximum(lengths // 2, 1)
-    with TokenWriter(work.payload, "train") as writer:
-        for first in range(0, len(lengths), 4096):
-            some, start = lengths[first : first + 4096], starts[first : first + 4096]
-            writer.write_conversations(
-                [f"{first + i:016x}" for i in range(len(some))],
-                generator.integers(0, 32000, int(some.sum()), dtype=np.int32),
-                some,
-                np.stack([start, some], axis=1),
-            )
-    TokenWriter(work.payload, "held_out").close()
+    for split, some in (("train", lengths), ("held_out", lengths[:0])):
+        with TokenWriter(work.payload, split) as writer:
+            for first in range(0, len(some), ROWS_PER_BATCH):
+                own = some[first : first + ROWS_PER_BATCH].astype(np.int64)
+                offsets = np.concatenate([[0], np.cumsum(own)])
+                place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], own)
+                learned = place >= np.repeat(np.maximum(own // 2, 1), own)
+                ids = generator.integers(0, 32000, int(offsets[-1]), dtype=np.int32)
+                names = pa.array([f"{first + i:016x}" for i in range(len(own))])
+                sequences = Sequences(ids, offsets, learned, np.zeros(len(ids), bool))
+                writer.write(of_conversations(names, sequences, np.zeros(len(own), bool)))
     nothing = {"rows": 0, "tokens": 0}
     counts = {"train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}, "held_out": nothing}
     manifest = {"counts": counts, "pad_id": 0, "payload": describe_files(work.payload), "records": {}}

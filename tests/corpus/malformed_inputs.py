@@ -213,13 +213,13 @@ def _table(suffix: str) -> bytes:
     return sink.getvalue()
 
 
-def damaged_files() -> list[Input]:
-    """Files that end the reading, by whatever is wrong with them."""
+def whole_files() -> list[Input]:
+    """Sound files of every format, to be damaged."""
     row, *_ = SOUND["prompt-response"]
     rows = [row | {"n": i} for i in range(200)]
     lines = b"".join(map(line, rows))
     csv = b"prompt,response\n" + b"".join(b'"q, %d",x\n' % i for i in range(200))
-    whole = {
+    contents = {
         "jsonl.gz": gzip.compress(lines, mtime=0),
         "jsonl.zst": pa.Codec("zstd").compress(lines, asbytes=True),
         "csv.gz": gzip.compress(csv, mtime=0),
@@ -229,6 +229,12 @@ def damaged_files() -> list[Input]:
         "parquet": _table("parquet"),
         "arrow": _table("arrow"),
     }
+    return [Input(f"whole.{suffix}", content, ()) for suffix, content in contents.items()]
+
+
+def damaged_files() -> list[Input]:
+    """Files that end the reading, by whatever is wrong with them."""
+    whole = {given.name.removeprefix("whole."): given.content for given in whole_files()}
     cut = [
         Input(f"half.{suffix}", content[: int(len(content) * share)], None)
         for suffix, content in whole.items()

@@ -219,6 +219,15 @@ def test_fields_with_labels_alone_add_to_the_layout():
     assert (row.messages, row.answer, row.task) == (turns("U hi", "A x #### 7"), "7", "sums")
 
 
+def test_a_null_label_is_none():
+    raw = {"q": "hi", "a": "x", "gold": None, "who": None}
+    row = read(raw, prompt="q", response="a", answer="gold", system="who", task="gold")[1]
+    assert (row.messages, row.answer, row.task) == (turns("U hi", "A x"), None, None)
+    row = read({"prompt": "hi", "response": "x", "gold": None}, answer="gold", system="gold")[1]
+    assert (row.messages, row.answer) == (turns("U hi", "A x"), None)
+    assert read({"question": "hi", "response": None, "answer": "x"})[1].answer is None
+
+
 @pytest.mark.parametrize(
     "value, text", [(51.0, "51"), (-0.5, "-0.5"), (3, "3"), (1e300, "1e+300"), (False, "false"), ("5.0", "5.0")]
 )

@@ -1,12 +1,26 @@
 """Whatever is wrong with an input ends as a row with a reason, or as an error that names the file. There is no third way."""
 
 import json
+import os
+import random
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from malformed_inputs import INPUTS, SOUND, Input, damaged_csv, damaged_files, damaged_lines, wrong_trees, wrong_turns
+from malformed_inputs import (
+    INPUTS,
+    SOUND,
+    Input,
+    damaged_csv,
+    damaged_files,
+    damaged_lines,
+    whole_files,
+    wrong_trees,
+    wrong_turns,
+)
+from row_spelling import CONVERSATIONS
 
 from snaketune.__main__ import main
 from snaketune.config.corpora import Source
@@ -77,6 +91,22 @@ def test_what_the_damage_is_done_to_was_sound(tmp_path, layout):
     assert raw.found == row
 
 
+WHOLE = [given for given in whole_files() for _ in range(12)]
+
+
+@pytest.mark.parametrize("seed, given", enumerate(WHOLE), ids=[f"{i}-{given.name}" for i, given in enumerate(WHOLE)])
+def test_bytes_gone_wrong_anywhere(tmp_path, seed, given):
+    drawn = random.Random(seed)
+    content = bytearray(given.content)
+    for _ in range(drawn.choice((1, 3, 20))):
+        content[drawn.randrange(len(content))] = drawn.randrange(256)
+    # Where nothing guards against it, a changed byte may be just another text.
+    with suppress(SnaketuneError):
+        for raw, row in outcomes(given._replace(content=bytes(content)), tmp_path):
+            assert raw.number >= 1
+            assert row.reason if isinstance(row, Malformed | Dropped) else row.kind == CONVERSATIONS
+
+
 SAMPLE = [*damaged_files()[::3], *damaged_lines()[1::9], *damaged_csv()[::3], *wrong_turns()[::12], *wrong_trees()[:2]]
 
 
@@ -102,3 +132,16 @@ def test_the_command_line_makes_nothing_by_halves(tmp_path, monkeypatch, capsys,
         assert manifest["counts"]["quarantined"]["total"] == len(quarantine) > 0
         assert all(bad["file"] == str(path) and bad["reason"] and bad.get("line", bad.get("row")) for bad in quarantine)
         assert manifest["counts"]["kept"]["train"] > 0
+
+
+@pytest.mark.parametrize("what", ["missing", "folder", "pipe"])
+def test_the_command_line_without_a_file(tmp_path, monkeypatch, capsys, what):
+    monkeypatch.chdir(tmp_path)
+    path = Path("rows.jsonl")
+    if what == "folder":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    spec = {"kind": CONVERSATIONS, "sources": [{"files": [str(path)]}]}
+    assert main(["corpus", "--spec", json.dumps(spec), "--code", "0", "--out", "out", "--files", str(path)]) == 1
+    assert "rows.jsonl" in capsys.readouterr().err and not Path("out").exists()

@@ -277,6 +277,25 @@ def test_offsets_that_point_nowhere_are_not_followed(tmp_path):
         read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
 
 
+def test_a_text_that_is_none_hides_no_offset_that_points_nowhere(tmp_path):
+    """Two faults in one table: the harmless one mustn't keep the other from being found."""
+    offsets = pa.py_buffer(np.array([0, 6, 2, 8], np.int32).tobytes())
+    texts = [
+        pa.Array.from_buffers(pa.string(), 3, pa.array([b"\xff", b"fine", b"x"], pa.binary()).buffers()),
+        pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdefgh")]),
+    ]
+    turns = pa.StructArray.from_arrays(texts, ["role", "content"])
+    write_table(tmp_path / "made.arrow", pa.table({"turn": turns}))
+    with pytest.raises(SnaketuneError, match=r"a\.arrow can't be read"):
+        read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())
+
+
+def test_a_column_whose_name_is_no_text(tmp_path):
+    content = table(tmp_path / "made.arrow").replace(b"response", b"respon\xffe")
+    with pytest.raises(SnaketuneError, match=r"a\.arrow can't be read"):
+        read(tmp_path, "a.arrow", content)
+
+
 def test_a_table_with_a_column_twice_names_the_file(tmp_path):
     twice = pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["prompt", "prompt"])
     write_table(tmp_path / "made.arrow", twice)

@@ -101,6 +101,13 @@ def test_overflow_raise_names_the_conversation(pack, tokenizer):
         pack("sft", rows_of("chat", 20), length=32, overflow="raise")
 
 
+def test_a_split_of_which_nothing_can_be_packed_is_refused_with_the_reasons(pack):
+    with pytest.raises(
+        SnaketuneError, match=r"no train row of 15 can be packed into 8 tokens: {'longer_than_row': 15}"
+    ):
+        pack("sft", rows_of("chat", 20), length=8)
+
+
 def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     rows = rows_of("preferences", 40)
     packed = pack("preference", rows)

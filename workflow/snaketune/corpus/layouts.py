@@ -62,13 +62,13 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     dialogues: dict[tuple[str, ...], str] = {}
     waiting: dict[str, list[tuple[RawRow, Raw]]] = {"unpaired": [], "message-tree": []}
 
-    def finished(row: Row | Malformed | Dropped | None, present: Raw, layout: str) -> Row | Malformed | Dropped | None:
+    def finished(row: Row | Malformed | Dropped | None, found: Raw, layout: str) -> Row | Malformed | Dropped | None:
         if row is None or isinstance(row, Exception):
             return row
         try:
-            if layout != "fields" and (labelled or not LABELS.isdisjoint(present)):
-                is_response = layout == "prompt-response" and prompt_and_response(tuple(present))[1] == "answer"
-                take_along(present, row, fields, but_answer=is_response)
+            if layout != "fields" and (labelled or not LABELS.isdisjoint(found)):
+                columns = prompt_and_response(tuple(_present(found))) if layout == "prompt-response" else None
+                take_along(found, row, fields, but_answer=columns is not None and columns[1] == "answer")
             if repair:
                 mend(row, repair)
             check(row)
@@ -81,14 +81,12 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
         try:
             if isinstance(found, Malformed):
                 raise found
-            present = found
-            if None in found.values():
-                present = {column: value for column, value in found.items() if value is not None}
             if fields.prompt:
                 layout = "fields"
-                check_kind("prompt-response" if fields.response else "pairs", kind, present)
-                rows = (mapped(present, fields, speakers),)
+                check_kind("prompt-response" if fields.response else "pairs", kind, found)
+                rows = (mapped(found, fields, speakers),)
             else:
+                present = _present(found)
                 if layout == "auto":
                     layout = recognise(present, speakers, dialogues)
                 check_kind(layout, kind, present)
@@ -100,12 +98,17 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
             yield Made(raw, layout, why)
             continue
         for row in rows:
-            yield Made(raw, layout, finished(row, present, layout))
+            yield Made(raw, layout, finished(row, found, layout))
     for layout, held in waiting.items():
         contents = [present for _, present in held]
         made = paired(contents, speakers) if layout == "unpaired" else rows_of_messages(contents, kind, speakers)
-        for (raw, present), row in zip(held, made):
-            yield Made(raw, layout, finished(row, present, layout))
+        for (raw, _), row in zip(held, made):
+            yield Made(raw, layout, finished(row, raw.found, layout))
+
+
+def _present(found: Raw) -> Raw:
+    """The columns that aren't null."""
+    return {column: value for column, value in found.items() if value is not None} if None in found.values() else found
 
 
 def _rows(

@@ -52,7 +52,8 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
             if read["rows"] and not len(pieces):
                 raise SnaketuneError(
                     f"no {split} row of {read['rows']} can be packed into {lengths[-1]} tokens: "
-                    f"{dict(losses.dropped_rows)}; raise packing.length, or set packing.overflow to truncate or split"
+                    f"{dict(losses.dropped_rows)}. Where nothing is learned, check what the chat template marks; where "
+                    "rows are longer, raise packing.length, or set packing.overflow to truncate or split"
                 )
             pieces, plan, saved = _planned(spec, lengths, pieces, parts.index(split).to_batches(), losses)
             counts[split] = _counts(read, pieces, losses, saved)

@@ -5,13 +5,15 @@ Each number is taken from the corpus' manifest; whether they add up is checked h
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from snaketune.config.corpora import PersonalData
 from snaketune.report.findings import Findings, Result
 from snaketune.report.sums import unequal
 from snaketune.report.text import clean
 
 REPAIRED = "repaired_"
+PERSONAL_DATA = get_args(PersonalData)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,8 @@ class CorpusFlow:
 
     Attributes:
         repairs: rows changed, by repair.
-        cleaned: rows changed by a step of the cleaning, and pieces of personal data masked, by kind.
+        cleaned: rows changed, by step of the cleaning.
+        masked: pieces of personal data replaced, by kind.
         near_duplicates, contamination: what was found, where it was looked for.
         characters: rows by length, if the manifest has them.
     """
@@ -74,6 +77,7 @@ class CorpusFlow:
     notes: dict[str, int]
     repairs: dict[str, int]
     cleaned: dict[str, int]
+    masked: dict[str, int]
     sources: list[SourceFlow]
     near_duplicates: dict[str, int] | None
     contamination: dict[str, Any] | None
@@ -106,6 +110,7 @@ def _corpus_flow(result: Result) -> CorpusFlow:
     quarantined = dict(counts["quarantined"])
     total = quarantined.pop("total")
     kept = {split: counts["kept"][split] for split in ("train", "held_out")}
+    cleaned = counts.get("cleaned", {})
     notes = {note: n for note, n in counts.get("notes", {}).items() if n}
     return CorpusFlow(
         name=result.name,
@@ -115,7 +120,8 @@ def _corpus_flow(result: Result) -> CorpusFlow:
         kept=kept,
         notes={note: n for note, n in notes.items() if not note.startswith(REPAIRED)},
         repairs={note.removeprefix(REPAIRED): n for note, n in notes.items() if note.startswith(REPAIRED)},
-        cleaned=counts.get("cleaned", {}),
+        cleaned={step: n for step, n in cleaned.items() if step not in PERSONAL_DATA},
+        masked={kind: n for kind, n in cleaned.items() if kind in PERSONAL_DATA},
         sources=[
             SourceFlow(
                 name=_origin(source),

@@ -26,7 +26,8 @@ def _corpus_rows(findings: Findings) -> list[dict[str, Any]]:
             rows += [of | row for row in _row_counts(source.rows, None)]
             rows.append(of | {"what": "kept", "rows": source.rows.kept})
             rows += [of | {"what": "layout", "reason": layout, "rows": n} for layout, n in source.layouts.items()]
-        for what, counts in (("noted", flow.notes), ("repaired", flow.repairs), ("cleaned", flow.cleaned)):
+        changes = {"noted": flow.notes, "repaired": flow.repairs, "cleaned": flow.cleaned, "masked": flow.masked}
+        for what, counts in changes.items():
             rows += [name | {"what": what, "reason": reason, "rows": n} for reason, n in counts.items()]
         if near := flow.near_duplicates:
             rows += [name | {"what": f"near duplicates: {key}", "rows": near[key]} for key in ("groups", "largest")]

@@ -11,13 +11,13 @@ from snaketune.report.distributions import Distribution, Histogram, distribution
 from snaketune.report.drawing import COLOURS, Chart, Panel, message
 from snaketune.report.findings import Findings
 from snaketune.report.flow import PackFlow, pack_flow
-from snaketune.report.text import percent, short, whole
+from snaketune.report.text import percent, whole
 
 DATA, BAD, MUTED, SURFACE = (COLOURS[name][0] for name in ("data", "bad", "muted", "surface"))
 NOTHING_PACKED = "No rows are packed; the trainer pads each batch."
 # From this share of the axis on, a mark's text stands to its left.
 RIGHT = 0.6
-CHARACTER_TICKS = 8
+CHARACTER_TICKS = 7
 
 Packed = list[tuple[PackFlow, Distribution]]
 
@@ -56,7 +56,7 @@ def _characters_panel(flow: CorpusFlow) -> Panel:
         step = -(-(len(places) + 1) // CHARACTER_TICKS)
         ticks = np.arange(first, last + 2, step)
         # The left edge of bar i is the bound of the bar before it.
-        ax.set_xticks(ticks, [short(bounds[tick - 1]) if tick else "0" for tick in ticks])
+        ax.set_xticks(ticks, [whole(bounds[tick - 1]) if tick else "0" for tick in ticks])
         ax.set(xlabel="characters, each bar twice as wide as the one before", ylabel="rows")
         _whole_numbers(ax)
 
@@ -76,7 +76,10 @@ def _lengths_panel(flow: PackFlow, found: Distribution) -> Panel:
         right = tokens.edges[-1]
         if right >= flow.length or too_long:
             right = flow.length
-            ax.axvline(flow.length, color=BAD, linewidth=1.0)
+        for length in flow.lengths or [flow.length]:
+            if length <= right:
+                ax.axvline(length, color=BAD, linewidth=1.0)
+        if right == flow.length:
             ax.annotate(
                 "row's end", (flow.length, 0.92), (-3, 0), xycoords=("data", "axes fraction"),
                 textcoords="offset points", ha="right", fontsize=8, color=BAD,

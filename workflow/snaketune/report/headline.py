@@ -101,7 +101,7 @@ def _packing_card(findings: Findings) -> Card | None:
     if not packs:
         return None
     tokens, capacity = (sum(values) for values in zip(*((flow.train.tokens, flow.train.capacity) for flow in packs)))
-    alone = sum(flow.train.kept * flow.length for flow in packs)
+    alone = sum(flow.train.pieces * flow.length for flow in packs)
     note = f"of all train rows is tokens; one document per row would be {percent(tokens / alone)}"
     return Card(title="Packing efficiency", value=percent(tokens / capacity), note=note)
 

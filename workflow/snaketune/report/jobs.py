@@ -11,7 +11,7 @@ SOURCE_CHARACTERS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
-    """One job: how long, on what, and what is worth knowing of it; `share` is of the longest job's time."""
+    """One job, or the parts of one result: how long, on what, what is worth knowing; `share` is of the longest time."""
 
     stage: str
     name: str
@@ -34,18 +34,25 @@ class TokenizerRow:
 
 
 def job_rows(findings: Findings) -> list[JobRow]:
-    """In the order of the stages."""
-    longest = max((result.run.get("seconds") or 0.0 for result in findings.results), default=0.0)
+    """In the order of the stages; the parts of one result together."""
+    jobs: dict[tuple[str, str], list[Result]] = {}
+    for result in findings.results:
+        jobs.setdefault((result.stage, result.whole), []).append(result)
+    seconds = {
+        job: sum(known) if (known := [p.run["seconds"] for p in parts if p.run.get("seconds") is not None]) else None
+        for job, parts in jobs.items()
+    }
+    longest = max((spent or 0.0 for spent in seconds.values()), default=0.0)
     return [
         JobRow(
-            stage=result.stage,
-            name=result.name,
-            seconds=duration(result.run.get("seconds")),
-            share=(result.run.get("seconds") or 0.0) / longest if longest else 0.0,
-            device=str(result.run.get("device", "")),
-            facts=", ".join(_facts(result)),
+            stage=job[0],
+            name=job[1],
+            seconds=duration(seconds[job]),
+            share=(seconds[job] or 0.0) / longest if longest else 0.0,
+            device=str(parts[0].run.get("device", "")),
+            facts=", ".join(([f"{len(parts):,} parts"] if len(parts) > 1 else []) + _facts(parts[0])),
         )
-        for result in findings.results
+        for job, parts in jobs.items()
     ]
 
 

@@ -18,12 +18,19 @@ def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:
     """The same for the stages that results are there of.
 
     >>> list(pages_for({"corpus"}))
-    ['index.html', 'data.csv']
+    ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
     """
     pages = {"index.html": ("Overview", "overview"), "data.csv": ("Data", "data")}
+    if "corpus" in stages:
+        pages |= {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}
     if "pack" in stages:
         # How long a document is in tokens is known once it is packed.
-        pages |= {"lengths.svg": ("Data", "lengths"), "packing.svg": ("Data", "packing")}
+        pages |= {
+            "packing.html": ("Data", "rows"),
+            "lengths.svg": ("Data", "lengths"),
+            "packing.svg": ("Data", "packing"),
+            "learned.svg": ("Data", "learned"),
+        }
     if "sft" in stages:
         pages["sft.svg"] = ("Training", "sft")
     if "dpo" in stages:

@@ -1,7 +1,7 @@
 """The `report` stage: everything that ran, as a page, and as figures and tables for Snakemake's own report.
 
-Reads manifests, run.json files and the small payloads (scores, responses, places of documents); no weights, no torch. A
-report of a few hundred thousand conversations takes some seconds, most of them matplotlib's.
+Reads manifests, run.json files and the small payloads (scores, responses, places of documents, first lines of records); no
+weights, no torch. A report of a few hundred thousand conversations takes some seconds, most of them matplotlib's.
 """
 
 import csv
@@ -14,11 +14,12 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import ReportSpec
-from snaketune.report import flow, scores
-from snaketune.report.drawing import Chart, Style, model_styles, svg_file
-from snaketune.report.figures import dpo_chart, lengths_chart, packing_chart, sft_chart
+from snaketune.report import data_csv, scores
+from snaketune.report.data_figures import data_charts
+from snaketune.report.drawing import Chart, model_styles, svg_file
+from snaketune.report.figures import dpo_chart, sft_chart
 from snaketune.report.findings import Findings
-from snaketune.report.html import page, samples_page
+from snaketune.report.html import Pages
 from snaketune.report.pages import pages_for
 
 
@@ -32,42 +33,41 @@ def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: li
         SnaketuneError: a manifest or payload that can't be read.
     """
     findings = Findings(manifests, runs)
-    styles = model_styles(findings.models)
     wanted = pages_for(findings.stages)
-    charts = {Path(name).stem: _chart(Path(name).stem, findings, styles) for name in wanted if name.endswith(".svg")}
+    charts = _charts(findings)
+    pages = Pages(spec, findings, charts)
     for name in wanted:
         path = work.payload / name
-        match name:
-            case "index.html":
-                _write(path, page(spec, findings, charts, styles))
-            case "samples.html":
-                _write(path, samples_page(spec, findings, styles))
-            case "data.csv":
-                _write(path, _csv(flow.CSV_COLUMNS, flow.csv_rows(findings)))
-            case "evaluation.csv":
-                _write(path, _csv(*scores.csv_rows(findings)))
-            case "evaluation.json":
+        match path.suffix:
+            case ".html":
+                _write(path, pages.render(path.stem))
+            case ".svg":
+                _write(path, svg_file(charts[path.stem]))
+            case ".json":
                 write_json(path, scores.as_json(findings))
             case _:
-                _write(path, svg_file(charts[path.stem]))
+                _write(path, _csv(*_table(path.stem, findings)))
     return Outcome(
         counts={"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}},
         libraries=("matplotlib", "jinja2"),
     )
 
 
-def _chart(name: str, findings: Findings, styles: dict[str, Style]) -> Chart:
-    match name:
-        case "lengths":
-            return lengths_chart(findings)
-        case "packing":
-            return packing_chart(findings)
-        case "sft":
-            return sft_chart(findings, styles)
-        case "dpo":
-            return dpo_chart(findings, styles)
-        case _:
-            return scores.evaluation_chart(findings, styles)
+def _charts(findings: Findings) -> dict[str, Chart]:
+    """By name of their file."""
+    styles = model_styles(findings.models)
+    charts = data_charts(findings)
+    if findings.of("sft"):
+        charts["sft"] = sft_chart(findings, styles)
+    if findings.of("dpo"):
+        charts["dpo"] = dpo_chart(findings, styles)
+    if findings.of("eval"):
+        charts["evaluation"] = scores.evaluation_chart(findings, styles)
+    return charts
+
+
+def _table(name: str, findings: Findings) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    return (data_csv.COLUMNS, data_csv.csv_rows(findings)) if name == "data" else scores.csv_rows(findings)
 
 
 def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:

@@ -21,7 +21,6 @@ from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import TokenizeSpec
-from snaketune.errors import SnaketuneError
 from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.columns import Slow, Turns, conversations, either, pairs
@@ -38,7 +37,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     """Fill the payload with the files of `tokens`.
 
     Raises:
-        SnaketuneError: of none of the part's rows anything is learned; the template refuses a row.
+        SnaketuneError: the template refuses a row.
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -50,12 +49,6 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
         print(f"the fast way differs, so that all is made anew by the slow one: {difference}", flush=True)
         encoder = _Encoder(spec, chat, slow_because=str(difference))
         counts, samples = _write(spec, work, tables, encoder)
-    rows, learned = (sum(own[key] for own in counts.values()) for key in ("rows", "supervised_tokens"))
-    if rows and not learned:
-        raise SnaketuneError(
-            f"{corpus.manifest_path}: of {rows} rows nothing is learned: no token of them is supervised; check what the "
-            "chat template marks, or whether the rows have answers"
-        )
     for sample in samples:
         print("what is learned, in brackets: " + "".join(f"⟦{t}⟧" if own else t for t, own in sample), flush=True)
     return Outcome(
