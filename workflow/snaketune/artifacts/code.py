@@ -31,7 +31,7 @@ SHAPELESS = {
 def code_digest(entry: str) -> str:
     """Digest (16 hex digits) of all code that shapes the result of the stage whose module is `entry`.
 
-    >>> code_digest("snaketune.corpus.stage") == code_digest("snaketune.packing.stage")
+    >>> code_digest("snaketune.corpus.stage") == code_digest("snaketune.packing.plan_rows")
     False
     """
     parts = [f"{module} {_syntax(module)[0]}" for module in sorted(shaping_modules(entry))]
