@@ -5,244 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
+from invented_data import LENGTH, DataResults, bad, hit
 
-from snaketune.artifacts.manifest import content_digest, describe_files, write_json
+from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.tables import write_table
 from snaketune.artifacts.work import WorkFolder
-from snaketune.config.plan import PAYLOADS
 from snaketune.config.specs import ReportSpec
 from snaketune.report.stage import build
 
-LENGTH = 128
 
-
-class Results:
-    """Writes results below a folder; every method returns the content digest by which others name it as an input."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.random = np.random.default_rng(0)
-        self.built = 0
-
-    def add(
-        self,
-        stage: str,
-        name: str,
-        *,
-        spec: dict[str, Any] | None = None,
-        counts: dict[str, Any] | None = None,
-        inputs: dict[str, list[str]] | None = None,
-        run: dict[str, Any] | None = None,
-        **about: Any,
-    ) -> str:
-        folder = self.folder / "results" / stage / name
-        payload = folder / PAYLOADS[stage]
-        payload.mkdir(parents=True, exist_ok=True)
-        (payload / "only.txt").write_text(f"{stage} {name}")
-        files = describe_files(payload)
-        records = {file: files.pop(file) for file in sorted(files) if file.endswith(".jsonl") and stage == "corpus"}
-        manifest = {
-            **about,
-            "stage": stage,
-            "fingerprint": f"{stage}-{name}",
-            "spec": spec or {},
-            "code": "0",
-            "inputs": inputs or {},
-            "counts": counts or {},
-            "payload": files,
-            "records": records,
-            "versions": {"pyarrow": "26.0.1", "flash-attn": None},
-        }
-        write_json(folder / "manifest.json", manifest)
-        if run is not None:
-            write_json(folder / "run.json", {"seconds": 1.0, "python": "3.11.7", "host": "somewhere"} | run)
-        return content_digest(manifest)
-
-    def payload(self, stage: str, name: str, file: str) -> Path:
-        path = self.folder / "results" / stage / name / PAYLOADS[stage] / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def corpus(
-        self,
-        name: str,
-        *,
-        train: int = 60,
-        held_out: int = 20,
-        kind: str = "conversations",
-        records: dict[str, list[Any]] | None = None,
-        contamination: dict[str, Any] | None = None,
-        dropped: dict[str, int] | None = None,
-        **counts: Any,
-    ) -> str:
-        """Args: records: by file name, their lines; counts: what else the manifest counts, or in place of what it would."""
-        quarantined, dropped = counts.pop("quarantined", {}), {"duplicate": 0} | (dropped or {})
-        bad = sum(quarantined.values())
-        flows = {key: counts.pop(key, 0) for key in ("extra", "joined", "repeated")}
-        gone = bad + sum(dropped.values()) + flows["joined"] - flows["extra"] - flows["repeated"]
-        rows = {"read": counts.pop("read", train + held_out + gone), **flows, "dropped": dropped}
-        source = rows | {"quarantined": bad, "kept": train + held_out, "layouts": {"messages": train + held_out}}
-        counts = rows | {
-            "quarantined": {"total": bad, **quarantined},
-            "kept": {"train": train, "held_out": held_out},
-            "notes": {},
-            "sources": [source | {"files": [f"{name}.jsonl"]}],
-            "cleaned": {},
-            "characters": {"bounds": [1, 2, 4, 8], "rows": [0, 0, held_out, train]},
-        } | counts
-        for file, lines in (records or {}).items():
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            self.payload("corpus", name, file).write_text(text, encoding="utf-8")
-        about = {"contamination": contamination} if contamination else {}
-        return self.add("corpus", name, spec={"kind": kind}, counts=counts, run={}, **about)
-
-    def tokenizer(self, name: str = "demo", *, adopt: str | None = None, samples: list[Any] | None = None) -> str:
-        special = [{"content": token, "special": True} for token in ("<s>", "</s>")]
-        write_json(self.payload("tokenizer", name, "tokenizer.json"), {"added_tokens": special})
-        if adopt:
-            spec = {"adopt": adopt, "revision": None, "model": None}
-            return self.add("tokenizer", name, spec=spec, vocab_size=50000, samples=samples or [], run={})
-        return self.add(
-            "tokenizer",
-            name,
-            spec={"adopt": None, "revision": None, "model": "bpe"},
-            counts={"texts": 10, "bytes": 2000, "reserved_characters_left_out": 0},
-            vocab_size=1024,
-            parity={"texts": 10},
-            samples=samples or [{"tokens": 9, "supervised": 3, "learned": ["Answer: 5<|im_end|>"]}],
-            run={},
-        )
-
-    def tokenize(
-        self,
-        name: str,
-        corpus: str,
-        tokenizer: str,
-        *,
-        kind: str = "sft",
-        train: int = 60,
-        held_out: int = 20,
-        tokens: dict[str, int] | None = None,
-        parts: int = 1,
-        ways: tuple[tuple[str, str], ...] = (("fast", ""),),
-        samples: list[Any] | None = None,
-    ) -> list[str]:
-        """Args: tokens: by split; ways: path and reason of the parts, in turn."""
-        contents = []
-        for part in range(1, parts + 1):
-            counts = {}
-            for split, rows in (("train", train), ("held_out", held_out)):
-                # Parts of what can't be divided: the first has the rest.
-                shares = [_part(number, part, parts) for number in (rows, (tokens or {}).get(split, 30 * rows))]
-                own = {"rows": shares[0], "tokens": shares[1], "supervised_tokens": shares[1] // 3}
-                counts[split] = own | {"control_text": 0, "nothing_learned": 0}
-            way = ways[(part - 1) % len(ways)]
-            about = {"kind": kind, "train_on": "assistant", "pad_id": 0, "path": way[0], "why": way[1]}
-            shown = samples or [[["<s>Hi", False], ["Yes</s>", True]]]
-            content = self.add(
-                "tokenize",
-                f"{name}/{part}-of-{parts}",
-                spec={"kind": kind, "train_on": "assistant", "part": part, "parts": parts},
-                counts=counts,
-                inputs={"corpus": [corpus], "tokenizer": [tokenizer]},
-                run={},
-                parity_rows=rows if way[0] == "fast" else 0,
-                rows_by_reference=0,
-                samples=shown if part == 1 else [],
-                **about,
-            )
-            contents.append(content)
-        return contents
-
-    def pack(
-        self,
-        name: str,
-        corpus: str,
-        tokenizer: str,
-        *,
-        kind: str = "sft",
-        train: int = 60,
-        held_out: int = 20,
-        long: int = 0,
-        cut: int = 0,
-        shared: int = 0,
-        lengths: tuple[int, ...] = (LENGTH,),
-        raw: bool = False,
-        tokenized: dict[str, Any] | None = None,
-        **counted: Any,
-    ) -> str:
-        """Tokenized, planned, written and packed rows.
-
-        Args:
-            long, cut: train rows that are dropped and truncated, 200 and 10 tokens each.
-            shared: prompt tokens that train pairs share.
-            tokenized: more about the tokenized parts.
-            counted: what packing counted of the train split, in place of what it would.
-        """
-        tables, counts, about, tokens = [], {}, {}, {}
-        written = 0
-        for split, documents, dropped in (("train", train - long, long), ("held_out", held_out, 0)):
-            own = np.clip(self.random.lognormal(3.3, 0.5, documents), 5, lengths[-1]).astype(np.int32)
-            row, rows_by_length = _rows(own, lengths)
-            columns = {"split": [split] * documents, "row": row, "tokens": own, "supervised": own // 3}
-            tables.append(pa.table(columns))
-            is_train = split == "train"
-            counts[split] = {
-                "read": documents + dropped,
-                "read_tokens": int(own.sum()) + 200 * dropped + is_train * (10 * cut + shared),
-                "kept": documents,
-                "pieces": documents,
-                "tokens": int(own.sum()),
-                "supervised_tokens": int((own // 3).sum()),
-                "dropped": {"longer_than_row": dropped} if dropped else {},
-                "dropped_tokens": {"longer_than_row": dropped * 200} if dropped else {},
-                "truncated": {"rows": cut * is_train, "tokens": 10 * cut * is_train},
-                "split": {"rows": 0, "pieces": 0},
-                "shared_prompt_tokens": shared * is_train,
-            }
-            tokens[split] = counts[split]["read_tokens"]
-            rows = sum(rows_by_length.values())
-            written += documents if raw else rows
-            key = "packing_metadata" if is_train else "packing_metadata_held_out"
-            about[key] = _metadata(own, rows_by_length, lengths) if not raw else {"enabled": False, "strategy": "none"}
-        counts["train"] |= counted
-        corpus_name = name.partition("-")[0]
-        more = {"tokens": tokens, "train": train, "held_out": held_out} | (tokenized or {})
-        parts = self.tokenize(f"{corpus_name}-tokens-{name[-2:]}", corpus, tokenizer, kind=kind, **more)
-        strategy = "none" if raw else "best-fit-decreasing"
-        facts = {"format_version": "2.0" if raw else "3.0", "kind": kind, "row_length": lengths[-1]} | about
-        length = lengths if len(lengths) > 1 else lengths[0]
-        spec = {"kind": kind, "length": length, "strategy": strategy, "overflow": "drop"}
-        plan = self.add("plan", name, spec=spec, counts=counts, inputs={"tokens": parts}, run={}, **facts)
-        made_of = {"plan": [plan], "tokens": parts, "corpus": [corpus] if raw else []}
-        shards = [
-            self.add(
-                "write",
-                f"{name}/{part}-of-{len(parts)}",
-                spec={"kind": kind, "part": part, "parts": len(parts)},
-                counts={"shards": 1, "rows": _part(written, part, len(parts))},
-                inputs=made_of,
-                run={},
-            )
-            for part in range(1, len(parts) + 1)
-        ]
-        if not raw:
-            write_table(self.payload("pack", name, "documents.arrow"), pa.concat_tables(tables))
-        return self.add(
-            "pack",
-            name,
-            spec=spec | {"train_on": "assistant"},
-            counts=counts,
-            inputs={"plan": [plan], "shards": shards},
-            run={},
-            **facts,
-        )
-
-    def raw_pack(self, name: str, corpus: str, tokenizer: str) -> str:
-        return self.pack(name, corpus, tokenizer, raw=True)
+class Results(DataResults):
+    """Results of every stage, and the report of them."""
 
     def sft(self, name: str, pack: str, tokenizer: str, *, steps: int = 30, trl: bool = False) -> str:
         history = [
@@ -334,7 +107,7 @@ class Results:
         return self.add("eval", name, spec={"samples": samples}, counts={"prompts": len(rows)}, run={"device": "cpu"})
 
     def everything(self) -> None:
-        """A sweep: two corpora of conversations and one of pairs, packed and raw, three SFT and two DPO runs, two evals."""
+        """A sweep: three corpora, packed and raw, rows of one length and two; three SFT and two DPO runs, two evals."""
         chat = self.corpus(
             "chat",
             quarantined={"not_json": 2, "empty_turn": 1},
@@ -385,52 +158,6 @@ class Results:
             runs=sorted(self.folder.glob("results/**/run.json"), reverse=backwards),
         )
         return outcome, work.payload
-
-
-def bad(reason: str, line: int) -> dict[str, Any]:
-    """A line of `quarantine.jsonl`."""
-    return {"file": "chat.jsonl", "line": line, "reason": reason, "detail": f"{reason} here", "excerpt": "{oops"}
-
-
-def hit(line: int, evaluated: str, row: str) -> dict[str, Any]:
-    """A line of `contamination.jsonl`."""
-    words = "seven words that nobody should have learned"
-    place = {"id": f"id{line}", "file": "chat.jsonl", "line": line}
-    return place | {"evaluated": evaluated, "evaluated_row": row, "ngram": words}
-
-
-def _part(number: int, part: int, parts: int) -> int:
-    return number * part // parts - number * (part - 1) // parts
-
-
-def _rows(tokens: np.ndarray, lengths: tuple[int, ...]) -> tuple[np.ndarray, dict[int, int]]:
-    """The row of each document, and how many rows there are of each length, the shorter ones first."""
-    of = np.searchsorted(lengths, tokens)
-    row, first, rows_by_length = np.zeros(len(tokens), np.int32), 0, {}
-    for number, length in enumerate(lengths):
-        used: list[int] = []
-        for place in np.flatnonzero(of == number).tolist():
-            if not used or used[-1] + tokens[place] > length:
-                used.append(0)
-            used[-1] += int(tokens[place])
-            row[place] = first + len(used) - 1
-        rows_by_length[length] = len(used)
-        first += len(used)
-    return row, rows_by_length
-
-
-def _metadata(tokens: np.ndarray, rows_by_length: dict[int, int], lengths: tuple[int, ...]) -> dict[str, Any]:
-    room = sum(length * n for length, n in rows_by_length.items())
-    several = {"rows_by_length": {str(length): n for length, n in rows_by_length.items() if n}}
-    return {
-        "enabled": True,
-        "strategy": "best-fit-decreasing",
-        "rows": sum(rows_by_length.values()),
-        "row_tokens": room,
-        "lower_bound_rows": math.ceil(int(tokens.sum()) / lengths[-1]),
-        "packing_efficiency": round(100 * int(tokens.sum()) / room, 3) if room else 100.0,
-        "supervised_per_row": {"min": 1, "median": 20, "max": 40},
-    } | (several if len(lengths) > 1 else {})
 
 
 def _response(corpus: str, task: str, number: int, correct: bool, text: str) -> dict[str, Any]:

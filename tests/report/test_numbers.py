@@ -4,14 +4,22 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from invented_data import bad
 
+from snaketune.artifacts.tables import read_table
+from snaketune.report.corpus_flow import corpus_flows
+from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
-from snaketune.report.flow import corpus_flows, pack_flows, training_flows
+from snaketune.report.flow import pack_flows, training_flows
 from snaketune.report.headline import cards, lineage
+from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures, wilson
+from snaketune.report.spans import tokenized_rows
 
 
 def findings(results) -> Findings:
@@ -23,28 +31,151 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def source(**counts: int) -> dict[str, Any]:
+    return {"files": ["a"], "quarantined": 0, "dropped": {}, "layouts": {}} | counts
+
+
 def test_rows_add_up_from_reading_to_packing(sweep_pages):
-    rows: Counter[tuple[str, str]] = Counter()
+    rows: Counter[tuple[str, ...]] = Counter()
+    tokens: Counter[tuple[str, ...]] = Counter()
     for line in table(sweep_pages / "data.csv"):
-        if line["stage"] in ("corpus", "pack"):
-            rows[line["stage"], line["name"], line["what"]] += int(line["rows"])
-    for stage, name in {key[:2] for key in rows}:
-        gone = rows[stage, name, "quarantined"] + rows[stage, name, "dropped"]
-        assert rows[stage, name, "read"] == gone + rows[stage, name, "kept"], (stage, name)
-    assert rows["corpus", "chat", "kept"] == rows["pack", "chat-demo-128-aa", "read"]
-    assert rows["corpus", "chat", "quarantined"] == 3
-    assert rows["pack", "chat-demo-128-aa", "dropped"] == 3
+        key = line["stage"], line["name"], line["source"], line["what"]
+        rows[key] += int(line["rows"] or 0)
+        tokens[key] += int(line["tokens"] or 0)
+    for stage, name, source in {key[:3] for key in rows if key[0] in ("corpus", "pack")}:
+        came, went = (
+            sum(rows[stage, name, source, what] for what in parts)
+            for parts in (("read", "extra", "repeated"), ("joined", "quarantined", "dropped", "kept"))
+        )
+        assert came == went, (name, source)
+    for name in {key[1] for key in tokens if key[0] == "pack"}:
+        gone = sum(tokens["pack", name, "", what] for what in ("dropped", "truncated", "shared prompts", "kept"))
+        assert tokens["pack", name, "", "read"] == gone, name
+    assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
+    assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
+    assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
+    assert tokens["pack", "chat-demo-128-aa", "", "truncated"] == 20
+    assert tokens["pack", "pairs-demo-128-cc", "", "shared prompts"] == 50
+    assert rows["tokenize", "chat-tokens-aa", "", "tokenized"] == 80
+    assert rows["corpus", "chat", "", "rows that hit"] == 2
 
 
-def test_counts_that_do_not_add_up_are_called_out(results):
-    corpus = results.corpus("chat", read=1000)
-    results.pack("chat-demo-128-aa", corpus, results.tokenizer(), train=59)
-    found = findings(results)
-    assert not corpus_flows(found)[0].adds_up
-    train, held_out = pack_flows(found)[0].splits
-    assert (train.adds_up, held_out.adds_up) == (False, True)
+@pytest.mark.parametrize(
+    ("counts", "gap"),
+    [
+        ({"read": 1000}, "1,000 rows came in, but 80 went out"),
+        ({"quarantined": {"total": 2, "not_json": 1}}, "2 rows quarantined, but 1 have a reason"),
+        ({"sources": [source(read=79, kept=79)]}, "80 rows kept, but 79 counted by source"),
+        ({"sources": [source(read=80, kept=80, joined=1)]}, "80 rows came in from a, but 81 went out"),
+    ],
+)
+def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
+    results.corpus("chat", **counts)
+    (flow,) = corpus_flows(findings(results))
+    assert gap in flow.gaps
     _, pages = results.report()
-    assert (pages / "index.html").read_text("utf-8").count("add up") == 2
+    for name in ("index.html", "corpus.html"):
+        page = (pages / name).read_text("utf-8")
+        assert "wrong-sum" in page.partition("<body>")[2]
+        assert gap in page
+
+
+@pytest.mark.parametrize(
+    ("packed", "gap"),
+    [
+        ({"train": 59}, "train: 60 rows kept by the corpus, but 59 read by packing"),
+        ({"tokenized": {"train": 58}}, "train: 58 rows tokenized, but 60 read by packing"),
+        ({"kept": 57}, "train: 60 rows read, but 57 packed and dropped"),
+        ({"shared_prompt_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
+    ],
+)
+def test_a_pack_that_does_not_add_up_is_called_out(results, packed, gap):
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), **packed)
+    (flow,) = pack_flows(findings(results))
+    assert any(gap in found for found in flow.gaps)
+    assert flow.splits[1].adds_up
+    _, pages = results.report()
+    for name in ("index.html", "packing.html"):
+        assert "wrong-sum" in (pages / name).read_text("utf-8").partition("<body>")[2]
+
+
+def test_a_shard_or_a_tokenized_part_that_is_missing_is_called_out(results):
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 2})
+    for part in ("tokenize/chat-tokens-aa/2-of-2", "write/chat-demo-128-aa/2-of-2"):
+        (results.folder / "results" / part / "manifest.json").unlink()
+    (flow,) = pack_flows(findings(results))
+    assert "1 of 2 tokenized parts are known" in flow.gaps
+    assert any(gap.endswith("written") for gap in flow.gaps)
+
+
+def test_nothing_is_called_out_where_all_adds_up(sweep, sweep_pages):
+    found = findings(sweep)
+    assert not [gap for flow in (*corpus_flows(found), *pack_flows(found)) for gap in flow.gaps]
+    for name in ("index.html", "corpus.html", "packing.html"):
+        assert "wrong-sum" not in (sweep_pages / name).read_text("utf-8").partition("<body>")[2]
+
+
+def test_parts_of_a_tokenized_corpus_are_one(sweep):
+    chat = next(corpus.flow for corpus in tokenized_rows(findings(sweep)) if corpus.flow.name == "chat-tokens-aa")
+    assert chat.counts["train"]["rows"] == 60
+    assert chat.paths == {("fast", ""): 2, ("reference", "the template trims"): 1}
+    assert (chat.parts, chat.parity_rows) == (3, 40)
+
+
+def test_only_learned_text_is_marked_and_special_tokens_stand_apart(sweep, sweep_pages):
+    samples = [corpus.samples for corpus in tokenized_rows(findings(sweep))]
+    spans = [(span.text, span.learned, span.special) for span in samples[0][0]]
+    assert spans == [("<s>", False, True), ("Hi", False, False), ("Yes", True, False), ("</s>", True, True)]
+    page = (sweep_pages / "packing.html").read_text("utf-8")
+    assert '<span>Hi</span><mark>Yes</mark><mark class="control">&lt;/s&gt;</mark>' in page
+
+
+def test_examples_come_from_the_records(sweep, sweep_pages):
+    chat = next(result for result in findings(sweep).of("corpus") if result.name == "chat")
+    found = records(chat)
+    assert [row.place for row in found.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
+    assert [group.rows for group in found.groups] == [4, 3]
+    assert [(hit.times, hit.evaluated, hit.place) for hit in found.hits] == [(2, "pairs, row 6a", "chat.jsonl:5")]
+    page = (sweep_pages / "corpus.html").read_text("utf-8")
+    for text in ("group 4", "seven words that nobody", "chat.jsonl:12", "drop trailing user", "2 groups of rows"):
+        assert text in page
+
+
+def test_only_the_first_lines_of_a_record_are_read(results):
+    lines = [bad("not_json", line) for line in range(5000)] + [bad("late", 5000)]
+    results.corpus("chat", quarantined={"not_json": 5000, "late": 1}, records={"quarantine.jsonl": lines})
+    found = records(findings(results).of("corpus")[0])
+    assert {reason: len(rows) for reason, rows in found.quarantined.items()} == {"not_json": 3}
+    _, pages = results.report()
+    assert "late" in (pages / "corpus.html").read_text("utf-8")
+
+
+def test_rows_of_a_table_are_named_by_number(results):
+    row = {"file": "a.parquet", "row": 7, "reason": "x", "detail": "y", "excerpt": "z"}
+    results.corpus("chat", quarantined={"x": 1}, records={"quarantine.jsonl": [row]})
+    assert records(findings(results).of("corpus")[0]).quarantined["x"][0].place == "a.parquet, row 7"
+
+
+def test_rows_are_measured_against_their_own_length(results):
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), lengths=(32, 64, 128))
+    (pack,) = findings(results).of("pack")
+    found = distribution(pack)
+    assert found.fill.total == pack.manifest["packing_metadata"]["rows"]
+    assert 0 < found.fill.low <= found.fill.median <= found.fill.high <= 1
+    assert found.tokens.total == found.tokens.counts.sum() == 80
+    assert found.learned.high <= 1 / 3
+    (flow,) = pack_flows(findings(results))
+    assert list(flow.lengths) == [32, 64, 128]
+    assert flow.length == 128
+
+
+def test_lengths_agree_with_numpy(results):
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
+    (pack,) = findings(results).of("pack")
+    tokens = read_table(pack.artifact.file("documents.arrow"))["tokens"].to_numpy()
+    found = distribution(pack)
+    expected = [np.quantile(tokens, share, method="inverted_cdf") for share in (0.5, 0.95)]
+    assert [found.tokens.median, found.most] == expected
 
 
 def test_links_between_results_are_found_by_content(sweep):
@@ -56,6 +187,7 @@ def test_links_between_results_are_found_by_content(sweep):
     }
     flows = {flow.label: flow for flow in training_flows(found)}
     assert flows["sft:small"].tokens == 3000
+    # TRL tokenizes raw rows itself.
     assert flows["sft:raw"].tokens is None
     pairs = next(flow for flow in pack_flows(found) if flow.corpus == "pairs")
     assert flows["dpo:soft"].tokens == pairs.train.tokens

@@ -9,12 +9,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from invented_data import bad, hit
 
 from snaketune.config.load import load
 from snaketune.config.plan import PAYLOADS, Plan
 from snaketune.report.pages import pages_for, pages_of
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7 }} $\\frac{1}{2}$ & \x00\x1b[31m\u202e"
+
+
+HTML = ("index.html", "corpus.html", "packing.html", "samples.html")
 
 
 class Elements(HTMLParser):
@@ -37,6 +41,26 @@ class Elements(HTMLParser):
 
 def names(pages: Path) -> set[str]:
     return {path.name for path in pages.iterdir()}
+
+
+def hostile_corpus(results):
+    """Markup wherever users, files and evaluations can put some."""
+    quarantined = bad(HOSTILE, 1) | {"file": HOSTILE, "detail": HOSTILE, "excerpt": HOSTILE}
+    layouts = {"layouts": {HOSTILE: 80}}
+    found = hit(2, HOSTILE, HOSTILE) | {"ngram": HOSTILE, "file": HOSTILE, "id": HOSTILE}
+    return results.corpus(
+        "chat",
+        quarantined={HOSTILE: 1},
+        near_duplicates={"groups": 1, "largest": 2},
+        contamination={"ngram": 13, "hits": {HOSTILE: 1}},
+        records={
+            "quarantine.jsonl": [quarantined],
+            "duplicates.jsonl": [{"rows": 2, "ids": [HOSTILE], "excerpt": HOSTILE}],
+            "contamination.jsonl": [found],
+        },
+        repeated=1,
+        sources=[{"files": [HOSTILE], "read": 80, "quarantined": 1, "dropped": {HOSTILE: 1}, "kept": 80} | layouts],
+    )
 
 
 def corpora_only(results):
@@ -85,12 +109,17 @@ def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
         "corpora": {"chat": {"kind": "conversations", "sources": [{"files": ["chat.jsonl"]}]}},
         "tokenizers": {"demo": {"train": {"corpora": ["chat"], "model": "bpe", "vocab_size": 400}}},
     }
-    assert list(pages_of(Plan(*load(config)))) == ["index.html", "data.csv"]
+    assert list(pages_of(Plan(*load(config)))) == [
+        "index.html",
+        "data.csv",
+        "corpus.html",
+        "characters.svg",
+    ]
 
 
 def test_every_caption_is_there_and_says_something():
     captions = Path(__file__).parents[2] / "workflow" / "report"
-    promised = {caption for _, caption in pages_for({"pack", "sft", "dpo", "eval"}).values()}
+    promised = {caption for _, caption in pages_for(PAYLOADS).values()}
     assert {path.stem for path in captions.glob("*.rst")} == promised
     assert all(len((captions / f"{name}.rst").read_text("utf-8").split()) > 30 for name in promised)
 
@@ -104,7 +133,8 @@ def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
 
 def test_text_of_models_and_data_stays_text(results):
     tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "learned": [HOSTILE]}])
-    pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    tokenized = {"samples": [[[f"<s>{HOSTILE}", False], [HOSTILE, True]]], "ways": (("reference", HOSTILE),)}
+    pack = results.pack("chat-demo-128-aa", hostile_corpus(results), tokenizer, tokenized=tokenized)
     results.sft("a", pack, tokenizer)
     results.evaluate(
         "main/sft-a",
@@ -112,7 +142,7 @@ def test_text_of_models_and_data_stays_text(results):
         task_names=(HOSTILE.replace("\ud800", ""), "plain"),
     )
     _, pages = results.report(title="<script>", note="a & b <img>")
-    for name in ("index.html", "samples.html"):
+    for name in HTML:
         page = (pages / name).read_text("utf-8")
         elements = Elements(page)
         assert not {"script", "img", "link", "iframe", "object"} & elements.tags
@@ -125,7 +155,7 @@ def test_text_of_models_and_data_stays_text(results):
 
 
 def test_pages_need_nothing_from_outside(sweep_pages):
-    for name in ("index.html", "samples.html"):
+    for name in HTML:
         page = (sweep_pages / name).read_text("utf-8")
         assert not {"script", "link", "img"} & Elements(page).tags
         assert not re.search(r"@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
@@ -178,6 +208,50 @@ def test_one_logged_step_and_very_many(results, steps):
     results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer, steps=steps)
     _, pages = results.report()
     assert (pages / "sft.svg").stat().st_size < 200_000
+
+
+def test_what_was_not_asked_for_is_not_on_the_page(results):
+    results.corpus("plain", characters=None)
+    results.pack("plain-demo-128-aa", results.corpus("chat"), results.tokenizer())
+    _, pages = results.report()
+    corpus = (pages / "corpus.html").read_text("utf-8")
+    for heading in ("Quarantined", "Near duplicates", "Contamination", "What was changed"):
+        assert f">{heading}" not in corpus
+    assert "lengths weren" in corpus
+    packing = (pages / "packing.html").read_text("utf-8")
+    for line in ("cut off", "pairs share", "split among", "rows by length"):
+        assert line not in packing
+
+
+def test_nothing_to_compare_with_is_said(results):
+    results.corpus("chat", contamination={"ngram": 13, "hits": {}}, near_duplicates={"groups": 0, "largest": 0})
+    _, pages = results.report()
+    page = (pages / "corpus.html").read_text("utf-8")
+    assert "there was nothing to compare with" in page
+    assert "No rows say nearly the same" in page
+
+
+def test_raw_rows_are_told_from_packed_ones(results):
+    raw_only(results)
+    _, pages = results.report()
+    page = (pages / "packing.html").read_text("utf-8")
+    assert "raw rows of at most 128 tokens" in page
+    assert ">padding<" not in page
+    assert "<figure>" not in page
+
+
+def test_the_parts_of_a_result_are_one_line_of_what_ran(results):
+    results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 12})
+    _, pages = results.report()
+    page = (pages / "index.html").read_text("utf-8")
+    assert page.count("<td>tokenize</td><td>chat-tokens-aa</td>") == page.count("<td>write</td>") == 1
+    assert "12 parts" in page
+
+
+def test_rows_of_several_lengths_are_counted_by_length(sweep_pages):
+    page = (sweep_pages / "packing.html").read_text("utf-8")
+    assert "rows of 64, 128 tokens" in page
+    assert re.search(r"<b>\d+</b> rows of 64 tokens", page)
 
 
 def test_a_model_has_one_colour_everywhere(sweep_pages):

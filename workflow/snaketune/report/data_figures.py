@@ -60,7 +60,9 @@ def _characters_panel(flow: CorpusFlow) -> Panel:
         ax.set(xlabel="characters, each bar twice as wide as the one before", ylabel="rows")
         _whole_numbers(ax)
 
-    return Panel(title=f"{flow.name}: half of {whole(rows.sum())} rows have fewer than {whole(half)} characters", draw=draw)
+    return Panel(
+        title=f"{flow.name}: half of {whole(rows.sum())} rows have fewer than {whole(half)} characters", draw=draw
+    )
 
 
 def _lengths_panel(flow: PackFlow, found: Distribution) -> Panel:
@@ -87,7 +89,7 @@ def _lengths_panel(flow: PackFlow, found: Distribution) -> Panel:
         if too_long:
             ax.bar(right * 1.06, too_long, right * 0.05, facecolor="none", edgecolor=BAD, hatch="////", linewidth=0.8)
             ax.annotate(
-                f"{whole(too_long)} longer,\nnot packed", (right * 1.06, too_long), (-6, 2),
+                f"{whole(too_long)} longer,\nnot packed", (right, too_long), (-3, 2),
                 textcoords="offset points", ha="right", va="bottom", fontsize=8, color=BAD,
             )  # fmt: skip
         ax.set(xlabel=f"tokens; a row holds {whole(flow.length)}", ylabel=unit, xlim=(0, None))
@@ -142,7 +144,7 @@ def _bars(ax: Axes, histogram: Histogram) -> None:
 
 
 def _shares(ax: Axes, label: str) -> None:
-    ax.set(xlabel=label, ylabel="rows", xlim=(0, 1))
+    ax.set(xlabel=label, ylabel="rows", xlim=(-0.02, 1.02))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +97,10 @@ class Findings:
         return [result for result in self.results if result.stage in stages]
 
     def made_from(self, result: Result, role: str) -> list[Result]:
-        """The results that filled `role` of `result`; where several hold the same, the one with the most similar name."""
+        """The results that filled `role` of `result`; of several that hold the same, the one with the likest name."""
 
         def likeness(other: Result) -> tuple[bool, int]:
-            return result.name.startswith(f"{other.name}-"), len(commonprefix([result.name, other.name]))
+            return result.name.startswith(f"{other.name}-"), _in_common(result.name, other.name)
 
         contents = result.manifest["inputs"].get(role, [])
         return [max(same, key=likeness) for content in contents if (same := self._by_content.get(content))]
@@ -143,6 +142,15 @@ def model_order(label: str) -> tuple[int, list[tuple[int, Any]]]:
 def unique(values: Iterable[Any]) -> list[Any]:
     """Without repetitions, in order of first appearance."""
     return list(dict.fromkeys(values))
+
+
+def _in_common(a: str, b: str) -> int:
+    """How many first characters are the same.
+
+    >>> _in_common("chat-demo-512", "chat-demo-1060")
+    10
+    """
+    return next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def _result(path: Path, run: dict[str, Any]) -> Result:

@@ -51,7 +51,6 @@ class Pages:
     def _index(self) -> dict[str, Any]:
         findings = self.findings
         return {
-            "findings": findings,
             "cards": cards(findings),
             "corpora": corpus_flows(findings),
             "packs": pack_flows(findings),

@@ -37,7 +37,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """An n-gram that rows share with an evaluation; `times` among the hits that were looked at; the place is the first."""
+    """An n-gram that rows share with an evaluation; `times` among the hits looked at; id and place of the first row."""
 
     ngram: str
     times: int

@@ -1,7 +1,7 @@
 """The `report` stage: everything that ran, as a page, and as figures and tables for Snakemake's own report.
 
-Reads manifests, run.json files and the small payloads (scores, responses, places of documents, first lines of records); no
-weights, no torch. A report of a few hundred thousand conversations takes some seconds, most of them matplotlib's.
+Reads manifests, run.json files and the small payloads (scores, responses, places of documents, first lines of records);
+no weights, no torch. A report of a few hundred thousand conversations takes some seconds, most of them matplotlib's.
 """
 
 import csv
