@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import content_digest, describe_files, write_json
 from snaketune.artifacts.tables import write_table
-from snaketune.config.plan import PAYLOADS
+from snaketune.config.jobs import PAYLOADS
 
 LENGTH = 128
 

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from invented_data import bad, hit
 
+from snaketune.config.jobs import PAYLOADS
 from snaketune.config.load import load
-from snaketune.config.plan import PAYLOADS, Plan
+from snaketune.config.plan import Plan
 from snaketune.report.pages import pages_for, pages_of
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7 }} $\\frac{1}{2}$ & \x00\x1b[31m\u202e"

@@ -12,7 +12,7 @@ from snaketune.artifacts.manifest import read_artifact
 from snaketune.artifacts.stage import run_stage
 from snaketune.config import specs
 from snaketune.config.base import Model
-from snaketune.config.plan import PAYLOADS
+from snaketune.config.jobs import PAYLOADS
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.models.gpus import claimed_gpus, visible_gpus

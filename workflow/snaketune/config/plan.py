@@ -4,15 +4,12 @@ Snakemake's rules look jobs up here by stage and name. Jobs that nobody named th
 log-probs) are named after what they are made of and a digest of their spec, so runs that agree on them share them.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from snaketune.config.base import Model
 from snaketune.config.evaluation import Evaluation
+from snaketune.config.jobs import PAYLOADS, Job, files_in, short_digest
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
 from snaketune.config.specs import (
@@ -27,64 +24,16 @@ from snaketune.config.specs import (
     TokenizerSpec,
     TokenizeSpec,
     WriteSpec,
-    canonical,
 )
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 
-# Where each stage's payload lies beside its manifest.
-PAYLOADS = {
-    "corpus": "rows",
-    "tokenizer": "tokenizer",
-    "tokenize": "tokens",
-    "plan": "plan",
-    "write": "shards",
-    "pack": "shards",
-    "sft": "model",
-    "ref_logps": "logps",
-    "dpo": "model",
-    "eval": "scores",
-    "report": "pages",
-}
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 BYTES_PER_PART = 256_000_000
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 TASK_DATA_FILES = ("**/*.json", "**/*.jsonl", "**/*.csv", "**/*.parquet")
 TASK_FILES = ("**/*.yaml", "**/*.yml", "**/*.json", "**/*.jsonl", "**/*.csv", "**/*.py")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One run of one stage.
-
-    Attributes:
-        artifacts: by role, the jobs whose results this one reads.
-        files: by role, the files from outside that it reads.
-    """
-
-    stage: str
-    name: str
-    spec: Model
-    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)
-    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    operation: Operation = Operation()
-
-    @property
-    def folder(self) -> str:
-        return f"results/{self.stage}/{self.name}" if self.stage != "report" else "results/report"
-
-    @property
-    def manifest(self) -> str:
-        return f"{self.folder}/manifest.json"
-
-    @property
-    def payload(self) -> str:
-        return f"{self.folder}/{PAYLOADS[self.stage]}"
-
-    @property
-    def run(self) -> str:
-        return f"{self.folder}/run.json"
 
 
 class Plan:
@@ -148,7 +97,7 @@ class Plan:
                 files={
                     "files": files,
                     "against_files": tuple(
-                        file for folder in sorted(tasks) for file in _files_in(folder, TASK_DATA_FILES)
+                        file for folder in sorted(tasks) for file in files_in(folder, TASK_DATA_FILES)
                     ),
                 },
             )
@@ -186,7 +135,7 @@ class Plan:
     def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
         """The parts of a tokenized corpus; rows of any length are made of the same ones."""
         whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
-        name = f"{corpus}-{tokenizer}-{_short_digest(whole, corpus, tokenizer)}"
+        name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
         parts = self._parts(corpus)
         return tuple(
             self._add(
@@ -202,7 +151,7 @@ class Plan:
 
     def _pack(self, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
         spec = PackSpec(kind=kind, **packing.model_dump())
-        name = f"{corpus}-{tokenizer}-{packing.longest}-{_short_digest(spec, corpus, tokenizer)}"
+        name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
         tokens = self._tokens(kind, corpus, tokenizer, packing.train_on)
         rows = self._add(
             Job(
@@ -262,7 +211,7 @@ class Plan:
         return self._add(
             Job(
                 stage="ref_logps",
-                name=f"{run.from_}-{pack.name}-{_short_digest(spec, run.from_, pack.name)}",
+                name=f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}",
                 spec=spec,
                 artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
                 operation=Operation(gpus=run.operation.gpus and 1),
@@ -324,7 +273,7 @@ class Plan:
                 },
                 files={
                     "base": _base_files(sft) if kind == "base" else (),
-                    "tasks": _files_in(evaluation.tasks.folder, TASK_FILES) if evaluation.tasks else (),
+                    "tasks": files_in(evaluation.tasks.folder, TASK_FILES) if evaluation.tasks else (),
                 },
                 operation=Operation(gpus=sft.operation.gpus and 1),
             )
@@ -354,11 +303,6 @@ def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[s
             yield f"{kind}:{variant}"
 
 
-def _short_digest(spec: Model, *made_of: str) -> str:
-    """Eight hex digits over a spec and names, so that `a` with `b-c` isn't taken for `a-b` with `c`."""
-    return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
-
-
 def _trusted(run: Sft) -> bool:
     """Whether the run's models carry code that the config allows to run."""
     return isinstance(run.base, Pretrained) and run.base.trust_remote_code
@@ -370,9 +314,4 @@ def _base_files(run: Sft) -> tuple[str, ...]:
 
 def _local_files(path: str | None) -> tuple[str, ...]:
     """The files of a model in a local folder; none for a Hub id, whose revision stands for its content."""
-    return _files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()
-
-
-def _files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
-    return tuple(sorted(str(path) for path in found))
+    return files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
-from snaketune.config.plan import PAYLOADS
+from snaketune.config.jobs import PAYLOADS
 from snaketune.errors import SnaketuneError
 
 MODEL_KINDS = ("base", "sft", "dpo")
