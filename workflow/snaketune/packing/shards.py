@@ -17,7 +17,7 @@ FORMAT_VERSION = "3.0"
 RAW_FORMAT_VERSION = "2.0"
 IGNORED = -100
 SPLITS = ("train", "held_out")
-# A shard is some 300 MB, and is written in batches of some 20 MB.
+# A shard is some 300 MB, and is written in batches that fit a processor's cache.
 TOKENS_PER_SHARD = 2**25
 TOKENS_PER_BATCH = 2**19
 
