@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,11 @@ from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import PlanSpec, WriteSpec
 from snaketune.packing import plan_rows, write_shards
+from snaketune.packing.pieces import Losses, Pieces, pieces_of
 from snaketune.packing.plan import lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.reader import PackedRows
+from snaketune.packing.sequences import Sequences
+from snaketune.tokenization.tokens import TokenParts
 
 
 def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
@@ -53,21 +56,36 @@ def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
 
 
 def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any]:
-    """Plan and write, from tokens on disk to rows on disk."""
-    from datasets import Dataset, disable_caching, load_from_disk
+    """Plan and rows of ids, in memory on both sides; and beside it our two stages whole.
+
+    The stages also write labels, masks, segments and documents, to disk, and verify and make digests.
+    """
+    from datasets import Dataset, disable_caching
     from trl import pack_dataset
 
     disable_caching()
     lengths = lognormal(sequences)
     tokens = made_tokens(folder / "tokens", lengths)
-    ids = np.random.default_rng(1).integers(0, 32000, int(lengths.sum(dtype=np.int64)), dtype=np.int32)
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    column = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(ids))
-    Dataset(pa.table({"input_ids": column})).save_to_disk(folder / "dataset")
-    dataset = load_from_disk(folder / "dataset")
+    parts = TokenParts([tokens])
+    ids = pa.chunked_array([pa.LargeListArray.from_arrays(o, v) for v, o in _chunks(parts)])
+    dataset = Dataset(pa.table({"input_ids": ids}))
     rows: dict[str, int] = {}
 
     def ours() -> None:
+        spec = PlanSpec(kind="sft", length=CAPACITY, strategy="best-fit-decreasing", overflow="drop")
+        found = pieces_of(spec, CAPACITY, parts.index("train").to_batches(), Losses())
+        plan = plan_best_fit_decreasing(found.tokens, [CAPACITY], found.supervised)
+        planned = InMemory(found.take(plan.order), plan.starts)
+        source, made = Sequences(planned, parts, "train"), []
+        for first in range(0, plan.rows, 256):
+            pieces, starts = planned.pieces(first, min(first + 256, plan.rows))
+            row_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+            fill = np.add.reduceat(pieces.tokens, starts[:-1]).astype(np.int64)
+            block = source.ids(pieces, row_of, fill, CAPACITY, pad_id=0)
+            made.append(pa.FixedSizeListArray.from_arrays(block.reshape(-1), CAPACITY))
+        rows["snaketune"] = len(pa.chunked_array(made))
+
+    def stages() -> None:
         work = WorkFolder(folder / "plan")
         work.start()
         spec = PlanSpec(kind="sft", length=CAPACITY, strategy="best-fit-decreasing", overflow="drop")
@@ -77,19 +95,35 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
         work = WorkFolder(folder / "write")
         work.start()
         spec = WriteSpec(kind="sft", part=1, parts=1)
-        rows["snaketune"] = write_shards.build(spec, work, plan=planned, tokens=[tokens], corpus=[]).counts["rows"]
-
-    def theirs(**map_kwargs: Any) -> int:
-        return len(pack_dataset(dataset, CAPACITY, "bfd", map_kwargs=map_kwargs))
+        rows["stages"] = write_shards.build(spec, work, plan=planned, tokens=[tokens], corpus=[]).counts["rows"]
 
     def as_shipped() -> None:
-        rows["trl"] = theirs()
+        rows["trl"] = len(pack_dataset(dataset, CAPACITY, "bfd"))
 
     def whole_table() -> None:
-        rows["trl, whole table"] = theirs(batch_size=None)
+        rows["trl, whole table"] = len(pack_dataset(dataset, CAPACITY, "bfd", map_kwargs={"batch_size": None}))
 
-    seconds = in_turn(rounds, snaketune=ours, trl=as_shipped, **{"trl, whole table": whole_table})
+    others = {"trl, whole table": whole_table, "our stages, to disk": stages}
+    seconds = in_turn(rounds, snaketune=ours, trl=as_shipped, **others)
     return compared(seconds, rows=rows, lower_bound_rows=lower_bound_rows(lengths, CAPACITY))
+
+
+class InMemory(NamedTuple):
+    """A plan that was never written."""
+
+    ordered: Pieces
+    starts: np.ndarray
+
+    def pieces(self, first: int, last: int) -> tuple[Pieces, np.ndarray]:
+        """See `PlannedRows`."""
+        start, stop = int(self.starts[first]), int(self.starts[last])
+        return self.ordered.take(slice(start, stop)), self.starts[first : last + 1] - start
+
+
+def _chunks(parts: TokenParts) -> Iterator[tuple[pa.Array, pa.Array]]:
+    views = parts.views("train")
+    for values, offsets in zip(views.values, views.offsets, strict=True):
+        yield pa.array(values), pa.array(offsets)
 
 
 def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> dict[str, Any]:

@@ -46,13 +46,25 @@ def test_every_recipe_plans(recipe, tmp_path):
     done = snakemake(tmp_path, "-n", "--configfile", str(recipe))
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
-    for rule in ("corpus", "tokenizer", "pack", "sft", "ref_logps", "dpo", "eval", "report"):
+    for rule in (
+        "corpus",
+        "tokenizer",
+        "tokenize",
+        "plan",
+        "write",
+        "pack",
+        "sft",
+        "ref_logps",
+        "dpo",
+        "eval",
+        "report",
+    ):
         assert f"rule {rule}:" in said
 
 
-def test_all_five_recipes_ship():
+def test_all_recipes_ship():
     assert [path.stem for path in RECIPES] == [
-        "gsm8k-local", "mistral-7b-qlora", "phi3-mini-qlora", "qwen2.5-7b-lora", "tiny-23m",
+        "gsm8k-local", "mistral-7b-qlora", "mixed-data", "phi3-mini-qlora", "qwen2.5-7b-lora", "tiny-23m",
     ]  # fmt: skip
 
 

@@ -32,6 +32,14 @@ def variants(finished, tmp_path):
             "packing": {"length": 256, "strategy": "none"},
             "training": training | {"batch_rows": 32, "micro_batch_rows": 16},
         },
+        "lengths": {
+            "base": {"path": "base"},
+            "corpus": "chat",
+            "tokenizer": "adopted",
+            "packing": {"length": [64, 256], "overflow": "split"},
+            "training": training,
+            "operation": {"load_in_memory": True},
+        },
     }
     project.config["dpo"] = {
         "lora": {
@@ -43,15 +51,16 @@ def variants(finished, tmp_path):
             "training": training,
         }
     }
-    project.config["eval"]["both"] |= {"models": ["base:lora", "sft:lora", "sft:raw", "dpo:lora"]}
+    project.config["eval"]["both"] |= {"models": ["base:lora", "sft:lora", "sft:raw", "sft:lengths", "dpo:lora"]}
     return project
 
 
-def test_lora_and_raw_rows_train_and_are_evaluated(variants):
+def test_lora_raw_rows_and_rows_of_two_lengths_train_and_are_evaluated(variants):
     said = variants.snakemake()
     assert "Traceback" not in said
     read = {
-        name: json.loads(variants.read(f"results/{name}/manifest.json")) for name in ("sft/lora", "sft/raw", "dpo/lora")
+        name: json.loads(variants.read(f"results/{name}/manifest.json"))
+        for name in ("sft/lora", "sft/raw", "sft/lengths", "dpo/lora")
     }
     assert read["sft/raw"]["trainer"] == "trl"
     assert read["sft/lora"]["trainable_parameters"] < read["sft/lora"]["parameters"] / 3
@@ -67,10 +76,15 @@ def test_lora_and_raw_rows_train_and_are_evaluated(variants):
         model: json.loads(variants.read(f"results/eval/both/{model}/scores/scores.json"))["conversations"]["chat"][
             "held_out_loss"
         ]
-        for model in ("base-lora", "sft-lora", "sft-raw")
+        for model in ("base-lora", "sft-lora", "sft-raw", "sft-lengths")
     }
     assert losses["sft-lora"] < losses["base-lora"]
     assert losses["sft-raw"] < losses["base-lora"]
+    assert losses["sft-lengths"] < losses["base-lora"]
+    # Four rows of 64 are an item like one of 256, and a step has four items.
+    (pack,) = variants.folder.glob("results/pack/chat-adopted-256-*/shards/train-00001.arrow")
+    rows = json.loads((pack.parents[1] / "manifest.json").read_text())["packing_metadata"]["rows_by_length"]
+    assert read["sft/lengths"]["counts"]["steps"] == -(-(-(-rows["64"] // 4) + rows["256"]) // 4)
 
 
 def test_a_change_inside_a_local_base_model_is_noticed(variants):
