@@ -39,18 +39,18 @@ def memory(folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4
 
     source = [{"files": [str(file)]}]
     corpus = job("corpus", {"kind": "conversations", "sources": source, "held_out": 0.01}, "corpus", files=[file])
-    part = {"kind": "sft", "parts": parts}
     tokens = [
         job(
-            "tokenize", part | {"train_on": "assistant", "part": k}, f"tokens-{k}",
+            "tokenize", {"kind": "sft", "train_on": "assistant", "part": k, "parts": parts}, f"tokens-{k}",
             corpus=[corpus], tokenizer=[tokenizer],
         )
         for k in range(1, parts + 1)
     ]  # fmt: skip
-    rows = {"kind": "sft", "length": ROW_LENGTH, "strategy": "best-fit-decreasing", "overflow": "drop"}
+    rows = {"kind": "sft", "lengths": [ROW_LENGTH], "strategy": "best-fit-decreasing", "overflow": "drop"}
     planned = job("plan", rows, "plan", tokens=tokens)
     shards = [
-        job("write", part | {"part": k}, f"shards-{k}", plan=[planned], tokens=tokens) for k in range(1, parts + 1)
+        job("write", {"part": k, "parts": parts}, f"shards-{k}", plan=[planned], tokens=tokens)
+        for k in range(1, parts + 1)
     ]
-    job("pack", rows | {"train_on": "assistant"}, "pack", plan=[planned], shards=shards)
+    job("pack", {"kind": "sft", "length": ROW_LENGTH}, "pack", plan=[planned], shards=shards)
     return {"peak_rss_gb": peaks, "seconds": seconds, "bytes": file.stat().st_size}

@@ -72,7 +72,7 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
     rows: dict[str, int] = {}
 
     def ours() -> None:
-        spec = PlanSpec(kind="sft", length=CAPACITY, strategy="best-fit-decreasing", overflow="drop")
+        spec = PlanSpec(kind="sft", lengths=(CAPACITY,), strategy="best-fit-decreasing", overflow="drop")
         found = pieces_of(spec, CAPACITY, parts.index("train").to_batches(), Losses())
         plan = plan_best_fit_decreasing(found.tokens, [CAPACITY], found.supervised)
         planned = InMemory(found.take(plan.order), plan.starts)
@@ -88,13 +88,13 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
     def stages() -> None:
         work = WorkFolder(folder / "plan")
         work.start()
-        spec = PlanSpec(kind="sft", length=CAPACITY, strategy="best-fit-decreasing", overflow="drop")
+        spec = PlanSpec(kind="sft", lengths=(CAPACITY,), strategy="best-fit-decreasing", overflow="drop")
         outcome = plan_rows.build(spec, work, tokens=[tokens])
         manifest = {**outcome.about, "payload": describe_files(work.payload), "records": {}}
         planned = Artifact(folder / "plan/manifest.json", manifest, work.payload)
         work = WorkFolder(folder / "write")
         work.start()
-        spec = WriteSpec(kind="sft", part=1, parts=1)
+        spec = WriteSpec(part=1, parts=1)
         rows["stages"] = write_shards.build(spec, work, plan=planned, tokens=[tokens], corpus=[]).counts["rows"]
 
     def as_shipped() -> None:

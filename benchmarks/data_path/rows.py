@@ -95,9 +95,10 @@ def chain(folder: Path, files: list[Path], tokenizer: Path) -> Path:
         made = {name: [Path(name, "manifest.json").resolve()] for name in ("corpus", "tokens", "plan", "shards")}
         inputs = {"corpus": made["corpus"], "tokenizer": [tokenizer]}
         stage("tokenize", {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}, inputs, "tokens")
-        rows = {"kind": "sft", "length": ROW_LENGTH, "strategy": "best-fit-decreasing", "overflow": "truncate"}
+        rows = {"kind": "sft", "lengths": [ROW_LENGTH], "strategy": "best-fit-decreasing", "overflow": "truncate"}
         stage("plan", rows, {"tokens": made["tokens"]}, "plan")
         inputs = {"plan": made["plan"], "tokens": made["tokens"], "corpus": []}
-        stage("write", {"kind": "sft", "part": 1, "parts": 1}, inputs, "shards")
-        stage("pack", rows | {"train_on": "assistant"}, {"plan": made["plan"], "shards": made["shards"]}, "pack")
+        stage("write", {"part": 1, "parts": 1}, inputs, "shards")
+        settings = {"kind": "sft", "length": ROW_LENGTH, "overflow": "truncate"}
+        stage("pack", settings, {"plan": made["plan"], "shards": made["shards"]}, "pack")
     return folder / "pack/manifest.json"

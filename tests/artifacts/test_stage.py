@@ -69,11 +69,13 @@ def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
     assert digests[0] == digests[1] != fingerprint_of("s", {}, {}, {"files": [tmp_path / "b/f"]}, "c")[0]
 
 
-def test_the_content_digest_sees_the_payload_alone(tmp_path):
+def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
     manifest = json.loads(run(tmp_path).read_text())
     assert content_digest(manifest) == content_digest(manifest | {"counts": {}, "records": {}, "spec": {}, "code": "z"})
     changed = {"deep/rows.txt": {"digest": "xxh3:0"}}
     assert content_digest(manifest) != content_digest(manifest | {"payload": changed})
+    # And what readers take from the manifest itself: shards are padded with it.
+    assert content_digest(manifest) != content_digest(manifest | {"pad_id": 5})
 
 
 def test_a_damaged_result_is_never_published_again(tmp_path):

@@ -57,12 +57,12 @@ def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: in
         own = work(f"tokens-{part}")
         outcome = tokenize.build(tokenize_spec, own, corpus=rows, tokenizer=tokenizer)
         tokens.append(made(own.folder, outcome, tokenize_spec))
-    plan_spec = PlanSpec(kind=kind, **spec.model_dump(include={"length", "strategy", "overflow"}))
+    plan_spec = PlanSpec(kind=kind, lengths=spec.lengths, strategy=spec.strategy, overflow=spec.overflow)
     own = work("plan")
     plan = made(own.folder, plan_rows.build(plan_spec, own, tokens=tokens), plan_spec)
     shards = []
     for part in range(1, parts + 1):
-        write_spec = WriteSpec(kind=kind, part=part, parts=parts)
+        write_spec = WriteSpec(part=part, parts=parts)
         own = work(f"shards-{part}")
         outcome = write_shards.build(write_spec, own, plan=plan, tokens=tokens, corpus=[rows])
         shards.append(made(own.folder, outcome, write_spec))

@@ -15,7 +15,7 @@ PAIR = {"length": 30, "prompt": 6, "chosen": 10, "learned": [6, 16, 16, 30], "pr
 
 
 def cut(sequences: list[dict], overflow: str, length: int, kind: str = "sft", **others) -> tuple[Pieces, Losses]:
-    spec = PlanSpec(kind=kind, length=length, overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
+    spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
     losses = Losses()
     batches = [index(sequences[:1]), index(sequences[1:])]
     return pieces_of(spec, length, iter(batches), losses), losses

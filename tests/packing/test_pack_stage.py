@@ -283,6 +283,17 @@ def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_
     assert len(written) == len(set(written)) == len(whole) - 1
 
 
+def test_what_a_plan_says_of_left_out_rows_is_part_of_its_content(tokenizer, tmp_path):
+    rows = rows_of("chat", 20)
+    long = {"id": "z", "messages": [{"role": "user", "content": "x" * 900}, {"role": "assistant", "content": "y"}]}
+    plans = []
+    for name, some in (("without", rows), ("with", [*rows, long])):
+        chain.pack(tmp_path / name, chain.corpus(tmp_path / f"{name}-rows", "sft", some, 0), tokenizer, "sft")
+        plans.append(describe_files(tmp_path / name / "plan/payload.partial"))
+    assert plans[0]["train-pieces.arrow"] == plans[1]["train-pieces.arrow"]
+    assert plans[0] != plans[1]
+
+
 def test_a_split_without_rows_reads_as_none(pack):
     held_out = PackedRows(pack("sft", rows_of("chat", 10), held_out=0), "held_out")
     assert (len(held_out), held_out.tokens) == (0, 0)

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.errors import SnaketuneError
 from snaketune.packing import reader
 from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
 from snaketune.packing.shards import row_batch, schema
@@ -98,3 +99,8 @@ def test_slow_file_systems_are_read_into_memory_and_said_so(tmp_path, monkeypatc
     assert rows[3]["input_ids"].tolist() == [3] * 8
     monkeypatch.setattr(reader, "_file_system", lambda path: ("ext4", "/"))
     assert not reader.is_slow_to_map(tmp_path)
+
+
+def test_batches_of_rows_of_several_lengths_are_refused_plainly(rows):
+    with pytest.raises(SnaketuneError, match="take them through EqualTokens"):
+        next(rows.batches_of(4, seed=0, epoch=0))

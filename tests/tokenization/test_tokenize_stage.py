@@ -206,6 +206,15 @@ def test_rows_with_nothing_learned_are_counted(tmp_path, tokenizer):
     assert TokenParts([made]).column("train", "supervised")[:5].tolist() == [0] * 5
 
 
+def test_samples_tell_a_terminal_nothing(tmp_path, tokenizer, capsys):
+    hostile = [{"role": "user", "content": "\x1b[31mred\x07"}, {"role": "assistant", "content": "two\nlines\x9b2J"}]
+    run(tmp_path / "1", corpus_of(tmp_path / "c", {"messages": [hostile]}), tokenizer)
+    said = capsys.readouterr().out
+    assert r"\x1b[31mred\x07" in said
+    assert "two\nlines" in said
+    assert not {"\x1b", "\x07", "\x9b"} & set(said)
+
+
 def test_a_difference_makes_all_anew_the_slow_way(tmp_path, corpus, tokenizer, monkeypatch, capsys):
     expected, _ = run(tmp_path / "right", corpus, tokenizer)
     encode = tokenize.either

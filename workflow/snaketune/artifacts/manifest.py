@@ -14,7 +14,7 @@ from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 
 # What a reader goes by besides the payload itself.
-FORMAT_KEYS = ("kind", "format_version", "row_length")
+FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id")
 
 
 def write_json(path: Path, value: Any) -> None:

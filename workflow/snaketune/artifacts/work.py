@@ -95,8 +95,13 @@ def sync_folder(folder: Path) -> None:
     """Bring all files below `folder` to the disk, so that what is said of them after a power cut is true."""
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Bring a file to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -134,6 +134,8 @@ class Plan:
 
     def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
         """The parts of a tokenized corpus; rows of any length are made of the same ones."""
+        # Pairs are learned from their completions, whatever is asked of conversations beside them.
+        train_on = train_on if kind == "sft" else "assistant"
         whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
         name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
         parts = self._parts(corpus)
@@ -157,7 +159,7 @@ class Plan:
             Job(
                 stage="plan",
                 name=name,
-                spec=PlanSpec(kind=kind, **packing.model_dump(exclude={"train_on"})),
+                spec=PlanSpec(kind=kind, lengths=packing.lengths, strategy=packing.strategy, overflow=packing.overflow),
                 artifacts={"tokens": tokens},
             )
         )
@@ -166,7 +168,7 @@ class Plan:
                 Job(
                     stage="write",
                     name=f"{name}/{part}-of-{len(tokens)}",
-                    spec=WriteSpec(kind=kind, part=part, parts=len(tokens)),
+                    spec=WriteSpec(part=part, parts=len(tokens)),
                     artifacts={
                         "plan": (rows,),
                         "tokens": tokens,

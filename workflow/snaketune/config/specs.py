@@ -40,7 +40,7 @@ class PlanSpec(Model):
     """Which sequence goes where."""
 
     kind: Kind
-    length: int | tuple[int, ...]
+    lengths: tuple[int, ...]
     strategy: Literal["best-fit-decreasing", "wrapped", "none"]
     overflow: Literal["drop", "truncate", "split", "raise"]
 
@@ -48,7 +48,6 @@ class PlanSpec(Model):
 class WriteSpec(Model):
     """One part of the shards; parts are numbered from 1."""
 
-    kind: Kind
     part: int
     parts: int
 

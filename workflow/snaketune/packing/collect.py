@@ -1,5 +1,6 @@
 """The `pack` stage: all shards of a plan as one artifact, by hard link."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,18 +9,15 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import PackSpec
-
-# What the plan tells of its rows is true of the shards.
-FACTS = ("format_version", "kind", "row_length", "packing_metadata", "packing_metadata_held_out", "padding_id")
+from snaketune.packing.plan_rows import FACTS
 
 
 def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Artifact]) -> Outcome:
     """Fill `work.payload` with `<split>-<number>.arrow` and `documents.arrow`."""
     for path in [*(path for part in shards for path in part.files()), *plan.files("documents")]:
         _link(path, work.payload / path.name)
-    return Outcome(
-        counts=plan.manifest["counts"], about={name: plan.manifest[name] for name in FACTS}, libraries=("pyarrow",)
-    )
+    facts = json.loads(plan.file(FACTS).read_text(encoding="utf-8"))
+    return Outcome(counts=facts["counts"], about=facts["about"], libraries=("pyarrow",))
 
 
 def _link(path: Path, target: Path) -> None:

@@ -34,7 +34,7 @@ class PackedRows:
     prefix_lengths [s]. `row_length` is L of the longest rows.
     """
 
-    def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = False):
+    def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
         """Raises SnaketuneError if the artifact isn't of format 3.0, or a shard is damaged."""
         if pack.manifest.get("format_version") != FORMAT_VERSION:
             raise SnaketuneError(
@@ -46,6 +46,7 @@ class PackedRows:
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
         self.batches = [_views(batch) for batch in batches]
+        self.several_lengths = len({views["input_ids"].shape[1] for views in self.batches}) > 1
         self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -64,7 +65,13 @@ class PackedRows:
         return found
 
     def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids and labels of rows of one length, int32[B, L], in the order asked for."""
+        """input_ids and labels of rows, int32[B, L], in the order asked for.
+
+        Raises:
+            SnaketuneError: the pack has rows of several lengths, which are no rectangle.
+        """
+        if self.several_lengths:
+            raise SnaketuneError("rows of several lengths make no rectangle; take them through EqualTokens")
         numbers = np.searchsorted(self.starts, rows, side="right") - 1
         at = rows - self.starts[numbers]
         found = {}

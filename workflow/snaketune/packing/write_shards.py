@@ -13,7 +13,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
+from snaketune.artifacts.work import WorkFolder, sync
 from snaketune.config.specs import WriteSpec
 from snaketune.packing.sequences import PlannedRows, Sequences
 from snaketune.packing.shards import (
@@ -66,6 +66,8 @@ def build(
         if not path.exists():
             partial = path.with_suffix(".partial")
             source.write(shard, partial)
+            # What has its name is whole, after a power cut too.
+            sync(partial)
             partial.rename(path)
     for shard in own:
         (finished / shard.name).rename(work.payload / shard.name)

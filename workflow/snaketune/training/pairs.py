@@ -13,7 +13,7 @@ from snaketune.training.reference import read_ref_logps
 class PairRows(PackedRows):
     """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected."""
 
-    def __init__(self, pack: Artifact, ref_logps: Artifact, load_in_memory: Literal["auto"] | bool = False):
+    def __init__(self, pack: Artifact, ref_logps: Artifact, load_in_memory: Literal["auto"] | bool = "auto"):
         """Raises SnaketuneError if a packed pair has no reference log-probabilities."""
         super().__init__(pack, "train", load_in_memory)
         known = read_ref_logps(ref_logps, "train")
