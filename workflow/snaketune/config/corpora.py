@@ -169,7 +169,7 @@ class Corpus(CorpusContent):
 
     parts: PositiveInt | None = None
     """Jobs that tokenize and write it side by side; the result is the same for any number. Default: one for each 256 MB
-    of its files."""
+    of its local files."""
 
 
 def regex(pattern: str) -> re.Pattern[str]:
