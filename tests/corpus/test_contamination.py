@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from snaketune.corpus.contamination import OWN
 from snaketune.errors import SnaketuneError
 
 RNG = random.Random(0)
@@ -168,3 +169,104 @@ def test_hits_beyond_the_first_batch(make, chat, evaluated):
     built = make(rows, decontamination={}, against=[corpus.artifact("exam")])
     assert [hit["line"] for hit in built.record("contamination")] == [3001, 3002, 3003]
     assert built.counts["kept"]["train"] == 3000
+
+
+def test_held_out_rows_of_the_same_prompts_stay(make, chat):
+    """Corpora with prompts in common hold out the same ones: none of them may vanish as contaminated."""
+    texts = [words(20) for _ in range(60)]
+    exam = make([{"prompt": text, "chosen": "a", "rejected": "b"} for text in texts], kind="preferences", held_out=0.3)
+    built = make([chat(text) for text in texts], held_out=0.3, decontamination={}, against=[exam.artifact("exam")])
+    assert len(built.held_out) == len(exam.held_out) > 5
+    assert built.prompts("held_out") == exam.prompts("held_out")
+    assert built.counts["dropped"] == {"duplicate": 0} and built.record("contamination") == []
+    assert built.outcome.about["contamination"]["hits"] == {"exam": 0, OWN: 0}
+    # All of it may be an evaluation set.
+    whole = make([chat(text) for text in texts], held_out=1.0, decontamination={}, against=[exam.artifact("exam")])
+    assert len(whole.held_out) == 60 and whole.outcome.about["contamination"]["hits"] == {"exam": 0}
+
+
+def held_out_and_train(make, rows, **spec):
+    """The rows, told apart by the side that each is on when nothing is dropped."""
+    held = set(make(rows, held_out=0.5, **spec).prompts("held_out"))
+    return [[row for row in rows if (row["messages"][0]["content"] in held) == side] for side in (True, False)]
+
+
+@pytest.mark.parametrize("near", [None, {"threshold": 0.9}])
+def test_train_rows_that_quote_held_out_rows_are_dropped(make, chat, near):
+    rows = [chat(words(20), words(20)) for _ in range(40)]
+    held, train = held_out_and_train(make, rows)
+    question, answer = (turn["content"] for turn in held[3]["messages"])
+    train[0]["messages"][1]["content"] = f"You ask me: {question.upper()}"
+    train[2]["messages"][1]["content"] += " " + answer
+    # The other way round is the same passage: a held-out row that quotes a train row. Thirteen words of it are enough.
+    held[5]["messages"][1]["content"] = " ".join(train[4]["messages"][0]["content"].split()[:13])
+    train[6]["messages"][1]["content"] = " ".join(question.split()[:12])
+    built = make([*train, *held], held_out=0.5, decontamination={}, near_duplicates=near)
+    assert built.counts["dropped"]["contaminated"] == 3
+    assert built.outcome.about["contamination"]["hits"] == {OWN: 3}
+    assert len(built.held_out) == len(held) and len(built.train) == len(train) - 3
+    hits = built.record("contamination")
+    ids = {row["messages"][0]["content"]: row["id"] for row in built.held_out}
+    assert [(hit["line"], hit["evaluated"], hit["evaluated_row"]) for hit in hits] == [
+        (1, OWN, ids[question]),
+        (3, OWN, ids[question]),
+        (5, OWN, ids[held[5]["messages"][0]["content"]]),
+    ]
+    assert hits[0]["ngram"] == " ".join(question.split()[:13]) and hits[0]["file"] == "data/0.jsonl"
+
+
+def test_templates_and_sayings_of_a_corpus_give_nothing_away(make, chat):
+    template, saying, thanks = words(30), words(30), words(7)
+    rows = [
+        {"messages": [*chat(f"{template} {i}", f"{saying} {i}")["messages"], *chat(thanks, "Bye")["messages"]]}
+        for i in range(40)
+    ]
+    built = make(rows, held_out=0.5, decontamination={})
+    assert built.counts["dropped"] == {"duplicate": 0} and built.outcome.about["contamination"]["hits"] == {OWN: 0}
+    # Two answers to one held-out prompt are no template: the prompt is.
+    rows = [chat(words(20), str(i)) for i in range(40)]
+    held, train = held_out_and_train(make, rows)
+    question = held[0]["messages"][0]["content"]
+    train[0]["messages"][1]["content"] = question
+    built = make([*train, *held, chat(question, "another")], held_out=0.5, decontamination={})
+    assert built.outcome.about["contamination"]["hits"] == {OWN: 1}
+
+
+def test_a_short_turn_counts_only_as_the_prompt(make, chat):
+    rows = [chat(words(6), words(6)) for _ in range(40)]
+    for row in rows:
+        row["messages"] += chat(words(6), words(6))["messages"]
+    held, train = held_out_and_train(make, rows)
+    texts = [turn["content"] for turn in held[0]["messages"]]
+    for row, text in zip(train, texts):
+        row["messages"][2]["content"] = text
+    built = make([*train, *held], held_out=0.5, decontamination={})
+    assert [hit["ngram"] for hit in built.record("contamination")] == [texts[0]]
+
+
+def test_own_preferences_in_more_than_one_batch(make):
+    texts = [words(15) for _ in range(3000)]
+    rows = [{"prompt": text, "chosen": "a", "rejected": "b"} for text in texts]
+    held = make(rows, kind="preferences", held_out=0.1).prompts("held_out")
+    last = max(i for i, text in enumerate(texts) if text not in held)
+    rows[last]["rejected"] = held[0]
+    built, again = (make(rows, kind="preferences", held_out=0.1, decontamination={}) for _ in range(2))
+    assert [hit["line"] for hit in built.record("contamination")] == [last + 1]
+    assert built.counts["kept"] == {"train": 3000 - len(held) - 1, "held_out": len(held)}
+    for name in ("train.arrow", "held_out.arrow", "contamination.jsonl"):
+        assert (built.folder / name).read_bytes() == (again.folder / name).read_bytes()
+
+
+def test_hits_are_masked(make, chat):
+    exam = make([chat("ann.lee@example.org " + (text := words(20)))], held_out=1.0)
+    masked = {"mask_personal_data": ["email"]}
+    built = make(
+        [chat("x"), chat(f"[EMAIL] {text}"), chat(f"bob@example.org {text}")],
+        decontamination={},
+        cleaning=masked,
+        near_duplicates={"drop": False},
+        against=[exam.artifact("exam")],
+    )
+    assert built.counts["dropped"]["contaminated"] == 1
+    for name in ("contamination.jsonl", "duplicates.jsonl"):
+        assert b"bob" not in (built.folder / name).read_bytes()

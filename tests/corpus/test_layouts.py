@@ -193,6 +193,35 @@ def test_notes(raw, notes):
     assert read(raw)[1].notes == notes
 
 
+GOOD = [True, 1, 1.0, "true", "True", "TRUE", "1", "1.0", "yes", "good"]
+BAD = [False, 0, 0.0, "false", "False", "FALSE", "0", "0.0", "no", "bad"]
+
+
+@pytest.mark.parametrize("good, bad", zip(GOOD, BAD))
+@pytest.mark.parametrize("column", ["completion", "response"])
+def test_labels_of_unpaired_completions(good, bad, column):
+    raws = [{"prompt": "hi", column: "y", "label": bad}, {"prompt": "hi", column: "x", "label": good}]
+    for layout in ("auto", "unpaired"):
+        first, second = read_all(raws, "preferences", layout=layout)
+        assert (first.layout, first.row) == ("unpaired", None)
+        assert (second.row.chosen, second.row.rejected) == (turns("A x"), turns("A y"))
+        # A bad completion is never taken for something to learn.
+        assert reasons(read_all(raws, layout=layout)) == ["wrong_kind"] * 2
+    assert reasons(read_all(raws, layout="prompt-response")) == ["row", "row"]
+
+
+@pytest.mark.parametrize("label", ["greeting", "", 2, -3, 0.5, ["true"], {"x": 1}, float("nan")])
+def test_any_other_label_is_no_verdict(label):
+    raw = {"prompt": "hi", "completion": "x", "label": label}
+    assert read(raw)[0] == "prompt-response"
+    with pytest.raises(Malformed, match=r"wrong_type: label holds .*expected true or false"):
+        read(raw, kind="preferences", layout="unpaired")
+
+
+def test_a_verdict_needs_a_prompt():
+    assert read({"question": "hi", "answer": "x", "label": 1})[0] == "prompt-response"
+
+
 SVAMP = {"ID": "chal-1", "Body": "A pack costs 76 dollars.", "Question": "How much?", "Answer": 51.0, "Type": "Sum"}
 
 

@@ -39,6 +39,16 @@ FRAMED = [
     ("human", "### Human: a### Assistant: b### Human: c### Assistant:", "U a|A b|U c"),
     ("human", f"{SYSTEM}\n### Human: hi\n### Assistant:", f"S {SYSTEM}|U hi"),
     ("transcript", "\n\nHuman: hi\n\nAssistant:", "U hi"),
+    ("gemma", "<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n", "U hi"),
+    (
+        "gemma",
+        "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n"
+        "<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model",
+        "U a|A b|U c",
+    ),
+    ("tags", "<|user|>\nhi<|end|>\n<|assistant|>\n", "U hi"),
+    ("tags", "<|system|>\nbe brief</s>\n<|user|>\nhi</s>\n<|assistant|>\n", "S be brief|U hi"),
+    ("tags", "<|user|>\na\n<|assistant|>\nb<|endoftext|>\n<|user|>\nc\n<|assistant|>", "U a|A b|U c"),
     ("transcript", "Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: ", "U a|A b|U c"),
 ]
 
@@ -62,7 +72,7 @@ def test_a_text_about_a_template_stays(name, prompt, inside, around):
     except Malformed as error:
         # Marks that nobody writes by chance, at the very beginning: refused rather than templated twice.
         assert text.startswith(prompt) and error.reason == "baked_in_template"
-        assert name in ("chatml", "llama3", "llama2")
+        assert name in ("chatml", "llama3", "llama2", "gemma", "tags")
 
 
 @pytest.mark.parametrize(
@@ -79,6 +89,11 @@ def test_a_text_about_a_template_stays(name, prompt, inside, around):
         "<s> is strike-through in HTML",
         "A chat between friends. Who is the USER: me or you?",
         "ASSISTANT:",
+        "<|user|> is a token of Zephyr, and <start_of_turn> one of Gemma.",
+        "<start_of_turn> is a token of Gemma. What is <start_of_turn>model for?",
+        "<|fim_prefix|>def f():<|fim_suffix|><|fim_middle|>",
+        "<|endoftext|> is a token. Is <|assistant|> one too?",
+        "<b>bold</b> is what the assistant",
         "",
         " ",
     ],
@@ -108,6 +123,17 @@ def test_ordinary_prompts_stay_as_they_are(text):
         ALPACA.format("a\n\n### Response:\n"),
         "\n\nHuman: a\n\nHuman: b\n\nAssistant:",
         "### Human: a### Human: b### Assistant:",
+        "<start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nSure, ",
+        "<start_of_turn>critic\na<end_of_turn>\n<start_of_turn>model\n",
+        "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n",
+        "<|user|>\na<|end|>\n<|user|>\nb<|end|>\n<|assistant|>\n",
+        "<|prompter|>a<|endoftext|><|assistant|>",
+        "<|begin_of_text|><|header_start|>user<|header_end|>\n\na<|eot|><|header_start|>assistant<|header_end|>\n\n",
+        "<|start_of_role|>user<|end_of_role|>a<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
+        "<|start|>user<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>",
+        "<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|>a<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜>",
+        "[gMASK]<sop><|user|>\na<|assistant|>",
     ],
 )
 def test_refused_rather_than_templated_twice(prompt):
@@ -145,12 +171,65 @@ def test_nothing_but_an_end_of_turn_is_an_empty_turn():
 
 
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
+def test_an_instruction_in_a_template(name, prompt, inside):
+    layout, row = read({"instruction": prompt, "input": "", "output": "x</s>"})
+    assert (layout, spelled(row.messages)) == ("alpaca", f"{inside}|A x")
+    assert row.notes == (f"unwrapped_{name}_template", "removed_end_of_turn")
+    row = read({"instruction": prompt, "input": None, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
+    assert (spelled(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
+    with pytest.raises(Malformed, match="baked_in_template"):
+        read({"instruction": prompt, "input": "1, 2", "output": "x"})
+
+
+@pytest.mark.parametrize("name, prompt, inside", FRAMED)
+def test_a_users_turn_in_a_template(name, prompt, inside):
+    notes = (f"unwrapped_{name}_template",)
+    spoken = [{"from": "human", "value": prompt}, {"from": "gpt", "value": "x</s>"}]
+    for raw in (
+        {"messages": turns(f"U {prompt}", "A x</s>")},
+        {"conversations": spoken},
+        {"turns": [{"speaker": "USER", "utterance": prompt}, {"speaker": "SYSTEM", "utterance": "x</s>"}]},
+    ):
+        row = read(raw)[1]
+        assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (*notes, "removed_end_of_turn"))
+    assert spelled(read({"prompt": spoken[:1], "response": "x"})[1].messages) == f"{inside}|A x"
+    whole = {"chosen": turns(f"U {prompt}", "A x"), "rejected": turns(f"U {prompt}", "A y</s>")}
+    row = read(whole, PREFERENCES)[1]
+    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == (inside, "A x", "A y")
+    later = {"messages": turns("U first", "A second", f"U {prompt}", "A x")}
+    if "|" in inside:
+        with pytest.raises(Malformed, match=r"baked_in_template: .*later turn"):
+            read(later)
+    else:
+        assert spelled(read(later)[1].messages) == f"U first|A second|{inside}|A x"
+
+
+def test_what_the_system_is_told_inside_a_template_may_stand_beside_it():
+    framed = "[INST] <<SYS>>\nbe brief\n<</SYS>>\n\nhi [/INST]"
+    row = read({"messages": turns(f"U {framed}", "A x"), "system": "be brief"})[1]
+    assert row.messages == turns("S be brief", "U hi", "A x")
+    with pytest.raises(Malformed, match="two_turns_in_a_row"):
+        read({"messages": turns("S be brief", f"U {framed}", "A x")})
+
+
+def test_turns_that_mention_templates_stay():
+    said = turns("U What is [INST] x [/INST]?", "A <|user|>\nA mark.</s>", "U USER: is in my log", "A x<|end|>")
+    row = read({"messages": said})[1]
+    assert (row.messages, row.notes) == (said, ())
+
+
+def test_a_template_inside_a_template_stays():
+    row = read({"prompt": "USER: [INST] hi [/INST] ASSISTANT:", "response": "x"})[1]
+    assert row.messages == turns("U [INST] hi [/INST]", "A x")
+
+
+@pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_a_whole_conversation_in_a_template(name, prompt, inside):
-    ends = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "transcript": ""}
+    ends = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "transcript": ""}
     if prompt.rstrip().endswith(("<|im_end|>", "<|eot_id|>")):
         assert conversation_in(prompt) is None
         return
-    gap = "\n" if prompt.endswith("assistant") else " " * (prompt[-1] not in " \n")
+    gap = "\n" if prompt.endswith(("assistant", "model", "<|assistant|>")) else " " * (prompt[-1] not in " \n")
     text = f"{prompt}{gap}x{ends.get(name, '</s>')}"
     assert spelled(conversation_in(text)) == f"{inside}|A x"
     assert read({"text": text}) == ("dialogue", read({"messages": conversation_in(text)})[1])

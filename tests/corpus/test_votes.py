@@ -132,8 +132,8 @@ def test_labelled_completions_as_turns_and_in_templates():
 @pytest.mark.parametrize(
     "raw, reason",
     [
-        (single("a", "x", "good"), "wrong_type"),
-        (single("a", "x", 1), "wrong_type"),
+        (single("a", "x", "greeting"), "wrong_type"),
+        (single("a", "x", 2), "wrong_type"),
         (single("a", "x", None), "missing_column"),
         (single(None, "x", True), "missing_column"),
         (single("a", None, True), "missing_column"),

@@ -28,6 +28,7 @@ class Cleaner:
 
     Attributes:
         counts: rows changed by each text step, and personal data masked, by kind.
+        mask: masks personal data in any other text without counting it, where it is masked at all.
     """
 
     def __init__(self, cleaning: Cleaning):
@@ -41,6 +42,7 @@ class Cleaner:
             self.steps["normalization"] = lambda text: unicodedata.normalize(cleaning.normalization, text)
         if cleaning.mask_personal_data:
             self.steps["mask_personal_data"] = _masker(cleaning.mask_personal_data, self.counts)
+        self.mask = _masker(cleaning.mask_personal_data, Counter()) if cleaning.mask_personal_data else None
         self.patterns = [re.compile(pattern) for pattern in cleaning.drop_matching]
         self.classify = _language_classifier(cleaning.languages) if cleaning.languages else None
         # Whether there is anything to do.

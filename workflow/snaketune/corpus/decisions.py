@@ -1,7 +1,8 @@
 """What becomes of each sound row, decided by numbers about all of them: dropped and why, held out, or used how often.
 
-In this order: duplicates, near duplicates, contamination, caps, split, weights. A row that one step drops is out of sight
-of the next. Costs some 80 bytes of memory per row at its peak, and 2 µs.
+In this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one step drops is out of sight
+of the next. A held-out row is never contaminated: corpora with prompts in common hold out the same ones, and there is no
+harm in a test that two corpora share. Costs some 80 bytes of memory per row at its peak, and 2 µs.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from snaketune.corpus.mixing import over_cap, times_used
 from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.scan import Scan, SourceCounts
 from snaketune.corpus.splits import is_held_out
+from snaketune.progress import progress
 
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")
 
@@ -29,7 +31,7 @@ class Decisions:
         held_out: whether it is on the side of the split that is held out.
         times: how often it is written; 0 if it is dropped.
         group: the first row of its group of near duplicates, where they are looked for.
-        evaluations: rows that each evaluation hits, where contamination is looked for.
+        evaluations: train rows that each evaluation hits, where contamination is looked for.
     """
 
     dropped: np.ndarray
@@ -58,7 +60,9 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
     held_out = is_held_out(drawn, spec.held_out)
     evaluations: dict[str, int] = {}
     if scan.contamination:
-        contaminated, evaluations = scan.contamination.confirm(dropped == 0, contamination_record)
+        contaminated, evaluations = scan.contamination.confirm(
+            dropped == 0, held_out, spool=scan.spool, hashes=hashes, drawn=drawn, record=contamination_record
+        )
         dropped[contaminated] = REASONS.index("contaminated")
     for source, counts in zip(spec.sources, sources):
         if source.max_rows:
@@ -92,7 +96,7 @@ def _sides(drawn: np.ndarray, group: np.ndarray, prompts: Signatures, compared: 
     """
     same_prompt = first_of(drawn)
     sides = Groups(same_prompt)
-    for row in np.flatnonzero(group != np.arange(len(group))).tolist():
+    for row in progress(np.flatnonzero(group != np.arange(len(group))).tolist(), "joining near duplicates", "rows"):
         sides.join(row, int(group[row]))
     prompts.join_similar(sides, compared & (same_prompt == np.arange(len(group))), "prompts")
     return sides.first()

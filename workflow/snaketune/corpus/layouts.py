@@ -12,7 +12,7 @@
                       or chosen and rejected as whole conversations, whose shared beginning is the prompt
     transcripts       chosen and rejected as "\\n\\nHuman: ...\\n\\nAssistant: ..." texts, which begin alike
     votes             a prompt, response1 and response2 (or _a and _b), and who liked which better
-    unpaired          prompt, completion, label: true or false
+    unpaired          prompt, completion, label: true or false, 1 or 0, or a text that means one of them
 
 `answer` and `task` columns are taken along wherever they aren't the response itself, and a `system` column is the
 system turn. A null column counts as absent. Costs a few microseconds per row; flat trees and unpaired completions hold
@@ -33,9 +33,9 @@ from snaketune.corpus.recognise import check_kind, prompt_and_response, recognis
 from snaketune.corpus.repair import mend
 from snaketune.corpus.roles import check
 from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Row
-from snaketune.corpus.templates import may_be_framed
+from snaketune.corpus.templates import may_be_framed, unwrapped
 from snaketune.corpus.trees import is_nested_tree, rows_of_messages, rows_of_tree
-from snaketune.corpus.turns import completion_turns, exchange, turns_of
+from snaketune.corpus.turns import exchange, turns_of, unframe
 from snaketune.corpus.unpaired import paired
 from snaketune.corpus.votes import answer_columns, winner
 
@@ -66,6 +66,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
         if row is None or isinstance(row, Exception):
             return row
         try:
+            unframe(row)
             if layout != "fields" and (labelled or not LABELS.isdisjoint(found)):
                 columns = prompt_and_response(tuple(_present(found))) if layout == "prompt-response" else None
                 take_along(found, row, fields, but_answer=columns is not None and columns[1] == "answer")
@@ -144,8 +145,8 @@ def _turns(raw: Raw, speakers: Speakers) -> Row:
 def _alpaca(raw: Raw, speakers: Speakers) -> Row:
     prompt, notes = _instruction(raw)
     response = "output" if "output" in raw or "response" not in raw else "response"
-    turns = [{"role": "user", "content": prompt}, *completion_turns(column_of(raw, response), response, speakers)]
-    return Conversation(messages=turns, notes=notes)
+    turns, (answer,), unwrapped_ = exchange(prompt, {response: column_of(raw, response)}, speakers)
+    return Conversation(messages=turns + answer, notes=unwrapped_ + notes)
 
 
 def _instances(raw: Raw, speakers: Speakers) -> Iterator[Row | Malformed]:
@@ -230,6 +231,8 @@ def _instruction(raw: Raw) -> tuple[str, tuple[str, ...]]:
         return instruction, ("noinput_placeholder",)
     if not given or given.isspace():
         return instruction, ()
+    if unwrapped(instruction):
+        raise Malformed("baked_in_template", "a template frames the instruction, and the input stands outside of it")
     return (f"{instruction}\n\n{given}" if instruction.strip() else given), ()
 
 

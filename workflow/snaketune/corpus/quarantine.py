@@ -1,59 +1,112 @@
 """Where malformed rows go, and when they are too many."""
 
 import json
+import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import Malformed, excerpt
+from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed, excerpt
 from snaketune.errors import SnaketuneError
 
 ROWS_SHOWN = 10
 COMMONEST_REASONS_SHOWN = 3
+# What is left of personal data where a text was cut short: nobody can tell what kind it was any more.
+HALF_AN_ADDRESS = re.compile(r"""[^\s"'@]*@[^\s"']*""")
+LAST_WORD_OR_NUMBER = re.compile(r"""[\d\s().+-]*[^\s"']*$""")
+
+
+def printable(text: str) -> str:
+    r"""Control characters and all else that doesn't show, as the escapes that JSON has for them.
+
+    A terminal would obey some of them, wherever they came from.
+
+    >>> printable("a\x1b[31m\x9b")
+    'a\\u001b[31m\\u009b'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 @dataclass
 class Quarantine:
-    """The file that bad rows are listed in, and what of them a message needs."""
+    """The file that bad rows are listed in, and what of them a message needs.
+
+    Attributes:
+        mask: what masks personal data, here as in the rows, where it is masked at all.
+    """
 
     file: TextIO
+    mask: Callable[[str], str] | None = None
     reasons: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
 
     def add(self, file: str, raw: RawRow, error: Malformed) -> None:
-        found = error.excerpt if isinstance(raw.found, Malformed) else excerpt(raw.found)
         record = {
             "file": file,
             raw.unit: raw.number,
             "reason": error.reason,
-            "detail": error.detail,
-            "excerpt": found,
+            "detail": self._masked_text(error.detail),
+            "excerpt": self._excerpt(raw, error),
         }
-        line = json.dumps(record, ensure_ascii=False)
+        line = printable(json.dumps(record, ensure_ascii=False))
         self.file.write(line + "\n")
         self.reasons[error.reason] += 1
         place = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
-        self.examples.setdefault(error.reason, f"{place}: {error.detail}")
+        self.examples.setdefault(error.reason, printable(f"{place}: {record['detail']}"))
         if len(self.first) < ROWS_SHOWN:
             self.first.append(line)
 
-    def judge(self, rows: int, sound: int, limit: float) -> None:
+    def _excerpt(self, raw: RawRow, error: Malformed) -> str:
+        if isinstance(raw.found, Malformed):
+            text = self._masked_text(error.excerpt)
+            return (
+                LAST_WORD_OR_NUMBER.sub("…", text, count=1)
+                if self.mask and len(error.excerpt) >= EXCERPT_LENGTH
+                else text
+            )
+        if not self.mask:
+            return excerpt(raw.found)
+        try:
+            # Before it is cut, while all is still whole.
+            return excerpt(self._masked(raw.found))
+        except RecursionError:
+            return "…"
+
+    def _masked_text(self, text: str) -> str:
+        return HALF_AN_ADDRESS.sub("…", self.mask(text)) if self.mask else text
+
+    def _masked(self, value: Any) -> Any:
+        match value:
+            case dict():
+                return {self.mask(str(key)): self._masked(part) for key, part in value.items()}
+            case list():
+                return [self._masked(part) for part in value]
+            case _:
+                spelled = str(value)
+                masked = self.mask(spelled)
+                return value if masked == spelled else masked
+
+    def judge(self, rows: int, sound: int, limit: float, kept_at: Path) -> None:
         """End the stage if too many of the rows are here.
 
         Args:
             rows: all that was found.
             sound: how many of them can be used.
             limit: the share that may be malformed.
+            kept_at: where the file, closed by now, is moved then.
         Raises:
             SnaketuneError: a larger share is, or no row is sound.
         """
         bad = self.reasons.total()
         if not bad or (sound and bad / rows <= limit):
             return
-        # The payload, and this file with it, is gone when the stage fails; the log stays.
+        # The next attempt begins with an empty payload. The first rows are in the log too, wherever that is read.
+        Path(self.file.name).replace(kept_at)
         encoding = sys.stdout.encoding or "utf-8"
         for line in self.first:
             print(f"quarantined: {line}".encode(encoding, "backslashreplace").decode(encoding))
@@ -64,9 +117,10 @@ class Quarantine:
         )
         if not sound:
             raise SnaketuneError(
-                f"none of the {rows} rows can be used:{reasons}\nCheck `layout` and `fields` of the source"
+                f"none of the {rows} rows can be used:{reasons}\n"
+                f"All are listed in {kept_at}\nCheck `layout` and `fields` of the source"
             )
         raise SnaketuneError(
             f"{bad} of {rows} rows ({bad / rows:.2%}) are malformed, more than the {limit:.2%} "
-            f"allowed:{reasons}\nFix these rows, or raise corpora.<name>.max_quarantined_fraction"
+            f"allowed:{reasons}\nAll are listed in {kept_at}\nFix these rows, or raise corpora.<name>.max_quarantined_fraction"
         )

@@ -9,6 +9,7 @@ from snaketune.corpus.mapped import columns_of
 from snaketune.corpus.pairs import is_transcript
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.trees import is_message, is_nested_tree
+from snaketune.corpus.unpaired import verdict
 from snaketune.corpus.votes import answer_columns
 
 PROMPT_AND_RESPONSE = (
@@ -63,7 +64,8 @@ def recognise(raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[
         return "dialogue"
     if layout == "pairs" and is_transcript(raw["chosen"]) and not raw.keys() & {"prompt", "question", "instruction"}:
         return "transcripts"
-    if layout == "prompt-response" and isinstance(raw.get("label"), bool) and "prompt" in raw:
+    if layout == "prompt-response" and "prompt" in raw and verdict(raw.get("label")) is not None:
+        # Taken for a plain exchange, the bad completions would be learned like the good ones.
         return "unpaired"
     return layout
 

@@ -19,7 +19,7 @@ import numpy as np
 from snaketune.config.corpora import Source
 from snaketune.config.specs import CorpusSpec
 from snaketune.corpus.cleaning import Cleaner
-from snaketune.corpus.contamination import Contamination
+from snaketune.corpus.contamination import Contamination, texts_of
 from snaketune.corpus.layouts import canonical_rows
 from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.quarantine import Quarantine
@@ -151,21 +151,18 @@ class Scan:
         self.batch, self.places = [], []
 
     def _look_at_words(self) -> None:
-        # What the system is told is the same in row after row, and would make them all alike.
-        turns = [[turn["content"] for turn in row.turns if turn["role"] != "system"] for row in self.batch]
-        texts = [text for row in turns for text in row]
-        first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)
+        turns = [texts_of(row.turns) for row in self.batch]
         if self.texts and self.prompts:
+            first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)
             # Brackets, operators and digits are all that some rows differ in: exercises in logic, code, arithmetic.
-            words = words_of(texts, symbols=True)
+            words = words_of([text for row in turns for text in row], symbols=True)
             self.texts.append(Runs(words.hashes, words.starts[first]))
             prompts = (next(turn for turn in row.opening if turn["role"] == "user") for row in self.batch)
             self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
         if self.contamination:
             places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
             row = len(self.hashes) - len(self.batch)
-            hashes = np.array(self.hashes[row:], np.uint64)
-            self.contamination.append(words_of(texts), texts, first[:-1], places, hashes, row)
+            self.contamination.append(turns, places, np.array(self.hashes[row:], np.uint64), row)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """Files and Hub datasets to raw rows, one at a time.
 
-Text files and tables are streamed; a .json that holds one array is the exception, it is parsed whole. A row that can't
-be read is handed on as the reason why; a file that can't be read, or breaks off in the middle, ends the stage, because
-nobody knows how much of it is missing.
+All of them are streamed. A row that can't be read is handed on as the reason why; a file that can't be read, or breaks
+off in the middle, ends the stage, because nobody knows how much of it is missing.
 """
 
 import gzip

@@ -49,10 +49,13 @@ def build(
     Raises:
         SnaketuneError: a file that can't be read, too many malformed rows, or none that is left.
     """
+    # An earlier attempt's.
+    for name in (QUARANTINE, CONTAMINATION):
+        (work.folder / name).unlink(missing_ok=True)
     with ExitStack() as stack:
-        # Half characters, which only damaged rows hold, are written as the escapes that JSON has for them.
+        cleaner = Cleaner(spec.cleaning)
         quarantine = Quarantine(
-            stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8", errors="backslashreplace"))
+            stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8")), mask=cleaner.mask
         )
         spool = stack.enter_context(Spool(work.state / "rows.arrow", spec.kind))
         texts = prompts = contamination = None
@@ -63,12 +66,14 @@ def build(
             )
         if spec.decontamination:
             evaluated = _evaluated(against, against_files, spec.decontamination.ngram)
-            contamination = stack.enter_context(Contamination(work.state / "hits.jsonl", evaluated))
+            contamination = stack.enter_context(
+                Contamination(work.state, evaluated, n=spec.decontamination.ngram, own=0 < spec.held_out < 1)
+            )
         scan = Scan(
             spec,
             spool=spool,
             quarantine=quarantine,
-            cleaner=Cleaner(spec.cleaning),
+            cleaner=cleaner,
             texts=texts,
             prompts=prompts,
             contamination=contamination,
@@ -76,12 +81,14 @@ def build(
         sources = [scan.read(source, paths) for source, paths in sources_with_files(spec, files)]
         scan.finish()
     found = sum(source.read + source.extra for source in sources)
-    quarantine.judge(found, len(scan.hashes), spec.max_quarantined_fraction)
+    quarantine.judge(found, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
     decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
     counts = _counts(spec, scan, sources, decisions, quarantine)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
-        raise SnaketuneError(f"none of the {found} rows is left; dropped:{dropped}\nAsk for less, or add rows")
+        raise SnaketuneError(
+            f"none of the {found} rows is left; dropped:{dropped}\n{_put_aside(work)}Ask for less, or add rows"
+        )
     hashes = np.frombuffer(scan.hashes, np.uint64)
     write_rows(spool, work.payload, hashes, decisions.times, decisions.held_out)
     if decisions.group is not None:
@@ -100,6 +107,16 @@ def build(
         ),
         libraries=_libraries(spec),
     )
+
+
+def _put_aside(work: WorkFolder) -> str:
+    """Move the records that hold anything out of the payload, which the next attempt empties; say where they are."""
+    said = ""
+    for name in (QUARANTINE, CONTAMINATION):
+        record = work.payload / name
+        if record.is_file() and record.stat().st_size:
+            said += f"See {record.replace(work.folder / name)}\n"
+    return said
 
 
 def _evaluated(corpora: list[Artifact], files: list[Path], n: int) -> list[EvaluatedTexts]:

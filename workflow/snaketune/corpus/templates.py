@@ -11,6 +11,10 @@ is. A framed prompt that can't be taken apart cleanly is refused, never template
     vicuna       A chat between … USER: … ASSISTANT: …</s>USER: … ASSISTANT:
     human        ### Human: … ### Assistant:
     transcript   \n\nHuman: …\n\nAssistant:
+    gemma        <start_of_turn>user\n…<end_of_turn>\n<start_of_turn>model\n
+    tags         <|user|>\n…<|end|>\n<|assistant|>\n                            also with </s> or <|endoftext|>
+
+Any other text that begins with marks like `<|…|>` and ends in one that opens the assistant's turn is refused.
 """
 
 import re
@@ -47,6 +51,7 @@ SPEAKERS = {
     "instruction": "user",
     "input": "input",
     "assistant": "assistant",
+    "model": "assistant",
     "response": "assistant",
     "inst": "user",
     "/inst": "assistant",
@@ -109,11 +114,45 @@ TEMPLATES = (
         (),
         "",
     ),
+    Template(
+        "gemma",
+        re.compile(r"\s*(?:<bos>)?\s*(?=<start_of_turn>\w)"),
+        re.compile(r"<start_of_turn>(\w+)\n?"),
+        ("<start_of_turn>model", "<end_of_turn>"),
+        ("<end_of_turn>",),
+        "",
+        special=True,
+    ),
+    Template(
+        "tags",
+        re.compile(r"\s*(?:<s>|<bos>)?\s*(?=<\|(?:system|user|assistant)\|>)"),
+        re.compile(r"<\|(system|user|assistant)\|>\n?"),
+        ("<|assistant|>", "<|end|>", "</s>", "<|endoftext|>"),
+        ("<|end|>", "</s>", "<|endoftext|>"),
+        "\n",
+        special=True,
+    ),
 )
-MAY_OPEN = re.compile(r"\s*(?:Below is an instr|### |A chat between |USER:|Human:|<s>|<\||\[INST\])")
-SPECIAL_MARKS = re.compile(r"<\|im_(?:start|end)\|>|<\|(?:start_header|end_header|eot)_id\|>|\[/?INST\]|<</?SYS>>")
+MAY_OPEN = re.compile(
+    r"\s*(?:Below is an instr|### |A chat between |USER:|Human:|<s>|<bos>|<BOS_TOKEN>|<start_of_turn>|<[|｜]"
+    r"|\[INST\]|\[gMASK\])"
+)
+SPECIAL_MARKS = re.compile(
+    r"<\|im_(?:start|end)\|>|<\|(?:start_header|end_header|eot)_id\|>|\[/?INST\]|<</?SYS>>"
+    r"|<(?:start|end)_of_turn>|<\|(?:system|user|assistant|end)\|>"
+)
+# Marks of templates that aren't known here, and how they open the assistant's turn: by a mark that names it, or by its
+# name after a mark. Some models write the bars of theirs as full-width ones.
+UNKNOWN_OPENS = re.compile(r"\s*(?:<\w+>|\[gMASK\])*<[|｜][^|｜<>\s]{1,40}[|｜]>")
+ASSISTANT = r"(?:assistant|chatbot|model|gpt|bot)"
+UNKNOWN_CLOSES = re.compile(
+    rf"(?:<[|｜][^|｜<>\s]{{0,30}}{ASSISTANT}[^|｜<>\s]{{0,30}}[|｜]>|[|｜]>{ASSISTANT})"
+    r"(?:<[|｜]\w{1,40}[|｜]>\w*)*\s*\Z",
+    re.IGNORECASE,
+)
+LONGEST_CLOSE = 200
 SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
-ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
 
 
 def may_be_framed(prompt: str) -> bool:
@@ -151,6 +190,8 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
         if not turns or turns[-1]["role"] != "user" or not _is_clean(template, turns):
             raise Malformed("baked_in_template", f"a {template.name} template frames the prompt and can't be taken off")
         return turns, f"unwrapped_{template.name}_template"
+    if UNKNOWN_OPENS.match(prompt) and UNKNOWN_CLOSES.search(prompt.rstrip()[-LONGEST_CLOSE:]):
+        raise Malformed("baked_in_template", "a template that isn't known here frames the prompt")
     return None
 
 

@@ -1,25 +1,25 @@
 """JSON, JSON lines and CSV to raw rows.
 
 What a file calls itself is only a hint: a .json with one object per line and a .jsonl with one array are both common.
-The first two lines decide. A damaged line costs that line, a damaged array costs the file. JSON lines are read at some
-200 MB/s.
+The first two lines decide. A damaged line costs that line, a damaged array costs the file. Either is read a little at a
+time, so that memory doesn't grow with the file.
 """
 
 import csv
 import io
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, BinaryIO
 
-from snaketune.corpus.json_values import malformed_in, parse, parse_document
+from snaketune.corpus.json_arrays import document_rows
+from snaketune.corpus.json_values import parse
 from snaketune.corpus.raw import RawRow
 from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed, excerpt
 from snaketune.errors import SnaketuneError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LONGEST_CSV_CELL = 2**31 - 1
-# An object with one of these holding a list is a row itself; any other object around one list wraps rows.
-COLUMNS_OF_LISTS = {"messages", "conversations", "conversation", "turns", "instances", "replies", "chosen", "rejected"}
+# Of a longer first line, only the beginning is looked at: it may be a whole file.
+LONGEST_HEAD = 1 << 20
 
 Opening = Callable[[], BinaryIO]
 
@@ -35,26 +35,24 @@ def read_json(opening: Opening, shown: str) -> Iterator[RawRow]:
     Raises:
         SnaketuneError: neither one JSON document nor lines of JSON.
     """
-    with opening() as file:
-        head = [line for _, line in islice(_lines(file), 2)]
+    head = _head(opening)
     if not head:
         return
     if _is_lines(head, shown):
         yield from _json_lines(opening)
         return
+    number = 0
     try:
         with opening() as file:
-            document, twice = parse_document(file.read().removeprefix(BYTE_ORDER_MARK))
+            for number, row in enumerate(document_rows(file, shown, BYTE_ORDER_MARK), start=1):
+                yield RawRow("row", number, row if type(row) is dict else _object(row))
     except Malformed as error:
-        if not _is_object(head[-1]):
+        if number or not _is_object(head[-1]):
             raise SnaketuneError(
                 f"{shown} isn't whole JSON: {error.detail}. It may be cut off; fetch it again"
             ) from None
         # Lines after all, and the first of them is damaged.
         yield from _json_lines(opening)
-        return
-    for number, row in enumerate(_rows_of(document), start=1):
-        yield RawRow("row", number, (twice and malformed_in(row)) or _object(row))
 
 
 def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
@@ -120,6 +118,18 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+def _head(opening: Opening) -> list[bytes]:
+    """The first two lines that aren't blank, each as far as it is looked at."""
+    head: list[bytes] = []
+    with opening() as file:
+        line = file.readline(LONGEST_HEAD).removeprefix(BYTE_ORDER_MARK)
+        while line and len(head) < 2:
+            if not line.isspace():
+                head.append(line)
+            line = file.readline(LONGEST_HEAD)
+    return head
+
+
 def _json_lines(opening: Opening) -> Iterator[RawRow]:
     with opening() as file:
         for number, line in _lines(file):
@@ -134,6 +144,9 @@ def _is_lines(head: list[bytes], shown: str) -> bool:
     """Whether a file that begins with these lines is one JSON value per line."""
     called_lines = shown.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
     first = head[0].strip()
+    cut = len(head[0]) >= LONGEST_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
+    if cut and first.startswith((b"{", b"[")):
+        return called_lines and first.startswith(b"{")
     try:
         value = parse(first)
     except Malformed:
@@ -147,16 +160,6 @@ def _is_object(line: bytes) -> bool:
         return isinstance(parse(line), dict)
     except Malformed:
         return False
-
-
-def _rows_of(document: Any) -> list[Any]:
-    if isinstance(document, dict):
-        arrays = [(key, value) for key, value in document.items() if isinstance(value, list)]
-        if len(arrays) == 1:
-            key, array = arrays[0]
-            if key not in COLUMNS_OF_LISTS and all(isinstance(item, (dict, Malformed)) for item in array):
-                return array
-    return document if isinstance(document, list) else [document]
 
 
 def _object(value: Any) -> dict[str, Any] | Malformed:

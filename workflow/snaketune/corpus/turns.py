@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from snaketune.corpus.parts import calls_text, content_of, kind_of, text_of
-from snaketune.corpus.rows import Malformed, Message
-from snaketune.corpus.templates import unwrapped, without_end
+from snaketune.corpus.rows import Conversation, Malformed, Message, Row
+from snaketune.corpus.templates import may_be_framed, unwrapped, without_end
 
 ROLES = {
     "system": "system",
@@ -92,6 +92,44 @@ def exchange(
             # After "ASSISTANT:", the space belongs to the template.
             answer[0]["content"] = answer[0]["content"].removeprefix(" ")
     return turns, answers, notes
+
+
+def unframe(row: Row) -> None:
+    """Take the templates off what users say in a row, in place, and then the end-of-turn strings off the answers.
+
+    A template around the first turn may hold further turns. One around a later turn that does would tell the
+    conversation anew, and is refused.
+    """
+    for turn in row.opening:
+        if turn["role"] == "user" and may_be_framed(turn["content"]):
+            break
+    else:
+        return
+    if any(note.startswith("unwrapped_") for note in row.notes):
+        return
+    bare: list[Message] = []
+    notes: list[str] = []
+    for turn in row.opening:
+        found = unwrapped(turn["content"]) if turn["role"] == "user" else None
+        if found is None:
+            bare.append(turn)
+            continue
+        inside, note = found
+        if len(inside) > 1 and any(earlier["role"] == "user" for earlier in bare):
+            raise Malformed("baked_in_template", "a template frames a later turn of the user, and holds several turns")
+        bare += inside
+        notes.append(note)
+    if not notes:
+        return
+    row.opening[:] = bare
+    parts = (row.messages,) if isinstance(row, Conversation) else (row.prompt, row.chosen, row.rejected)
+    for part in parts:
+        for i, turn in enumerate(part):
+            text = without_end(turn["content"]) if turn["role"] == "assistant" else turn["content"]
+            if text != turn["content"]:
+                part[i] = {"role": "assistant", "content": text}
+                notes.append("removed_end_of_turn")
+    row.notes += tuple(dict.fromkeys(notes))
 
 
 def completion_turns(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> list[Message]:

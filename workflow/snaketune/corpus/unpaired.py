@@ -5,8 +5,35 @@ first bad one, the second with the second. What finds no partner in its file is 
 from collections import defaultdict
 from typing import Any
 
-from snaketune.corpus.rows import Dropped, Malformed, Preference
-from snaketune.corpus.turns import exchange, kind_of
+from snaketune.corpus.rows import Dropped, Malformed, Preference, excerpt
+from snaketune.corpus.turns import exchange
+
+# What a label may be. True equals 1 and 1.0, so these stand for all three; texts are compared in lower case.
+VERDICTS: dict[Any, bool] = {
+    1: True,
+    "true": True,
+    "1": True,
+    "1.0": True,
+    "yes": True,
+    "good": True,
+    0: False,
+    "false": False,
+    "0": False,
+    "0.0": False,
+    "no": False,
+    "bad": False,
+}
+
+
+def verdict(label: Any) -> bool | None:
+    """Whether a label says good or bad; None for any other label, such as the name of a class.
+
+    >>> verdict(0), verdict("True"), verdict("greeting")
+    (False, True, None)
+    """
+    if isinstance(label, str):
+        return VERDICTS.get(label.strip().lower())
+    return VERDICTS.get(label) if isinstance(label, (bool, int, float)) else None
 
 
 def paired(raws: list[dict[str, Any]], speakers: dict[str, str]) -> list[Preference | Malformed | Dropped | None]:
@@ -42,6 +69,7 @@ def _read(raw: dict[str, Any]) -> tuple[Any, Any, bool]:
     for column in ("prompt", completion, "label"):
         if column not in raw:
             raise Malformed("missing_column", f"no column {column}, or it is null; the row has {', '.join(raw)[:200]}")
-    if not isinstance(raw["label"], bool):
-        raise Malformed("wrong_type", f"label holds {kind_of(raw['label'])}, expected true or false")
-    return raw["prompt"], raw[completion], raw["label"]
+    good = verdict(raw["label"])
+    if good is None:
+        raise Malformed("wrong_type", f"label holds {excerpt(raw['label'])[:40]}, expected true or false, or 1 or 0")
+    return raw["prompt"], raw[completion], good
