@@ -67,6 +67,18 @@ WRONG = [
         {"min_characters": 9, "max_characters": 3},
         ["cleaning", "more than max_characters 3"],
     ),
+    ("corpora.demo-chat.parts", 1000, ["corpora.demo-chat.parts", "1000", "less than or equal to 128"]),
+    ("corpora.demo-chat.held_out", 1.0, ["sft.demo.corpus", "'demo-chat' holds out all its rows"]),
+    (
+        "corpora.bench",
+        {
+            "kind": "conversations",
+            "sources": [{"files": ["resources/demo/chat.jsonl"]}],
+            "held_out": 1,
+            "decontamination": {},
+        },
+        ["corpora.bench", "held_out is 1", "take decontamination out"],
+    ),
     ("corpora.demo-chat.repair", ["merge"], ["corpora.demo-chat.repair", "'merge'", "'merge-same-role'"]),
     ("corpora.demo-chat.sources.0.speakers", {"A": "bot"}, ["sources.0.speakers.A", "'bot'", "'assistant'"]),
     ("corpora.demo-chat.sources.0.weight", 0, ["sources.0.weight", "greater than 0"]),
@@ -215,7 +227,8 @@ def test_a_corpus_is_decontaminated_against_what_is_evaluated(raw):
         raw["corpora"][name] = raw["corpora"]["demo-chat"] | {"held_out": 1.0}
         raw["eval"]["demo"]["conversations"].append(name)
     raw["corpora"]["demo-chat"]["decontamination"] = {}
-    raw["corpora"]["clean-bench"]["decontamination"] = {}
+    # One that is cleaned itself can't be waited for.
+    raw["corpora"]["clean-bench"] |= {"decontamination": {}, "held_out": 0.5}
     job = Plan(*load(raw)).job("corpus", "demo-chat")
     assert [against.name for against in job.artifacts["against"]] == ["bench", "demo-preferences"]
     assert [Path(file).name for file in job.files["against_files"]] == ["demo_choice.jsonl"]

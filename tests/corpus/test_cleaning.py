@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from snaketune import patterns
 from snaketune.config.corpora import Cleaning
 from snaketune.corpus.cleaning import Cleaner
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference
@@ -84,6 +85,7 @@ import sys, threading
 seen = []
 sys.addaudithook(lambda event, _: seen.append(event) if event.startswith(("socket.", "urllib.")) else None)
 threading.Thread.start = lambda self: seen.append("thread")
+from snaketune import patterns
 from snaketune.config.corpora import Cleaning
 from snaketune.corpus.cleaning import Cleaner
 from snaketune.corpus.rows import Conversation
@@ -189,3 +191,12 @@ def test_each_part_of_a_preference_is_cleaned():
 def test_rows_made_the_same_are_duplicates(make, chat):
     built = make([chat("ﬁ"), chat("fi")], cleaning={"normalization": "NFKC"})
     assert built.counts["dropped"] == {"duplicate": 1}
+
+
+def test_a_pattern_that_never_ends_stops_the_stage_with_pattern_and_place(make, monkeypatch):
+    monkeypatch.setattr(patterns, "SECONDS", 0.2)
+    endless = "a" * 60 + "!"
+    rows = [{"prompt": "fine", "response": "yes"}, {"prompt": endless, "response": endless}]
+    for settings in ({"cleaning": {"drop_matching": ["(a|aa)+$"]}}, {"answer_pattern": "^(?:a|aa)+()$"}):
+        with pytest.raises(SnaketuneError, match=r"data/0.jsonl, line 2: the pattern .* takes more than"):
+            make(rows, **settings)

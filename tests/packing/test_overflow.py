@@ -40,7 +40,7 @@ def test_drop_counts_rows_and_tokens():
 
 
 def test_truncate_cuts_behind_a_turn_where_something_is_learned_by_then():
-    for length, stop, learned_tokens in ((29, 14, 5), (20, 14, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
+    for length, stop, learned_tokens in ((29, 10, 5), (20, 10, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
         pieces, losses = cut([CHAT], "truncate", length)
         assert ranges(pieces) == [(0, 0, stop)], length
         assert pieces.supervised.tolist() == [learned_tokens]
@@ -51,8 +51,9 @@ def test_truncate_cuts_behind_a_turn_where_something_is_learned_by_then():
 
 
 def test_split_cuts_behind_turns_and_a_new_piece_has_no_label_on_its_first_token():
-    pieces, losses = cut([CHAT], "split", 16)
-    assert ranges(pieces) == [(0, 0, 14), (0, 14, 30)]
+    # A question stays with its answer.
+    pieces, losses = cut([CHAT], "split", 20)
+    assert ranges(pieces) == [(0, 0, 10), (0, 10, 30)]
     assert pieces.supervised.tolist() == [5, 10]
     assert (losses.split_rows, losses.split_pieces) == (1, 2)
     # No turn ends in the second piece's reach, so it is cut in the middle of what is learned.

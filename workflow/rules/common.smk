@@ -12,11 +12,15 @@ sys.path.insert(0, str(PACKAGE_ROOT))
 # Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
 # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
 # Snakemake formats the prefix too, so braces are doubled.
+# A config that was given is told, so that a message can name the whole command that heals a file.
+GIVEN_CONFIG = " ".join(shlex.quote(str(path)) for path in workflow.overwrite_configfiles)
 shell.prefix(
-    "set -euo pipefail; "
-    "export OMP_WAIT_POLICY=PASSIVE PYTHONPATH="
-    + shlex.quote(str(PACKAGE_ROOT)).replace("{", "{{").replace("}", "}}")
-    + "; "
+    (
+        "set -euo pipefail; export OMP_WAIT_POLICY=PASSIVE "
+        f"PYTHONPATH={shlex.quote(str(PACKAGE_ROOT))} SNAKETUNE_CONFIG={shlex.quote(GIVEN_CONFIG)}; "
+    )
+    .replace("{", "{{")
+    .replace("}", "}}")
 )
 
 from snaketune.artifacts.code import code_digest

@@ -1,6 +1,7 @@
 """`python -m snaketune <stage> ...`: run one stage by hand, with the arguments that its rule logs."""
 
 import argparse
+import errno
 import shlex
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from snaketune.artifacts.stage import WORK_ROOT
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages import STAGES, run
+
+DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,6 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
         )
     except SnaketuneError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in DISK_TROUBLE:
+            raise
+        what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        print(
+            f"error: the results can't be written: {what}. Make room (snakemake --cores 1 clean_work frees old work) or mend "
+            "the folder's permissions, and run again; what was finished is kept",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -123,4 +123,4 @@ def _artifact(manifest: Path):
         stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
         return read_artifact(manifest, PAYLOADS[stage])
     except (ValueError, KeyError, TypeError) as error:
-        raise SnaketuneError(f"{manifest} is no snaketune manifest: {error!r}") from None
+        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

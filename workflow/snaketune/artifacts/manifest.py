@@ -5,6 +5,7 @@ throughput) is in `run.json`, on which nothing depends.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,7 +73,13 @@ class Artifact:
         return [self.file(name) for name in sorted(self.manifest["payload"]) if name.startswith(prefix)]
 
     def _heal(self) -> str:
-        return f"rebuild it with: snakemake --cores all --resources gpu=1 --forcerun {self.manifest_path}"
+        return f"rebuild it with: {rebuild_command(self.manifest_path)}"
+
+
+def rebuild_command(manifest: Path) -> str:
+    """What makes an artifact anew, with the config that this run was given."""
+    config = os.environ.get("SNAKETUNE_CONFIG", "")
+    return f"snakemake --cores all --resources gpu=1{config and f' --configfile {config}'} --forcerun {manifest}"
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
@@ -80,7 +87,7 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}") from None
+        raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}; remove it and run again") from None
     described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
     if not all(isinstance(part, dict) and all("digest" in entry for entry in part.values()) for part in described):
         raise SnaketuneError(

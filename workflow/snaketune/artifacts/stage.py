@@ -96,7 +96,10 @@ def run_stage(
         if result is None:
             started = time.time()
             work.start()
+            before = _stamps(files)
             outcome = build(work)
+            if changed := [str(path) for path, stamp in _stamps(files).items() if stamp != before[path]]:
+                raise SnaketuneError(f"{', '.join(changed)} changed while the {stage} stage read it; run again")
             described = describe_files(work.payload)
             manifest = {
                 **outcome.about,
@@ -116,6 +119,12 @@ def run_stage(
         else:
             print(f"{stage}: nothing to compute; {out} is the result of {work.made()} ({fingerprint})", flush=True)
         publish(result, work.run, out, payload)
+
+
+def _stamps(files: dict[str, list[Path]]) -> dict[Path, tuple[int, int]]:
+    """Size and time of the last change of every file; what is gone has none."""
+    paths = (path for some in files.values() for path in some)
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else (-1, -1) for path in paths}
 
 
 def _run_facts(started: float) -> dict[str, Any]:

@@ -158,6 +158,12 @@ class CorpusContent(Model):
     max_quarantined_fraction: Fraction = 0.01
     """The stage fails when a larger share of the rows is malformed."""
 
+    @model_validator(mode="after")
+    def _something_to_clean(self) -> "CorpusContent":
+        if self.decontamination and self.held_out == 1:
+            raise ValueError("held_out is 1, so there are no rows to train on; take decontamination out")
+        return self
+
     @field_validator("answer_pattern")
     @classmethod
     def _one_group(cls, pattern: str | None) -> str | None:
@@ -167,7 +173,7 @@ class CorpusContent(Model):
 class Corpus(CorpusContent):
     """Raw rows to canonical conversations or preference pairs, split by prompt."""
 
-    parts: PositiveInt | None = None
+    parts: Annotated[int, Field(ge=1, le=128)] | None = None
     """Jobs that tokenize and write it side by side; the result is the same for any number. Default: one for each 256 MB
     of its local files."""
 

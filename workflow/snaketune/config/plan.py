@@ -30,7 +30,7 @@ from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
-BYTES_PER_PART = 256_000_000
+BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 TASK_DATA_FILES = ("**/*.json", "**/*.jsonl", "**/*.csv", "**/*.parquet")
 TASK_FILES = ("**/*.yaml", "**/*.yml", "**/*.json", "**/*.jsonl", "**/*.csv", "**/*.py")
@@ -107,7 +107,7 @@ class Plan:
         """How many jobs share a corpus."""
         job = self._corpus(corpus)
         size = sum(Path(file).stat().st_size for file in job.files["files"] if Path(file).is_file())
-        return self.config.corpora[corpus].parts or max(1, math.ceil(size / BYTES_PER_PART))
+        return self.config.corpora[corpus].parts or min(max(1, math.ceil(size / BYTES_PER_PART)), MOST_PARTS)
 
     def _tokenizer(self, name: str) -> Job:
         tokenizer = self.config.tokenizers[name]

@@ -37,6 +37,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
             _known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
     for name, run in config.sft.items():
         _known_corpus(f"sft.{name}.corpus", run.corpus, config, "conversations")
+        _trains(f"sft.{name}.corpus", run.corpus, config)
         _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
         _fits(f"sft.{name}", run.packing, run)
         if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
@@ -47,6 +48,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
     for name, run in config.dpo.items():
         _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
         _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
+        _trains(f"dpo.{name}.corpus", run.corpus, config)
         _fits(f"dpo.{name}", run.packing, config.sft[run.from_])
     for name, evaluation in config.eval.items():
         for reference in evaluation.models:
@@ -85,6 +87,11 @@ def _fits(key: str, packing: Packing, run: Sft) -> None:
 def _known(key: str, name: str, section: Iterable[str], section_name: str) -> None:
     if name not in section:
         raise SnaketuneError(f"{key}: there is no {name!r} under `{section_name}:`{unknown(name, section)}")
+
+
+def _trains(key: str, name: str, config: Workflow) -> None:
+    if config.corpora[name].held_out == 1:
+        raise SnaketuneError(f"{key}: {name!r} holds out all its rows (held_out: 1), so there are none to train on")
 
 
 def _known_corpus(key: str, name: str, config: Workflow, kind: str) -> None:

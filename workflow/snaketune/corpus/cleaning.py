@@ -16,6 +16,7 @@ from itertools import pairwise
 from snaketune.config.corpora import Cleaning
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Row
 from snaketune.errors import SnaketuneError
+from snaketune.patterns import search
 
 # Nothing that datafog finds is without an @ or several digits near each other.
 MAYBE_PERSONAL = re.compile(r"@|\d[\d\s().+-]{5,}\d")
@@ -43,7 +44,6 @@ class Cleaner:
         if cleaning.mask_personal_data:
             self.steps["mask_personal_data"] = _masker(cleaning.mask_personal_data, self.counts)
         self.mask = _masker(cleaning.mask_personal_data, Counter()) if cleaning.mask_personal_data else None
-        self.patterns = [re.compile(pattern) for pattern in cleaning.drop_matching]
         self.classify = _language_classifier(cleaning.languages) if cleaning.languages else None
         # Whether there is anything to do.
         self.active = cleaning != Cleaning()
@@ -63,7 +63,7 @@ class Cleaner:
             raise Dropped("too_short")
         if self.cleaning.max_characters and characters > self.cleaning.max_characters:
             raise Dropped("too_long")
-        if any(pattern.search(text) for pattern in self.patterns for text in texts):
+        if any(search(pattern, text) for pattern in self.cleaning.drop_matching for text in texts):
             raise Dropped("matches_pattern")
         if self.classify and self.classify("\n".join(texts))[0] not in self.cleaning.languages:
             raise Dropped("language")

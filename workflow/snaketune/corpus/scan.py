@@ -5,7 +5,6 @@ All that is decided about rows is decided by these, after the last one is read.
 """
 
 import gc
-import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,6 +29,7 @@ from snaketune.corpus.splits import draw, split_key
 from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.words import Runs, words_of
 from snaketune.errors import SnaketuneError
+from snaketune.patterns import TooSlow, search
 from snaketune.progress import progress
 
 LONGEST = 2**32 - 1
@@ -125,6 +125,8 @@ class Scan:
                 if pattern and row.answer is None:
                     _find_answer(row, pattern)
                 content = content_hash(row)
+            except TooSlow as error:
+                raise SnaketuneError(f"{name}, {made.raw.unit} {made.raw.number}: {error}") from None
             except Malformed as error:
                 self.quarantine.add(name, made.raw, error)
                 counts.quarantined += 1
@@ -183,7 +185,7 @@ def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
 
 
 def _find_answer(row: Row, pattern: str) -> None:
-    match = re.search(pattern, row.reply)
+    match = search(pattern, row.reply)
     row.answer = ((match and match[1]) or "").strip() or None
     if row.answer is None:
         row.notes += ("no_answer",)

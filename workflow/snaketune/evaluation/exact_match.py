@@ -1,6 +1,5 @@
 """Greedy answers to held-out prompts, and whether they are right."""
 
-import re
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.config.evaluation import ExactMatch
+from snaketune.errors import SnaketuneError
+from snaketune.patterns import TooSlow, search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,10 @@ def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: 
 
 def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Response:
     """Find the answer in what the model wrote, and compare."""
-    match = re.search(spec.answer_pattern, response)
+    try:
+        match = search(spec.answer_pattern, response)
+    except TooSlow as error:
+        raise SnaketuneError(f"exact_match.answer_pattern, prompt {prompt.id} of {prompt.corpus}: {error}") from None
     found = match.group(1).strip() if match and match.group(1) is not None else None
     correct = None if prompt.answer is None else found is not None and same_answer(found, prompt.answer)
     return Response(

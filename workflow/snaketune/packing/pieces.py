@@ -214,9 +214,13 @@ class _Batch:
         return made
 
     def _turn_end(self, at: int, start: int, stop: int) -> int:
-        """The last end of a turn in (start, stop]; 0 if there is none."""
+        """The last end of a turn in (start, stop], of one that is learned if there is any; 0 if there is none.
+
+        So a question isn't parted from its answer where that can be helped.
+        """
         ends = [end for end in self.turn_ends[at].as_py() if start < end <= stop]
-        return ends[-1] if ends else 0
+        answers = set(self.learned[at].as_py()[1::2])
+        return ([end for end in ends if end in answers] or ends or [0])[-1]
 
     def _learned(self, at: int, start: int, stop: int) -> int:
         """Learned tokens in [start, stop), as a segment of its own: its first token has nothing to be predicted from."""

@@ -25,7 +25,7 @@ def fast_tokenizer(model: bytes) -> Tokenizer:
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
-    unspoken = {p.piece for p in proto.pieces if p.type != kinds.NORMAL}
+    unspoken = {p.piece for p in proto.pieces if p.type not in (kinds.NORMAL, kinds.USER_DEFINED)}
     named = [(p.piece if p.piece in unspoken else p.piece.replace(SPACE, " "), p.score) for p in proto.pieces]
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
         vocab = {piece: id for id, (piece, _) in enumerate(named)}

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import torch
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.training.reference import read_ref_logps
@@ -23,7 +23,7 @@ class PairRows(PackedRows):
             if reference is None:
                 raise SnaketuneError(
                     f"{ref_logps.manifest_path} has nothing for pair {document['id']}; rebuild it with: "
-                    f"snakemake --cores all --resources gpu=1 --forcerun {ref_logps.manifest_path}"
+                    f"{rebuild_command(ref_logps.manifest_path)}"
                 )
             self.references[document["row"]].append((reference.chosen_logp, reference.rejected_logp))
         self.pairs = len(known)

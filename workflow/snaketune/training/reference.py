@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 
@@ -75,7 +75,7 @@ def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, dtyp
         kept = f"results/.work/ref_logps/{artifact.manifest.get('fingerprint')}"
         raise SnaketuneError(
             f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differs)}). Make it here with: "
-            f"rm -r {kept} && snakemake --cores all --resources gpu=1 --forcerun {artifact.manifest_path}"
+            f"rm -r {kept} && {rebuild_command(artifact.manifest_path)}"
         )
 
 
