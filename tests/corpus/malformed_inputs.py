@@ -244,8 +244,8 @@ def damaged_files() -> list[Input]:
         Input("flipped.jsonl.gz", whole["jsonl.gz"][:-8] + b"\0\0\0\0" + whole["jsonl.gz"][-4:], None),
         Input("tailless.jsonl.gz", whole["jsonl.gz"] + b"tail", None),
         Input("tailless.jsonl.zst", whole["jsonl.zst"] + b"tail", None),
-        Input("footless.parquet", whole["parquet"][:-4] + b"XXXX", None),
-        Input("headless.arrow", b"XXXX" + whole["arrow"][4:], None),
+        Input("footless.parquet", whole["parquet"][:-4] + b"NONE", None),
+        Input("headless.arrow", b"NONE" + whole["arrow"][4:], None),
     ]
     plain = {
         "empty.jsonl": b"",

@@ -1,0 +1,159 @@
+"""Every config key, an edit of it, and the exact rules that the edit reruns."""
+
+REPORT = {"report"}
+EVAL = {"eval"} | REPORT
+DPO = {"dpo"} | EVAL
+REF = {"ref_logps"} | DPO
+SFT = {"sft"} | REF
+PACK = {"plan", "write", "pack"}
+TOKENS = {"tokenize"} | PACK
+PACK_SFT = PACK | SFT
+TOKENIZER = {"tokenizer"} | TOKENS | SFT
+CORPUS = {"corpus"} | TOKENIZER
+PRETRAINED = {"path": "some/model"}
+# A pretrained model brings its own tokenizer, so these edits begin there; that each key counts by itself: SINGLE, below.
+ADOPTED = {"tokenizers.small": {"adopt": "some/model"}, "sft.run.base": PRETRAINED}
+LORA = {"rank": 4}
+
+# Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
+TABLE: dict[str, tuple[dict, set[str]]] = {
+    "corpora": ({"corpora.more": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]}}, {"corpus"} | REPORT),
+    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "report"} | TOKENS),
+    "corpora.sources.files": ({"corpora.chat.sources.0.files": ["data/chat2.jsonl"]}, CORPUS),
+    "corpora.sources.hub.path": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "main"}}}, CORPUS),
+    "corpora.sources.hub.name": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "name": "c", "revision": "main"}}}, CORPUS),
+    "corpora.sources.hub.split": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "split": "test", "revision": "main"}}}, CORPUS),
+    "corpora.sources.hub.revision": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "f00"}}}, CORPUS),
+    "corpora.sources.layout": ({"corpora.chat.sources.0.layout": "messages"}, CORPUS),
+    "corpora.sources.fields.system": ({"corpora.chat.sources.0.fields": {"system": "s"}}, CORPUS),
+    "corpora.sources.fields.prompt": ({"corpora.chat.sources.0.fields": {"prompt": "p", "response": "r"}}, CORPUS),
+    "corpora.sources.fields.response": ({"corpora.chat.sources.0.fields": {"prompt": "p", "response": "s"}}, CORPUS),
+    "corpora.sources.fields.chosen": ({"corpora.pairs.sources.0.fields": {"prompt": "p", "chosen": "c", "rejected": "r"}}, CORPUS),
+    "corpora.sources.fields.rejected": ({"corpora.pairs.sources.0.fields": {"prompt": "p", "chosen": "c", "rejected": "s"}}, CORPUS),
+    "corpora.sources.fields.answer": ({"corpora.chat.sources.0.fields": {"answer": "task"}}, CORPUS),
+    "corpora.sources.fields.task": ({"corpora.chat.sources.0.fields": {"task": "answer"}}, CORPUS),
+    "corpora.held_out": ({"corpora.chat.held_out": 0.3}, CORPUS),
+    "corpora.split_seed": ({"corpora.pairs.split_seed": 1}, CORPUS),
+    "corpora.answer_pattern": ({"corpora.chat.answer_pattern": "Answer: (.*)"}, CORPUS),
+    "corpora.sources.speakers": ({"corpora.chat.sources.0.speakers": {"Agent": "assistant"}}, CORPUS),
+    "corpora.sources.weight": ({"corpora.chat.sources.0.weight": 0.5}, CORPUS),
+    "corpora.sources.max_rows": ({"corpora.chat.sources.0.max_rows": 50}, CORPUS),
+    "corpora.repair": ({"corpora.chat.repair": ["drop-empty-turns"]}, CORPUS),
+    "corpora.cleaning.fix_mojibake": ({"corpora.chat.cleaning": {"fix_mojibake": True}}, CORPUS),
+    "corpora.cleaning.normalization": ({"corpora.chat.cleaning": {"normalization": "NFC"}}, CORPUS),
+    "corpora.cleaning.mask_personal_data": ({"corpora.chat.cleaning": {"mask_personal_data": ["email"]}}, CORPUS),
+    "corpora.cleaning.min_characters": ({"corpora.chat.cleaning": {"min_characters": 2}}, CORPUS),
+    "corpora.cleaning.max_characters": ({"corpora.chat.cleaning": {"max_characters": 9000}}, CORPUS),
+    "corpora.cleaning.drop_matching": ({"corpora.chat.cleaning": {"drop_matching": ["x{9}"]}}, CORPUS),
+    "corpora.cleaning.languages": ({"corpora.chat.cleaning": {"languages": ["en"]}}, CORPUS),
+    "corpora.near_duplicates.threshold": ({"corpora.chat.near_duplicates": {"threshold": 0.9}}, CORPUS),
+    "corpora.near_duplicates.shingle": ({"corpora.chat.near_duplicates": {"shingle": 3}}, CORPUS),
+    "corpora.near_duplicates.drop": ({"corpora.chat.near_duplicates": {"drop": False}}, CORPUS),
+    "corpora.decontamination.ngram": ({"corpora.chat.decontamination": {"ngram": 9}}, CORPUS),
+    # The same rows in other parts: Snakemake sees other files, and what follows publishes what it had.
+    "corpora.parts": ({"corpora.chat.parts": 2}, TOKENS | SFT),
+    "corpora.max_quarantined_fraction": ({"corpora.chat.max_quarantined_fraction": 0.5}, CORPUS),
+    "tokenizers.train.corpora": ({"tokenizers.small.train.corpora": ["chat"]}, TOKENIZER),
+    "tokenizers.train.model": ({"tokenizers.small.train.model": "unigram"}, TOKENIZER),
+    "tokenizers.train.vocab_size": ({"tokenizers.small.train.vocab_size": 410}, TOKENIZER),
+    "tokenizers.train.character_coverage": ({"tokenizers.small.train.character_coverage": 1.0}, TOKENIZER),
+    "tokenizers.train.split_digits": ({"tokenizers.small.train.split_digits": False}, TOKENIZER),
+    "tokenizers.adopt": (ADOPTED, TOKENIZER),
+    "tokenizers.revision": (ADOPTED | {"tokenizers.small": {"adopt": "some/model", "revision": "f00"}}, TOKENIZER),
+    "tokenizers.chat_template": ({"tokenizers.small.chat_template": "data/other.jinja"}, TOKENIZER),
+    "sft.base.path": (ADOPTED, TOKENIZER),
+    "sft.base.revision": (ADOPTED | {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, TOKENIZER),
+    "sft.base.trust_remote_code": (ADOPTED | {"sft.run.base": {**PRETRAINED, "trust_remote_code": True}}, TOKENIZER),
+    "sft.base.architecture": ({"sft.run.base.architecture": "qwen2"}, SFT),
+    "sft.base.hidden_size": ({"sft.run.base.hidden_size": 48}, SFT),
+    "sft.base.intermediate_size": ({"sft.run.base.intermediate_size": 48}, SFT),
+    "sft.base.layers": ({"sft.run.base.layers": 1}, SFT),
+    "sft.base.heads": ({"sft.run.base.heads": 4}, SFT),
+    "sft.base.key_value_heads": ({"sft.run.base.key_value_heads": 1}, SFT),
+    "sft.base.tie_embeddings": ({"sft.run.base.tie_embeddings": False}, SFT),
+    "sft.base.rope_theta": ({"sft.run.base.rope_theta": 500.0}, SFT),
+    "sft.base.max_positions": ({"sft.run.base.max_positions": 512}, SFT),
+    "sft.base.init_std": ({"sft.run.base.init_std": 0.05}, SFT),
+    "sft.base.seed": ({"sft.run.base.seed": 1}, SFT),
+    # Only the training moves to another corpus; the evaluation's own rows stay.
+    "sft.corpus": ({"corpora.other": {"kind": "conversations", "sources": [{"files": ["data/chat2.jsonl"]}]}, "sft.run.corpus": "other"}, {"corpus"} | TOKENS | SFT),
+    "sft.tokenizer": ({"tokenizers.other": {"train": {"corpora": ["chat"], "vocab_size": 400}}, "sft.run.tokenizer": "other"}, TOKENIZER),
+    "sft.packing.length": ({"sft.run.packing.length": 128}, PACK_SFT),
+    "sft.packing.strategy": ({"sft.run.packing.strategy": "none"}, PACK_SFT),
+    "sft.packing.overflow": ({"sft.run.packing.overflow": "raise"}, PACK_SFT),
+    "sft.packing.train_on": ({"sft.run.packing.train_on": "last"}, TOKENS | SFT),
+    "sft.lora.rank": (ADOPTED | {"sft.run.lora": LORA}, TOKENIZER),
+    "sft.lora.alpha": (ADOPTED | {"sft.run.lora": {**LORA, "alpha": 8}}, TOKENIZER),
+    "sft.lora.dropout": (ADOPTED | {"sft.run.lora": {**LORA, "dropout": 0.1}}, TOKENIZER),
+    "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": {**LORA, "target_modules": ["q_proj"]}}, TOKENIZER),
+    "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
+    "sft.quantization.double": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, TOKENIZER),
+    "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
+    "dpo.corpus": ({"corpora.other": {"kind": "preferences", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "other"}, {"corpus"} | TOKENS | REF),
+    "dpo.packing.length": ({"dpo.run.packing.length": 200}, PACK | REF),
+    "dpo.packing.overflow": ({"dpo.run.packing.overflow": "raise"}, PACK | REF),
+    "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
+    "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
+    "dpo.label_smoothing": ({"dpo.run.label_smoothing": 0.1}, DPO),
+    # The reference must see the weights as the policy does: frozen ones have the data type of the computation.
+    "dpo.lora.rank": ({"dpo.run.lora": LORA}, REF),
+    "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, REF),
+    "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, REF),
+    "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, REF),
+    "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
+    "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
+    "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
+    "eval.conversations": ({"eval.both.conversations": []}, EVAL),
+    "eval.preferences": ({"eval.both.preferences": []}, EVAL),
+    "eval.packing.length": ({"eval.both.packing.length": 200}, PACK | EVAL),
+    "eval.packing.overflow": ({"eval.both.packing.overflow": "raise"}, PACK | EVAL),
+    "eval.packing.train_on": ({"eval.both.preferences": [], "eval.both.packing.train_on": "last"}, TOKENS | EVAL),
+    "eval.exact_match.answer_pattern": ({"eval.both.exact_match.answer_pattern": "(.*)"}, EVAL),
+    "eval.exact_match.max_new_tokens": ({"eval.both.exact_match.max_new_tokens": 7}, EVAL),
+    "eval.exact_match.limit": ({"eval.both.exact_match.limit": 7}, EVAL),
+    "eval.exact_match.batch_size": ({"eval.both.exact_match.batch_size": 7}, EVAL),
+    "eval.tasks.folder": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"]}}, EVAL),
+    "eval.tasks.names": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["u"]}}, EVAL),
+    "eval.tasks.limit": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "limit": 1}}, EVAL),
+    "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "batch_size": 1}}, EVAL),
+    "eval.samples": ({"eval.both.samples": 3}, EVAL),
+    "report.title": ({"report": {"title": "other"}}, REPORT),
+    "report.note": ({"report": {"note": "other"}}, REPORT),
+}  # fmt: skip
+for section, reruns in (("sft", SFT), ("dpo", DPO)):
+    for key, value in {
+        "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "warmup_fraction": 0.5,
+        "optimizer": "adamw_torch_fused", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
+        "gradient_checkpointing": True, "precision": "float32", "seed": 7, "micro_batch_rows": 4,
+    }.items():  # fmt: skip
+        # Data type and batch can move a log-probability, so the reference follows them.
+        shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()
+        TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
+    for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory"):
+        TABLE[f"{section}.operation.{key}"] = (
+            {f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}},
+            set(),
+        )
+# Refused in these sections, so there is nothing to rerun.
+REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
+
+
+# Keys that an edit above can't show alone: the config before, the key's new value, and the stages whose jobs differ.
+SINGLE = {
+    "sft.base.revision": (ADOPTED, {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, {"sft"}),
+    "sft.base.trust_remote_code": (ADOPTED, {"sft.run.base.trust_remote_code": True}, {"sft", "ref_logps", "dpo", "eval"}),
+    "sft.lora": (ADOPTED, {"sft.run.lora": LORA}, {"sft"}),
+    "sft.lora.rank": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.rank": 5}, {"sft"}),
+    "sft.lora.alpha": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.alpha": 5}, {"sft"}),
+    "sft.lora.dropout": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dropout": 0.5}, {"sft"}),
+    "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.target_modules": ["q"]}, {"sft"}),
+    "sft.quantization": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.quantization": {}}, {"sft"}),
+    "sft.quantization.type": (
+        ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {}}, {"sft.run.quantization.type": "fp4"}, {"sft"}
+    ),
+    "sft.quantization.double": (
+        ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {}}, {"sft.run.quantization.double": False}, {"sft"}
+    ),
+    "dpo.lora.rank": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rank": 5}, {"dpo"}),
+    "dpo.lora.alpha": ({"dpo.run.lora": LORA}, {"dpo.run.lora.alpha": 5}, {"dpo"}),
+}  # fmt: skip
