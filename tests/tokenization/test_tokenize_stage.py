@@ -169,7 +169,7 @@ def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
     views = parts.views("train")
     table = parts.index("train")
     assert table.schema == INDEX and len(views.values) > 10 and views.first[-1] == 63
-    lengths = parts.column("train", "length")
+    lengths = parts.index("train", ["length"]).column(0).to_numpy()
     assert [len(views.ids(number)) for number in range(63)] == lengths.tolist()
     values, offsets = parts.lists("train", "learned")
     assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("learned").to_pylist()
@@ -203,7 +203,7 @@ def test_rows_with_nothing_learned_are_counted(tmp_path, tokenizer):
     some = corpus_of(tmp_path / "some", {"messages": silent + conversations()[:5]})
     made, outcome = run(tmp_path / "1", some, tokenizer)
     assert outcome.counts["train"]["nothing_learned"] == 5 and outcome.counts["train"]["rows"] == 10
-    assert TokenParts([made]).column("train", "supervised")[:5].tolist() == [0] * 5
+    assert TokenParts([made]).index("train", ["supervised"]).column(0).to_numpy()[:5].tolist() == [0] * 5
 
 
 def test_samples_tell_a_terminal_nothing(tmp_path, tokenizer, capsys):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model
+from snaketune.config.base import Fraction, Model, PositiveInt
 
 Layout = Literal[
     "auto",
@@ -25,7 +25,6 @@ Layout = Literal[
 Role = Literal["system", "user", "assistant", "tool"]
 Repair = Literal["merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user"]
 PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
-PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class HubDataset(Model):

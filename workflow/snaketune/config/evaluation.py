@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from snaketune.config.base import NAME_PATTERN, Model, Name
+from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
 from snaketune.config.corpora import regex_with_one_group
-from snaketune.config.runs import Packing, PositiveInt
+from snaketune.config.runs import Packing
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
 

@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, Name
+from snaketune.config.base import Fraction, Model, Name, PositiveInt
 
-PositiveInt = Annotated[int, Field(ge=1)]
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

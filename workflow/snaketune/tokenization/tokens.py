@@ -238,10 +238,6 @@ class TokenParts:
         table = pa.Table.from_batches(batches, INDEX)
         return table if columns is None else table.select(columns)
 
-    def column(self, split: str, name: str) -> np.ndarray:
-        """A column of numbers as one array, in memory."""
-        return self.index(split, [name]).column(0).to_numpy()
-
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
         """A column of lists: int32 values laid end to end, and int64[n + 1] offsets."""
         chunks = self.index(split, [name]).column(0).chunks
