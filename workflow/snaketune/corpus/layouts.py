@@ -19,28 +19,34 @@ system turn. A null column counts as absent. Costs a few microseconds per row; f
 their file in memory.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from snaketune.config.corpora import Source
 from snaketune.corpus.dialogues import dialogue_column, dialogue_turns
-from snaketune.corpus.mapped import column_of, columns_of, mapped, take_along
-from snaketune.corpus.pairs import pair, transcript_pair
+from snaketune.corpus.exchanges import (
+    asked,
+    conversation_asked,
+    earlier_turns,
+    instruction_exchange,
+    prompt_and_response,
+    question_exchange,
+)
+from snaketune.corpus.mapped import SYSTEM_COLUMNS, column_of, columns_named, columns_of, mapped, system_of, take_along
+from snaketune.corpus.pairs import about, completed_pair, other_answer, pair_columns, transcript_pair, whole_pair
 from snaketune.corpus.parts import kind_of
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.recognise import check_kind, prompt_and_response, recognise
+from snaketune.corpus.recognise import check_kind, recognise
 from snaketune.corpus.repair import mend
 from snaketune.corpus.roles import check
 from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Row
-from snaketune.corpus.templates import may_be_framed, unwrapped
 from snaketune.corpus.trees import is_nested_tree, rows_of_messages, rows_of_tree
-from snaketune.corpus.turns import exchange, turns_of, unframe
-from snaketune.corpus.unpaired import paired
-from snaketune.corpus.votes import answer_columns, winner
+from snaketune.corpus.turns import turns_of, unframe
+from snaketune.corpus.unpaired import Labelled, labelled, paired
+from snaketune.corpus.unread import Columns, unread
+from snaketune.corpus.votes import answer_columns, check_numbers, is_verdict, numbers_of, two_answers, winner
 
-NO_INPUT = re.compile(r"\s*<no[ _-]?input>\s*", re.IGNORECASE)
-LABELS = frozenset(("system", "answer", "task"))
+LABELS = frozenset((*SYSTEM_COLUMNS, "answer", "task"))
 # Between a user and a system, the system is who answers.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 
@@ -58,58 +64,90 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
         Rows; what is of no use, and why; None for a raw row that became part of another.
     """
     fields, speakers = source.fields, source.speakers
-    labelled = bool(fields.system or fields.answer or fields.task)
+    named = columns_named(fields)
+    labels = bool(fields.system or fields.answer or fields.task)
     dialogues: dict[tuple[str, ...], str] = {}
-    waiting: dict[str, list[tuple[RawRow, Raw]]] = {"unpaired": [], "message-tree": []}
+    messages: list[tuple[RawRow, Columns]] = []
+    completions: list[tuple[RawRow, Columns, Labelled | Malformed]] = []
+    verdicts: set[tuple[str, int]] = set()
 
-    def finished(row: Row | Malformed | Dropped | None, found: Raw, layout: str) -> Row | Malformed | Dropped | None:
-        if row is None or isinstance(row, Exception):
-            return row
-        try:
-            unframe(row)
-            if layout != "fields" and (labelled or not LABELS.isdisjoint(found)):
-                columns = prompt_and_response(tuple(_present(found))) if layout == "prompt-response" else None
-                take_along(found, row, fields, but_answer=columns is not None and columns[1] == "answer")
-            if repair:
-                mend(row, repair)
-            check(row)
-        except Malformed as error:
-            return error
-        return row
+    def whole(raw: RawRow, present: Columns) -> Columns:
+        # A column that `fields` name may be null, but must be there.
+        return Columns(raw.found, present.read) if labels else present
+
+    def made(raw: RawRow, present: Columns, layout: str, row: Row | Malformed | Dropped | None, first: bool) -> Made:
+        if not isinstance(row, Exception | None):
+            try:
+                unframe(row)
+                if layout != "fields" and (labels or not LABELS.isdisjoint(present)):
+                    columns = prompt_and_response(tuple(present)) if layout == "prompt-response" else None
+                    answered = columns is not None and columns[1] == "answer"
+                    take_along(whole(raw, present), row, fields, but_answer=answered)
+                if repair:
+                    mend(row, repair)
+                check(row)
+            except Malformed as error:
+                row = error
+        used = first and not isinstance(row, Exception)
+        return Made(raw, layout, row, unread(present, layout, named) if used else ())
 
     for raw in raws:
         found, layout = raw.found, source.layout
         try:
             if isinstance(found, Malformed):
                 raise found
+            rows: Iterable[Row | Malformed | Dropped]
             if fields.prompt:
-                layout = "fields"
+                layout, present = "fields", Columns(found)
                 check_kind("prompt-response" if fields.response else "pairs", kind, found)
-                rows = (mapped(found, fields, speakers),)
+                rows = (mapped(present, fields, speakers),)
             else:
                 present = _present(found)
                 if layout == "auto":
-                    layout = recognise(present, speakers, dialogues)
+                    layout = recognise(present, speakers, dialogues, kind)
                 check_kind(layout, kind, present)
-                if layout == "unpaired" or (layout == "message-tree" and not is_nested_tree(present)):
-                    waiting[layout].append((raw, present))
+                if layout == "unpaired":
+                    completions.append((raw, present, _labelled(whole(raw, present), present, source)))
                     continue
+                if layout == "message-tree" and not is_nested_tree(present):
+                    messages.append((raw, present))
+                    continue
+                if layout == "votes":
+                    verdicts |= numbers_of(present)
+                # Looked at, and not read: which columns a layout reads is told by its reader.
+                present.read.clear()
                 rows = _rows(layout, present, kind, speakers, dialogues)
         except (Malformed, Dropped) as why:
             yield Made(raw, layout, why)
             continue
-        for row in rows:
-            yield Made(raw, layout, finished(row, found, layout))
-    for layout, held in waiting.items():
-        contents = [present for _, present in held]
-        made = paired(contents, speakers) if layout == "unpaired" else rows_of_messages(contents, kind, speakers)
-        for (raw, _), row in zip(held, made):
-            yield Made(raw, layout, finished(row, raw.found, layout))
+        for number, row in enumerate(rows):
+            yield made(raw, present, layout, row, first=number == 0)
+    check_numbers(verdicts)
+    for (raw, present, _), row in zip(completions, paired([read for _, _, read in completions])):
+        yield made(raw, present, "unpaired", row, first=True)
+    contents = [dict(present) for _, present in messages]
+    for (raw, present), row in zip(messages, rows_of_messages(contents, kind, speakers)):
+        yield made(raw, present, "message-tree", row, first=True)
 
 
-def _present(found: Raw) -> Raw:
-    """The columns that aren't null."""
-    return {column: value for column, value in found.items() if value is not None} if None in found.values() else found
+def _present(found: Raw) -> Columns:
+    """The columns that aren't null; those inside of an `input` that holds messages, too."""
+    inside = found.get("input")
+    if type(inside) is dict and "messages" in inside and inside.keys().isdisjoint(found):
+        found = {column: value for column, value in found.items() if column != "input"} | inside
+    if None in found.values():
+        found = {column: value for column, value in found.items() if value is not None}
+    return Columns(found)
+
+
+def _labelled(raw: Columns, present: Columns, source: Source) -> Labelled | Malformed:
+    """A completion with its label, and what of other columns belongs to its prompt."""
+    try:
+        present.read.clear()
+        beside = repr((system_of(raw, source.fields), raw.get("tools")))
+        return labelled(present, source.speakers, beside)
+    except Malformed as error:
+        return error
 
 
 def _rows(
@@ -143,10 +181,8 @@ def _turns(raw: Raw, speakers: Speakers) -> Row:
 
 
 def _alpaca(raw: Raw, speakers: Speakers) -> Row:
-    prompt, notes = _instruction(raw)
-    response = "output" if "output" in raw or "response" not in raw else "response"
-    turns, (answer,), unwrapped_ = exchange(prompt, {response: column_of(raw, response)}, speakers)
-    return Conversation(messages=turns + answer, notes=unwrapped_ + notes)
+    prompt, answer, notes = instruction_exchange(raw, speakers)
+    return Conversation(messages=prompt + answer, notes=notes)
 
 
 def _instances(raw: Raw, speakers: Speakers) -> Iterator[Row | Malformed]:
@@ -169,19 +205,22 @@ def _instances(raw: Raw, speakers: Speakers) -> Iterator[Row | Malformed]:
 
 
 def _prompt_response(raw: Raw, speakers: Speakers) -> Row:
-    columns = prompt_and_response(tuple(raw))
-    if columns is None:
-        raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
-    prompt, response = columns
-    said, answer = raw[prompt], raw[response]
-    if type(said) is str and type(answer) is str and not may_be_framed(said):
-        return Conversation(messages=[{"role": "user", "content": said}, {"role": "assistant", "content": answer}])
-    turns, (answer,), notes = exchange(said, {response: answer}, speakers)
-    return Conversation(messages=turns + answer, notes=notes)
+    prompt, answer, notes = question_exchange(raw, speakers)
+    return Conversation(messages=prompt + answer, notes=notes)
 
 
 def _pairs(raw: Raw, speakers: Speakers) -> Row:
-    return _pair(raw, column_of(raw, "chosen"), column_of(raw, "rejected"), speakers)
+    columns = pair_columns(tuple(raw))
+    if columns is None and "messages" in raw and "rejected_response" in raw:
+        return other_answer(raw["messages"], raw["rejected_response"], speakers)
+    chosen, rejected = (column_of(raw, column) for column in columns or ("chosen", "rejected"))
+    if two_answers(raw) and is_verdict(chosen) and is_verdict(rejected):
+        raise Malformed(
+            "verdicts_as_completions",
+            f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
+            f"answers in {' and '.join(two_answers(raw))}; rename chosen to winner, and take rejected out",
+        )
+    return _pair(raw, chosen, rejected, speakers)
 
 
 def _transcripts(raw: Raw, speakers: Speakers) -> Row:
@@ -200,14 +239,14 @@ def _votes(raw: Raw, speakers: Speakers) -> Row:
 
 
 def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
-    """A pair about whatever column holds the prompt."""
-    for prompt in ("prompt", "question"):
-        if prompt in raw:
-            return pair(raw[prompt], chosen, rejected, speakers)
-    if "instruction" not in raw:
-        return pair(None, chosen, rejected, speakers)
-    instruction, notes = _instruction(raw)
-    row = pair(instruction, chosen, rejected, speakers)
+    """A pair about whatever columns hold the prompt."""
+    row = whole_pair(chosen, rejected, speakers)
+    prompt, notes = asked(raw)
+    if row is not None:
+        row = about(row, prompt, speakers)
+    else:
+        row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
+        row.prompt[:0] = earlier_turns(raw, speakers)
     row.notes += notes
     return row
 
@@ -222,22 +261,3 @@ READERS: dict[str, Callable[[Raw, Speakers], Row]] = {
     "transcripts": _transcripts,
     "votes": _votes,
 }
-
-
-def _instruction(raw: Raw) -> tuple[str, tuple[str, ...]]:
-    """Instruction and input as one prompt, and what there is to note."""
-    instruction, given = _text(raw, "instruction"), _text(raw, "input") if "input" in raw else ""
-    if NO_INPUT.fullmatch(given):
-        return instruction, ("noinput_placeholder",)
-    if not given or given.isspace():
-        return instruction, ()
-    if unwrapped(instruction):
-        raise Malformed("baked_in_template", "a template frames the instruction, and the input stands outside of it")
-    return (f"{instruction}\n\n{given}" if instruction.strip() else given), ()
-
-
-def _text(raw: Raw, column: str) -> str:
-    value = column_of(raw, column)
-    if not isinstance(value, str):
-        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text")
-    return value

@@ -5,10 +5,11 @@ from typing import Any
 
 from snaketune.config.corpora import Fields
 from snaketune.corpus.pairs import pair
-from snaketune.corpus.parts import kind_of
+from snaketune.corpus.parts import kind_of, text_of
 from snaketune.corpus.rows import EXCERPT_LENGTH, Conversation, Malformed, Row
 from snaketune.corpus.turns import exchange, plain_text
 
+SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
@@ -30,10 +31,7 @@ def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row
 
 def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
     """System, answer and task: from where `fields` say, else from the columns of these names."""
-    if fields.system:
-        begin_with(row, _filled(raw, fields.system))
-    elif raw.get("system") is not None:
-        begin_with(row, raw["system"])
+    begin_with(row, system_of(raw, fields))
     for name, column in (("answer", fields.answer), ("task", fields.task)):
         if column:
             setattr(row, name, _label(raw, column))
@@ -46,8 +44,24 @@ def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: boo
                 setattr(row, name, text)
 
 
+def system_of(raw: dict[str, Any], fields: Fields) -> Any:
+    """What is said before the conversation: by `fields`, else the first system column that holds anything."""
+    if fields.system:
+        return _filled(raw, fields.system)
+    column = next((column for column in SYSTEM_COLUMNS if raw.get(column)), None)
+    return None if column is None else raw[column]
+
+
+def columns_named(fields: Fields) -> frozenset[str]:
+    """All columns that `fields` name, alone or in a template."""
+    templates = [template for template in fields.model_dump().values() if template]
+    return frozenset([*templates, *(column for t in templates for column in COLUMN_IN_TEMPLATE.findall(t))])
+
+
 def begin_with(row: Row, system: Any) -> None:
     """Put a system turn first, unless it is there."""
+    if isinstance(system, list):
+        system = text_of(system, "system")
     if system is not None and not isinstance(system, str):
         raise Malformed("wrong_type", f"system holds {kind_of(system)}, expected a text")
     said = row.opening[0] == {"role": "system", "content": system}
@@ -63,8 +77,9 @@ def column_of(raw: dict[str, Any], column: str) -> Any:
 
 
 def columns_of(raw: dict[str, Any]) -> str:
-    """The columns of a row, for messages."""
-    return f"the row has {', '.join(raw)}"[:EXCERPT_LENGTH] if raw else "the row has no column that isn't null"
+    """The columns of a row that aren't null, for messages."""
+    columns = [column for column, value in raw.items() if value is not None]
+    return f"the row has {', '.join(columns)}"[:EXCERPT_LENGTH] if columns else "the row has no column that isn't null"
 
 
 def _label(raw: dict[str, Any], template: str | None) -> str | None:

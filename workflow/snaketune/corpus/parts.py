@@ -10,8 +10,15 @@ from typing import Any
 from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+CALLS_KEYS = ("tool_calls", "function_call")
+ARGUMENTS_KEYS = ("arguments", "parameters", "input")
+# Where a part has its text; some data sets call it so whatever its type.
+TEXT_KEYS = ("text", "value", "content")
 TEXT_TYPES = ("text", "input_text", "output_text")
 CALL_TYPES = ("tool_call", "tool_use", "function_call")
+# What is read of a part and of a call. An id only ties a call to its result, which the order of the turns does as well.
+CALL_KEYS = {"id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
+PART_KEYS = {"type", *TEXT_KEYS, *REASONING_KEYS, *CALL_TYPES, *CALLS_KEYS, *CALL_KEYS}
 
 
 def kind_of(value: Any) -> str:
@@ -26,7 +33,7 @@ def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str
         Malformed: no text, a part of a type that text can't hold, or a call that can't be spelled.
     """
     reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
-    calls = turn.get("tool_calls") or turn.get("function_call")
+    calls = next((turn[key] for key in CALLS_KEYS if turn.get(key)), None)
     if reasoning is None and not calls:
         return text_of(content, where)
     if role != "assistant":
@@ -54,13 +61,13 @@ def text_of(content: Any, where: str) -> str:
             continue
         kind = part.get("type", "text") if isinstance(part, dict) else kind_of(part)
         if kind in TEXT_TYPES:
-            text += _string(part, ("text",), where)
+            text += _string(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
-            text += _thought(_string(part, ("text", *REASONING_KEYS), where), where)
+            text += _thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
         elif kind in CALL_TYPES:
-            text = _joined(text, calls_text(part.get(kind) or part, where))
+            text = _joined(text, calls_text(part.get(kind) or part.get("value") or part, where))
         elif kind == "tool_calls":
-            text = _joined(text, calls_text(part.get("tool_calls"), where))
+            text = _joined(text, calls_text(part.get("tool_calls") or part.get("value"), where))
         else:
             raise Malformed("unsupported_part", f"{where}: a part of type {str(kind)[:40]!r}, which no text can hold")
     return text
@@ -84,7 +91,7 @@ def _call(call: Any, where: str) -> str:
     name = said.get("name") if isinstance(said, dict) else None
     if not isinstance(name, str) or not name:
         raise Malformed("bad_tool_call", f"{where}: a tool call without a name")
-    arguments = next((said[key] for key in ("arguments", "parameters", "input") if said.get(key) is not None), {})
+    arguments = next((said[key] for key in ARGUMENTS_KEYS if said.get(key) is not None), {})
     if isinstance(arguments, str):
         arguments = _loads(arguments, where)
     try:

@@ -5,24 +5,19 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.dialogues import dialogue_column
+from snaketune.corpus.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
 from snaketune.corpus.mapped import columns_of
-from snaketune.corpus.pairs import is_transcript
+from snaketune.corpus.nearest import nearest
+from snaketune.corpus.pairs import is_transcript, pair_columns
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.trees import is_message, is_nested_tree
-from snaketune.corpus.unpaired import verdict
+from snaketune.corpus.turns import may_spell_turns
+from snaketune.corpus.unpaired import LABEL_COLUMNS, is_labelled
 from snaketune.corpus.votes import answer_columns
 
-PROMPT_AND_RESPONSE = (
-    ("prompt", "response"),
-    ("prompt", "completion"),
-    ("question", "response"),
-    ("question", "completion"),
-    ("question", "answer"),
-    ("input", "output"),
-    ("input", "target"),
-)
 # Beside these, a text that looks like a dialogue is what the row asks about.
 ASKS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
+MAP_THEM = "or map columns with `fields`"
 KINDS = {
     "messages": "conversations",
     "sharegpt": "conversations",
@@ -38,14 +33,17 @@ KINDS = {
 }
 
 
-def recognise(raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[tuple[str, ...], str]) -> str:
+def recognise(
+    raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[tuple[str, ...], str], kind: str
+) -> str:
     """The layout that `raw` has.
 
-    >>> recognise({"question": "1 + 1?", "answer": "2"}, {}, {})
+    >>> recognise({"question": "1 + 1?", "answer": "2"}, {}, {}, "conversations")
     'prompt-response'
 
     Args:
         raw: a row without null columns.
+        kind: what the corpus holds, for the layout that is nearest where none is known.
         dialogues: for the columns of earlier rows that were dialogues, which one held it; added to. A row with the
             same columns is one too, even if its text is damaged.
     Raises:
@@ -53,19 +51,28 @@ def recognise(raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[
     """
     columns = tuple(raw)
     layout = _by_columns(columns)
+    if layout == "sharegpt" and isinstance(raw.get("conversation"), str) and "conversations" not in raw:
+        layout = "sharegpt" if may_spell_turns(raw["conversation"]) else None
+    elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
+        # How many turns there are.
+        layout = _by_columns(tuple(column for column in columns if column != "turns"))
     if layout is None:
         if is_nested_tree(raw):
             return "message-tree"
         if columns not in dialogues:
             column = None if ASKS & raw.keys() else dialogue_column(raw, speakers)
             if column is None:
-                raise Malformed("unknown_layout", f"{columns_of(raw)}; map them with `fields`")
+                near = nearest(columns, frozenset(name for name in KINDS if KINDS[name] == kind))
+                raise Malformed("unknown_layout", "; ".join(filter(None, (columns_of(raw), near, MAP_THEM))))
             dialogues[columns] = column
         return "dialogue"
-    if layout == "pairs" and is_transcript(raw["chosen"]) and not raw.keys() & {"prompt", "question", "instruction"}:
+    if (
+        layout == "pairs"
+        and is_transcript(raw.get("chosen"))
+        and not raw.keys() & {"prompt", "question", "instruction"}
+    ):
         return "transcripts"
-    if layout == "prompt-response" and "prompt" in raw and verdict(raw.get("label")) is not None:
-        # Taken for a plain exchange, the bad completions would be learned like the good ones.
+    if layout in ("messages", "sharegpt", "alpaca", "prompt-response") and is_labelled(raw, layout):
         return "unpaired"
     return layout
 
@@ -76,23 +83,19 @@ def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
         return
     hint = ""
     if kind == "conversations":
-        for column, other in (("output", "alpaca"), ("messages", "messages"), ("label", "prompt-response")):
+        layouts = (("output", "alpaca"), ("messages", "messages"), ("conversations", "sharegpt"))
+        for column, other in (*layouts, *((label, "prompt-response") for label in LABEL_COLUMNS)):
             if column in raw:
-                hint = f"; set layout: {other} to read its {column if column != 'label' else 'completion all the same'}"
+                what = column if column not in LABEL_COLUMNS else "completion all the same"
+                hint = f"; set layout: {other} to read its {what}"
                 break
     raise Malformed("wrong_kind", f"the row ({layout}) is one of {KINDS[layout]}, the corpus holds {kind}{hint}")
 
 
 @lru_cache(maxsize=4096)
-def prompt_and_response(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """The columns that hold a prompt and its response."""
-    return next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
-
-
-@lru_cache(maxsize=4096)
 def _by_columns(columns: tuple[str, ...]) -> str | None:
     names = set(columns)
-    if names >= {"chosen", "rejected"}:
+    if pair_columns(columns) or names >= {"messages", "rejected_response"}:
         return "pairs"
     if answer_columns(columns):
         return "votes"
@@ -102,7 +105,7 @@ def _by_columns(columns: tuple[str, ...]) -> str | None:
         return "sharegpt"
     if names >= {"instruction", "instances"}:
         return "instances"
-    if "instruction" in names and names & {"output", "response"}:
+    if "instruction" in names and names.intersection(INSTRUCTION_RESPONSES):
         return "alpaca"
     if "turns" in names:
         return "turns"

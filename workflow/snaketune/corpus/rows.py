@@ -117,11 +117,14 @@ class Made(NamedTuple):
         raw: where it came from (a `sources.RawRow`). One raw row can make several rows, and is then named with each.
         layout: the name of the layout that it has.
         row: the canonical row; or why there is none; or None if the raw row became part of another (a message of a tree).
+        ignored: what of the raw row holds something and isn't read: columns, and keys of turns such as
+            `messages[].name`. Of several rows that one raw row makes, the first has them.
     """
 
     raw: Any
     layout: str
     row: Row | Malformed | Dropped | None
+    ignored: tuple[str, ...] = ()
 
 
 def content_hash(row: Row) -> int:

@@ -19,6 +19,8 @@ from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Pre
 from snaketune.corpus.turns import role_of
 
 Outcome = Row | Malformed | Dropped | None
+# What is read of a message.
+MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
 
 
 @dataclass(slots=True, eq=False)

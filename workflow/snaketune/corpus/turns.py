@@ -1,10 +1,12 @@
 """Turns from what rows hold: lists of messages in several spellings, bare texts, and texts with a template baked in."""
 
+import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from snaketune.corpus.parts import calls_text, content_of, kind_of, text_of
+from snaketune.corpus.parts import CALLS_KEYS, REASONING_KEYS, calls_text, content_of, kind_of, text_of
 from snaketune.corpus.rows import Conversation, Malformed, Message, Row
 from snaketune.corpus.templates import may_be_framed, unwrapped, without_end
 
@@ -30,7 +32,12 @@ ROLES = {
 CALLERS = ("function_call", "tool_call")
 SPEAKER_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "utterance", "text")
-NO_SPEAKERS: Mapping[str, str] = {}
+# Items that are two turns: what the user says, and the answer.
+EXCHANGE_KEYS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
+# Turns written into a text, as a CSV has to: as JSON, or in Python's spelling.
+SPELLED_TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|speaker|content|value|weight)["']\s*:""")
+Speakers = Mapping[str, str]
+NO_SPEAKERS: Speakers = {}
 
 
 def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> list[Message]:
@@ -42,11 +49,13 @@ def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) 
     Args:
         speakers: roles of further speakers, or other roles of known ones.
     """
+    if may_spell_turns(value):
+        value = spelled_turns(value, where)
     if not isinstance(value, list):
         raise Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected turns")
     if not value:
         raise Malformed("empty_turn", f"{where} has no turns")
-    turns = []
+    turns: list[Message] = []
     for number, item in enumerate(value, start=1):
         # Nearly every turn there is, at a third of the cost.
         if type(item) is dict and len(item) == 2 and not speakers:
@@ -56,8 +65,34 @@ def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) 
             if type(speaker) is str and type(content) is str and speaker in ROLES:
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue
+        if both := _exchange_keys(item):
+            for key, role in zip(both, ("user", "assistant")):
+                turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
+            continue
         turns.append(_turn(item, f"{where}, turn {number}", speakers))
     return turns
+
+
+def may_spell_turns(value: Any) -> bool:
+    """Whether a value is a text with a list of turns in it, going by how it begins."""
+    return type(value) is str and value[:1] in "[ \n" and SPELLED_TURNS.match(value) is not None
+
+
+def spelled_turns(text: str, where: str) -> list[Any]:
+    """The list of turns that is written into a text, as JSON.
+
+    Raises:
+        Malformed: it is no JSON: Python's own spelling, or that of numpy, which can't be read back without guessing.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, list):
+        raise Malformed(
+            "turns_as_text", f"{where} holds a text that spells turns but is no JSON; write it with json.dumps"
+        )
+    return value
 
 
 def role_of(speaker: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> str | None:
@@ -76,8 +111,9 @@ def exchange(
         prompt: a text, or turns.
         completions: by the column that each comes from.
     """
-    answers = [completion_turns(value, where, speakers) for where, value in completions.items()]
-    if not isinstance(prompt, str):
+    spelled = not isinstance(prompt, str) or may_spell_turns(prompt)
+    answers = [completion_turns(value, where, speakers, spelled=spelled) for where, value in completions.items()]
+    if spelled:
         return turns_of(prompt, "prompt", speakers), answers, ()
     found = unwrapped(prompt)
     if found is None:
@@ -132,9 +168,15 @@ def unframe(row: Row) -> None:
     row.notes += tuple(dict.fromkeys(notes))
 
 
-def completion_turns(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) -> list[Message]:
-    """A completion, given as the assistant's text, as {text: …}, as one turn, or as turns."""
-    if isinstance(value, str):
+def completion_turns(
+    value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS, *, spelled: bool = False
+) -> list[Message]:
+    """A completion, given as the assistant's text, as {text: …}, as one turn, or as turns.
+
+    Args:
+        spelled: whether a text that spells turns is taken for them. An answer may well be some JSON with roles in it.
+    """
+    if isinstance(value, str) and not (spelled and may_spell_turns(value)):
         return [{"role": "assistant", "content": value}]
     if value == []:
         raise Malformed("empty_completion", f"{where} has no turns")
@@ -167,8 +209,7 @@ def plain_text(value: Any) -> str | None:
 def _turn(item: Any, where: str, speakers: Mapping[str, str]) -> Message:
     if not isinstance(item, dict):
         raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what")
-    speaker_key = next((key for key in SPEAKER_KEYS if item.get(key) is not None), None)
-    content_key = next((key for key in CONTENT_KEYS if key in item), None)
+    speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""
     if not isinstance(speaker, str):
         raise Malformed("wrong_type", f"{where}: {speaker_key} holds {kind_of(speaker)}, expected a text")
@@ -180,6 +221,27 @@ def _turn(item: Any, where: str, speakers: Mapping[str, str]) -> Message:
     role = role_of(speaker, speakers)
     if role is None:
         raise Malformed("unknown_role", f"{where}: {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}")
-    if content_key is None and not (item.get("tool_calls") or item.get("function_call")):
+    if content_key is None and not any(item.get(key) for key in CALLS_KEYS):
         raise Malformed("missing_column", f"{where} has no content")
     return {"role": role, "content": content_of(item, content, role, where)}
+
+
+def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
+    """The keys of a turn that are read: who speaks, what, and the first of reasoning and of calls that isn't empty."""
+    others = (next((key for key in keys if turn.get(key)), None) for keys in (REASONING_KEYS, CALLS_KEYS))
+    return {*_keys(turn), *others}
+
+
+def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The keys that say who speaks, and what; in tables, all turns have all keys, and some are null."""
+    content = next((key for key in CONTENT_KEYS if turn.get(key) is not None), None)
+    return (
+        next((key for key in SPEAKER_KEYS if turn.get(key) is not None), None),
+        content or next((key for key in CONTENT_KEYS if key in turn), None),
+    )
+
+
+def _exchange_keys(item: Any) -> tuple[str, str] | None:
+    if not isinstance(item, dict) or any(item.get(key) is not None for key in SPEAKER_KEYS):
+        return None
+    return next((keys for keys in EXCHANGE_KEYS if item.keys() >= set(keys)), None)
