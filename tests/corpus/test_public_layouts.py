@@ -259,6 +259,14 @@ CHATS = {
     "llama2 with system": ({"text": "<s>[INST] <<SYS>>\ns\n<</SYS>>\n\nq [/INST] r </s>"}, "S s|U q|A r"),
     "red-team-attempts": ({"transcript": "\n\nHuman: q\n\nAssistant: r", "rating": 1.0}, "U q|A r"),
     "conversation as a text": ({"conversation": "Human: q\n\nAssistant: r"}, "U q|A r"),
+    "glaive-function-calling": (
+        {
+            "system": "s",
+            "chat": "USER: q\n\n\nASSISTANT: f() <|endoftext|>\n\n\nFUNCTION RESPONSE: 5\n\n\nASSISTANT: r <|endoftext|>\n\n\n",
+        },
+        "S s|U q|A f()|T 5|A r",
+    ),
+    "glaive without functions": ({"chat": "USER: q\n\n\nASSISTANT: r <|endoftext|>\n\n\n"}, "U q|A r"),
     "openthoughts": ({"system": "s", "conversations": said("U q", "A r")}, "S s|U q|A r"),
     "prompt-response with a number of turns": ({"prompt": "q", "response": "r", "turns": 1}, "U q|A r"),
 }
@@ -432,15 +440,6 @@ REFUSED = {
         CONVERSATIONS,
         "unsupported_part",
         "tool_result",
-    ),
-    "glaive-function-calling": (
-        {
-            "system": "SYSTEM: You may call functions",
-            "chat": "USER: q\n\n\nASSISTANT: <functioncall> {} <|endoftext|>\n\n\nFUNCTION RESPONSE: {}\n\n\nASSISTANT: r",
-        },
-        CONVERSATIONS,
-        "",
-        "",
     ),
     "columns of lists": ({"conversations": {"from": ["human"], "value": ["q"]}}, CONVERSATIONS, "wrong_type", "dict"),
     "several rows as columns": ({"prompt": ["q"], "response": ["r"]}, CONVERSATIONS, "wrong_type", "turn 1 holds str"),

@@ -122,4 +122,5 @@ def summary(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str,
         "repeated": int((times - (times > 0)).sum()),
         "kept": int(times.sum()),
         "layouts": layouts,
+        "ignored": dict(source.ignored),
     }

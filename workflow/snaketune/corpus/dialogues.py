@@ -16,10 +16,12 @@ from typing import Any
 
 from snaketune.corpus.parts import kind_of
 from snaketune.corpus.rows import Malformed, Message
-from snaketune.corpus.templates import conversation_in
+from snaketune.corpus.templates import conversation_in, without_end
 from snaketune.corpus.turns import role_of
 
 NAMES = r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
+# Whoever else speaks, so that it isn't taken for what the speaker before says.
+NAMES += r"|Function[ _]Response"
 # A line that is a rule of asterisks, or a remark in brackets or in italics.
 REMARK = re.compile(r"\*(?:[ \t]*\*){2,}|\[[^\[\]]*\]|\([^()]*\)|\*[^*]+\*")
 
@@ -39,7 +41,7 @@ def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
     framed = conversation_in(text)
     if framed:
-        return framed, ()
+        return framed, _without_ends(framed)
     before, spoken = _cut(text, speakers)
     if _without_remarks(before) or not spoken:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
@@ -51,7 +53,17 @@ def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[
         if bare != said:
             notes = ("removed_stage_direction",)
         turns.append({"role": roles[name], "content": bare})
-    return turns, notes
+    return turns, notes + _without_ends(turns)
+
+
+def _without_ends(turns: list[Message]) -> tuple[str, ...]:
+    """Take end-of-turn strings off the answers, in place; a note, if there were any."""
+    notes: tuple[str, ...] = ()
+    for turn in turns:
+        text = without_end(turn["content"]) if turn["role"] == "assistant" else turn["content"]
+        if text != turn["content"]:
+            turn["content"], notes = text, ("removed_end_of_turn",)
+    return notes
 
 
 def dialogue_column(raw: dict[str, Any], speakers: Mapping[str, str]) -> str | None:

@@ -22,6 +22,7 @@ PROMPT_AND_RESPONSE = (
     ("input", "target"),
     ("inputs", "targets"),
     ("problem", "solution"),
+    ("question", "solution"),
 )
 INSTRUCTION_RESPONSES = ("output", "response", "completion")
 CONVERSATION_COLUMNS = ("messages", "conversations", "conversation")

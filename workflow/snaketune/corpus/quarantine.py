@@ -31,6 +31,12 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
+def say(line: str) -> None:
+    """Print a line that quotes the data, on whatever standard output there is."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(printable(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
 @dataclass
 class Quarantine:
     """The file that bad rows are listed in, and what of them a message needs.
@@ -107,10 +113,8 @@ class Quarantine:
             return
         # The next attempt begins with an empty payload. The first rows are in the log too, wherever that is read.
         Path(self.file.name).replace(kept_at)
-        encoding = sys.stdout.encoding or "utf-8"
         for line in self.first:
-            print(f"quarantined: {line}".encode(encoding, "backslashreplace").decode(encoding))
-        sys.stdout.flush()
+            say(f"quarantined: {line}")
         reasons = "".join(
             f"\n  {count} × {reason}, for instance {self.examples[reason]}"
             for reason, count in self.reasons.most_common(COMMONEST_REASONS_SHOWN)

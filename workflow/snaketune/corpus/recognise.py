@@ -7,7 +7,7 @@ from typing import Any
 from snaketune.corpus.dialogues import dialogue_column
 from snaketune.corpus.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
 from snaketune.corpus.mapped import columns_of
-from snaketune.corpus.nearest import nearest
+from snaketune.corpus.nearest import NEEDS, nearest
 from snaketune.corpus.pairs import is_transcript, pair_columns
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.trees import is_message, is_nested_tree
@@ -17,7 +17,6 @@ from snaketune.corpus.votes import answer_columns
 
 # Beside these, a text that looks like a dialogue is what the row asks about.
 ASKS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
-MAP_THEM = "or map columns with `fields`"
 KINDS = {
     "messages": "conversations",
     "sharegpt": "conversations",
@@ -62,8 +61,7 @@ def recognise(
         if columns not in dialogues:
             column = None if ASKS & raw.keys() else dialogue_column(raw, speakers)
             if column is None:
-                near = nearest(columns, frozenset(name for name in KINDS if KINDS[name] == kind))
-                raise Malformed("unknown_layout", "; ".join(filter(None, (columns_of(raw), near, MAP_THEM))))
+                raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(kind))}")
             dialogues[columns] = column
         return "dialogue"
     if (
@@ -81,8 +79,9 @@ def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
     """Raise Malformed if `layout` doesn't make rows of this kind; trees make both."""
     if KINDS.get(layout, kind) == kind:
         return
-    hint = ""
+    hint = f"; {columns_of(raw)}; {nearest(tuple(raw), _of_kind(kind))}"
     if kind == "conversations":
+        hint = ""
         layouts = (("output", "alpaca"), ("messages", "messages"), ("conversations", "sharegpt"))
         for column, other in (*layouts, *((label, "prompt-response") for label in LABEL_COLUMNS)):
             if column in raw:
@@ -90,6 +89,11 @@ def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
                 hint = f"; set layout: {other} to read its {what}"
                 break
     raise Malformed("wrong_kind", f"the row ({layout}) is one of {KINDS[layout]}, the corpus holds {kind}{hint}")
+
+
+@lru_cache
+def _of_kind(kind: str) -> frozenset[str]:
+    return frozenset(layout for layout in NEEDS if KINDS.get(layout, kind) == kind)
 
 
 @lru_cache(maxsize=4096)

@@ -21,9 +21,9 @@ from snaketune.corpus.cleaning import Cleaner
 from snaketune.corpus.contamination import Contamination, texts_of
 from snaketune.corpus.layouts import canonical_rows
 from snaketune.corpus.near_duplicates import Signatures
-from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.quarantine import Quarantine, say
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import Dropped, Malformed, Row, content_hash
+from snaketune.corpus.rows import Dropped, Made, Malformed, Row, content_hash
 from snaketune.corpus.sources import hub_name, read_file, read_hub
 from snaketune.corpus.splits import draw, split_key
 from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
@@ -33,6 +33,8 @@ from snaketune.patterns import TooSlow, search
 from snaketune.progress import progress
 
 LONGEST = 2**32 - 1
+MOST_NAMES = 200
+OTHER_NAMES = "…"
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 
@@ -44,6 +46,8 @@ class SourceCounts:
         read: raw rows.
         extra: rows that a raw row made besides its first.
         joined: raw rows that became part of another.
+        ignored: what of raw rows isn't read though it holds something (a column, or `messages[].name`), and how many
+            of those used have it.
         rows: numbers of the sound rows, first and one past the last.
     """
 
@@ -52,6 +56,7 @@ class SourceCounts:
     joined: int = 0
     quarantined: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
     rows: slice = field(default_factory=lambda: slice(0, 0))
 
 
@@ -98,6 +103,8 @@ class Scan:
             for name, path in zip(source.files, paths):
                 self._read(name, read_file(path, name), source, counts)
         counts.rows = slice(first, len(self.hashes))
+        if counts.ignored:
+            say(_told(source, counts.ignored))
         return counts
 
     def finish(self) -> None:
@@ -111,11 +118,12 @@ class Scan:
         hashes, drawn, origins, known = self.hashes, self.drawn, self.origins, self.known_origins
         made_rows, read = 0, counts.read
         counted = _counted(progress(raws, name, "rows"), counts)
-        for made in canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair):
+        for made in _named(name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)):
             made_rows += 1
             row = made.row
             if row is None:
                 counts.joined += 1
+                _count(made.ignored, counts.ignored)
                 continue
             try:
                 if isinstance(row, Malformed | Dropped):
@@ -134,6 +142,7 @@ class Scan:
             except Dropped as error:
                 counts.dropped[error.reason] += 1
                 continue
+            _count(made.ignored, counts.ignored)
             hashes.append(content)
             drawn.append(draw(split_key(row.opening), seed))
             origin = made.layout, row.notes
@@ -167,6 +176,20 @@ class Scan:
             self.contamination.append(turns, places, np.array(self.hashes[row:], np.uint64), row)
 
 
+def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
+    for name in names:
+        # Where keys are data (an id each), there are as many as rows.
+        ignored[name if name in ignored or len(ignored) < MOST_NAMES else OTHER_NAMES] += 1
+
+
+def _told(source: Source, ignored: Counter[str]) -> str:
+    """What of a source isn't read, in one line."""
+    name = hub_name(source.hub) if source.hub else source.files[0]
+    more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
+    names = ", ".join(f"{column} ({n} rows)" for column, n in ignored.most_common())
+    return f"{name}{more}: ignored, as its layout doesn't read them: {names}; if one matters, map columns with `fields`"
+
+
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Let Python look for reference cycles less often: rows hold none, and looking through each batch costs a tenth."""
@@ -176,6 +199,14 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*usual)
+
+
+def _named(name: str, rows: Iterable[Made]) -> Iterator[Made]:
+    """`rows`; what is wrong with the file as a whole names it."""
+    try:
+        yield from rows
+    except Malformed as error:
+        raise SnaketuneError(f"{name}: {error.detail}") from None
 
 
 def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:

@@ -26,6 +26,7 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
     "tool_response": "tool",
+    "function response": "tool",
     "ipython": "tool",
 }
 # Speakers whose text is nothing but a call, which the assistant makes.

@@ -45,10 +45,15 @@ class RowCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlow:
-    """Rows of one source; its name is that of its files or of the Hub dataset."""
+    """Rows of one source; its name is that of its files or of the Hub dataset.
+
+    Attributes:
+        ignored: columns and keys that weren't read, and how many rows have them.
+    """
 
     name: str
     layouts: dict[str, int]
+    ignored: dict[str, int]
     rows: RowCounts
 
     @property
@@ -126,6 +131,7 @@ def _corpus_flow(result: Result) -> CorpusFlow:
             SourceFlow(
                 name=_origin(source),
                 layouts=source.get("layouts", {}),
+                ignored=_largest_first(source.get("ignored", {})),
                 rows=_rows(source, source["quarantined"], source["kept"]),
             )
             for source in counts.get("sources", [])

@@ -26,6 +26,7 @@ def _corpus_rows(findings: Findings) -> list[dict[str, Any]]:
             rows += [of | row for row in _row_counts(source.rows, None)]
             rows.append(of | {"what": "kept", "rows": source.rows.kept})
             rows += [of | {"what": "layout", "reason": layout, "rows": n} for layout, n in source.layouts.items()]
+            rows += [of | {"what": "ignored", "reason": column, "rows": n} for column, n in source.ignored.items()]
         changes = {"noted": flow.notes, "repaired": flow.repairs, "cleaned": flow.cleaned, "masked": flow.masked}
         for what, counts in changes.items():
             rows += [name | {"what": what, "reason": reason, "rows": n} for reason, n in counts.items()]
