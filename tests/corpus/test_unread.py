@@ -190,6 +190,12 @@ def test_votes_that_do_not_tell_what_they_count_from_end_the_stage(make):
         make(rows, kind=PREFERENCES)
 
 
+def test_one_row_as_a_whole_document(make):
+    row = {"trajectory": turns("U a", "A b", "U q"), "chosen": "x", "rejected": "y"}
+    built = make(json.dumps(row, indent=1).encode(), kind=PREFERENCES, suffix=".json")
+    assert [r["prompt"] for r in built.train] == [turns("U a", "A b", "U q")]
+
+
 def test_a_csv_with_turns_as_json(make):
     rows = [("prompt", "chosen", "rejected")]
     rows += [(json.dumps(turns("U q")), json.dumps(turns("A x")), json.dumps(turns("A y")))]

@@ -115,6 +115,17 @@ def test_nothing_is_called_out_where_all_adds_up(sweep, sweep_pages):
         assert "wrong-sum" not in (sweep_pages / name).read_text("utf-8").partition("<body>")[2]
 
 
+def test_what_a_source_ignores_is_named_with_its_rows(results):
+    kept = {"read": 5, "kept": 5, "ignored": {"id": 1, "messages[].weight": 5}}
+    results.corpus("chat", train=5, held_out=0, sources=[source(**kept), source(read=0, kept=0)])
+    _, pages = results.report()
+    page = (pages / "corpus.html").read_text("utf-8")
+    assert "Ignored in a: <code>messages[].weight</code> (5 rows), <code>id</code> (1 rows)." in page
+    assert page.count("Ignored in") == 1
+    found = {line["reason"]: line["rows"] for line in table(pages / "data.csv") if line["what"] == "ignored"}
+    assert found == {"messages[].weight": "5", "id": "1"}
+
+
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
     chat = next(corpus.flow for corpus in tokenized_rows(findings(sweep)) if corpus.flow.name == "chat-tokens-aa")
     assert chat.counts["train"]["rows"] == 60

@@ -47,7 +47,7 @@ def names(pages: Path) -> set[str]:
 def hostile_corpus(results):
     """Markup wherever users, files and evaluations can put some."""
     quarantined = bad(HOSTILE, 1) | {"file": HOSTILE, "detail": HOSTILE, "excerpt": HOSTILE}
-    layouts = {"layouts": {HOSTILE: 80}}
+    layouts = {"layouts": {HOSTILE: 80}, "ignored": {HOSTILE: 7}}
     found = hit(2, HOSTILE, HOSTILE) | {"ngram": HOSTILE, "file": HOSTILE, "id": HOSTILE}
     return results.corpus(
         "chat",

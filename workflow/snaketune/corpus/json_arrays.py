@@ -18,6 +18,7 @@ from snaketune.errors import SnaketuneError
 BLOCK = 1 << 20
 # An object with one of these holding a list is a row itself; any other object around one list wraps rows.
 COLUMNS_OF_LISTS = {"messages", "conversations", "conversation", "turns", "instances", "replies", "chosen", "rejected"}
+COLUMNS_OF_LISTS |= {"chosen_messages", "rejected_messages", "prompt", "completion", "trajectory", "context", "history"}
 
 QUOTE, COMMA, OPENS, CLOSES = 1, 2, 3, 4
 MARKS = bytes(

@@ -1,22 +1,25 @@
 """Raw rows to canonical ones: by the columns that a layout names, or by the `fields` that the config maps.
 
     messages          messages: [{role, content}, ...]; content a text or typed parts
-    sharegpt          conversations: [{from, value}, ...]
+    sharegpt          conversations: [{from, value}, ...], or items that are two turns: {human, assistant}
     turns             turns: [{speaker, utterance}, ...], where SYSTEM is the assistant
     dialogue          one text column with a whole dialogue: "User 1: ...", "User 2: ...", or in a template
-    alpaca            instruction, input, output (or response)
+    alpaca            instruction, input (or context), output (or response, completion)
     instances         instruction with instances: [{input, output}, ...], each of which makes a row
-    prompt-response   prompt or question with response or completion; question with answer; input with output or target
+    prompt-response   prompt or question with response or completion; further names in `exchanges`
     message-tree      message_id, parent_id, role, text, rank; or a message with its replies inside
-    pairs             prompt, question or instruction (+ input) with chosen and rejected, each a text or turns;
-                      or chosen and rejected as whole conversations, whose shared beginning is the prompt
+    pairs             a prompt with chosen and rejected, each a text, a message or turns; the prompt is a text, or a
+                      conversation in messages or conversations; or chosen and rejected are whole conversations, whose
+                      shared beginning is the prompt; further names in `pairs`
     transcripts       chosen and rejected as "\\n\\nHuman: ...\\n\\nAssistant: ..." texts, which begin alike
     votes             a prompt, response1 and response2 (or _a and _b), and who liked which better
-    unpaired          prompt, completion, label: true or false, 1 or 0, or a text that means one of them
+    unpaired          a prompt with its completion, or a whole conversation, and a label: true or false, 1 or 0, or a
+                      text that means one of them
 
-`answer` and `task` columns are taken along wherever they aren't the response itself, and a `system` column is the
-system turn. A null column counts as absent. Costs a few microseconds per row; flat trees and unpaired completions hold
-their file in memory.
+`answer` and `task` columns are taken along wherever they aren't the response itself, `history` is what was said before
+a prompt, and a `system` column is the system turn. A null column counts as absent; what else isn't read is named
+(`unread`). Lists of turns may be written into a text as JSON, as CSV needs it. Costs some microseconds per row; flat
+trees and unpaired completions hold their file in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -76,7 +79,9 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
         return Columns(raw.found, present.read) if labels else present
 
     def made(raw: RawRow, present: Columns, layout: str, row: Row | Malformed | Dropped | None, first: bool) -> Made:
-        if not isinstance(row, Exception | None):
+        if isinstance(row, Exception):
+            return Made(raw, layout, row)
+        if row is not None:
             try:
                 unframe(row)
                 if layout != "fields" and (labels or not LABELS.isdisjoint(present)):
@@ -87,9 +92,8 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                     mend(row, repair)
                 check(row)
             except Malformed as error:
-                row = error
-        used = first and not isinstance(row, Exception)
-        return Made(raw, layout, row, unread(present, layout, named) if used else ())
+                return Made(raw, layout, error)
+        return Made(raw, layout, row, unread(present, layout, named) if first else ())
 
     for raw in raws:
         found, layout = raw.found, source.layout
@@ -213,12 +217,13 @@ def _pairs(raw: Raw, speakers: Speakers) -> Row:
     columns = pair_columns(tuple(raw))
     if columns is None and "messages" in raw and "rejected_response" in raw:
         return other_answer(raw["messages"], raw["rejected_response"], speakers)
-    chosen, rejected = (column_of(raw, column) for column in columns or ("chosen", "rejected"))
-    if two_answers(raw) and is_verdict(chosen) and is_verdict(rejected):
+    better, worse = columns or ("chosen", "rejected")
+    chosen, rejected = column_of(raw, better), column_of(raw, worse)
+    if (answers := two_answers(tuple(raw))) and is_verdict(chosen) and is_verdict(rejected):
         raise Malformed(
             "verdicts_as_completions",
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
-            f"answers in {' and '.join(two_answers(raw))}; rename chosen to winner, and take rejected out",
+            f"answers in {' and '.join(answers)}; rename chosen to winner, and take rejected out",
         )
     return _pair(raw, chosen, rejected, speakers)
 

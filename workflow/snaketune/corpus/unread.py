@@ -5,6 +5,7 @@ isn't read of a turn by its place: `messages[].weight`, `messages[].content[].ci
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.parts import CALL_KEYS, PART_KEYS
@@ -24,12 +25,12 @@ class Columns(dict[str, Any]):
     __slots__ = ("read",)
 
     def __init__(self, raw: dict[str, Any], read: list[str] | None = None):
-        super().__init__(raw)
+        dict.__init__(self, raw)
         self.read: list[str] = [] if read is None else read
 
     def __getitem__(self, column: str) -> Any:
         self.read.append(column)
-        return super().__getitem__(column)
+        return dict.__getitem__(self, column)
 
 
 def unread(raw: Columns, layout: str, named: frozenset[str]) -> tuple[str, ...]:
@@ -39,17 +40,30 @@ def unread(raw: Columns, layout: str, named: frozenset[str]) -> tuple[str, ...]:
         raw: the row, after it was read.
         named: columns that the config's `fields` name.
     """
-    read = {*raw.read, *named}
-    if layout == "message-tree":
-        read |= MESSAGE_KEYS
-    names = []
-    for column, value in raw.items():
-        if column not in read:
-            if _holds(value):
-                names.append(column)
-        elif type(value) is list or type(value) is dict:
+    others, read = _columns(tuple(raw), tuple(raw.read), layout, named)
+    names = [column for column in others if _holds(raw.get(column))] if others else []
+    for column in read:
+        value = raw.get(column)
+        if type(value) is dict or (type(value) is list and not _is_plain(value)):
             names += dict.fromkeys(_unread_within(value, column))
     return tuple(names)
+
+
+def _is_plain(turns: list[Any]) -> bool:
+    """Whether all turns have a role and a text, and nothing else, as nearly all have."""
+    for turn in turns:
+        if type(turn) is not dict or len(turn) != 2 or type(turn.get("content") or turn.get("value")) is not str:
+            return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def _columns(
+    columns: tuple[str, ...], read: tuple[str, ...], layout: str, named: frozenset[str]
+) -> tuple[list[str], list[str]]:
+    """Those that weren't read, and those that were."""
+    known = {*read, *named, *(MESSAGE_KEYS if layout == "message-tree" else ())}
+    return [column for column in columns if column not in known], [column for column in columns if column in known]
 
 
 def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[str]:
@@ -59,8 +73,7 @@ def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[st
     else:
         items, where = value, f"{where}[]."
     for item in items:
-        # Role and content, as nearly every turn there is.
-        if type(item) is not dict or (len(item) == 2 and "content" in item and type(item["content"]) is str):
+        if type(item) is not dict:
             continue
         if "replies" in item or "message_id" in item:
             yield from _unread_of_message(item, where)

@@ -11,7 +11,7 @@ response_1, response_2, preference_strength       below 0 for the first, above f
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.parts import kind_of
@@ -27,11 +27,13 @@ VOTER = re.compile(r"annotator_?\d+")
 VERDICTS = {"1": 1, "2": 2, "a": 1, "b": 2, "0": 0, "1.5": 0, "tie": 0, "draw": 0, "equal": 0, "both": 0, "neither": 0}
 VERDICTS |= {f"{name}_{side}": VERDICTS[side] for name in ("model", *ANSWERS) for side in "ab12"}
 VERDICTS |= dict.fromkeys(("tie_(bothbad)", "tie_(both_bad)", "both_bad", "bothbad", "[[c]]"), 0)
+LONGEST_VERDICT = 40
 IN_BRACKETS = re.compile(r"\[\[([^\[\]]+)\]\]")
 COMPARISON = re.compile(r"(a|b)_?(>>?|<<?|==?)_?(a|b)")
 
 
-def answer_columns(columns: Iterable[str]) -> tuple[str, str] | None:
+@lru_cache(maxsize=4096)
+def answer_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
     """The two columns that hold the answers, where there is also somebody's verdict."""
     judged = any(
         column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or VOTER.fullmatch(column) for column in columns
@@ -39,7 +41,8 @@ def answer_columns(columns: Iterable[str]) -> tuple[str, str] | None:
     return two_answers(columns) if judged else None
 
 
-def two_answers(columns: Iterable[str]) -> tuple[str, str] | None:
+@lru_cache(maxsize=4096)
+def two_answers(columns: tuple[str, ...]) -> tuple[str, str] | None:
     """The two columns that hold answers to compare."""
     names = set(columns)
     return next((pair for pair in ANSWER_COLUMNS if names.issuperset(pair)), None)
@@ -59,7 +62,7 @@ def winner(raw: dict[str, Any]) -> int:
     columns = columns or [column for column in STRENGTH_COLUMNS if column in raw][:1]
     if not columns:
         raise Malformed("missing_column", f"nobody voted: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
-    answers = two_answers(raw)
+    answers = two_answers(tuple(raw))
     from_zero = answers is not None and answers[0].endswith("0")
     votes = Counter(_vote(raw[column], column, from_zero=from_zero) for column in columns)
     (first, most), *others = votes.most_common(2)
@@ -68,7 +71,7 @@ def winner(raw: dict[str, Any]) -> int:
 
 def numbers_of(raw: dict[str, Any]) -> set[tuple[str, int]]:
     """The verdicts of a row that are numbers, each with its column, where it isn't plain what they count from."""
-    answers = two_answers(raw)
+    answers = two_answers(tuple(raw))
     if answers is None or answers[0].endswith("0") or any(VOTER.fullmatch(column) for column in raw):
         return set()
     spelled = ((column, _spelled(raw.get(column))) for column in VERDICT_COLUMNS)
@@ -87,7 +90,7 @@ def check_numbers(numbers: set[tuple[str, int]]) -> None:
 
 def is_verdict(value: Any) -> bool:
     """Whether a text is but the name of one of two answers, such as `response_a`."""
-    return isinstance(value, str) and VERDICTS.get(_spelled(value), 0) != 0
+    return isinstance(value, str) and len(value) <= LONGEST_VERDICT and VERDICTS.get(_spelled(value), 0) != 0
 
 
 def _vote(value: Any, column: str, *, from_zero: bool) -> int:
