@@ -20,7 +20,7 @@ from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import EvalSpec
 from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import generate
+from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.preferences import preference_scores
 from snaketune.models.attention import use_segment_attention
 from snaketune.models.devices import computing, weights_dtype
@@ -114,6 +114,7 @@ def build(
     if spec.task_names:
         from snaketune.evaluation.tasks import run_tasks
 
+        generates_plainly(loaded, chat)
         scores["tasks"] = run_tasks(
             loaded,
             tokenizer.folder,
@@ -127,7 +128,15 @@ def build(
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
     return Outcome(
         counts={"prompts": len(prompts)},
-        about={"kernel": kernel, "dtype": str(dtype).removeprefix("torch.")},
+        about={
+            "kernel": kernel,
+            "dtype": str(dtype).removeprefix("torch."),
+            "generation": {
+                "strategy": "greedy",
+                "max_new_tokens": spec.exact_match.max_new_tokens,
+                "stop_ids": list(chat.stop_ids),
+            },
+        },
         libraries=("torch", "transformers", "lm_eval"),
         run={"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},
     )

@@ -30,8 +30,7 @@ def load_base(
             revision=base.revision,
             trust_remote_code=base.trust_remote_code,
         )
-    if model.get_input_embeddings().weight.shape[0] < chat.vocab_size:
-        model.resize_token_embeddings(chat.vocab_size, mean_resizing=False)
+    grow_vocabulary(model, chat.vocab_size)
     set_special_tokens(model, chat)
     return model
 
@@ -71,6 +70,31 @@ def load_folder(
         # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model
+
+
+@torch.no_grad()
+def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
+    """Room for `tokens` tokens. New rows depend on nothing but the shapes.
+
+    So a base that is loaded again, to be evaluated or to take what its adapters learned, is the same base, on whatever device
+    and in whatever data type.
+    """
+    known = model.get_input_embeddings().weight.shape[0]
+    if known >= tokens:
+        return
+    model.resize_token_embeddings(tokens, mean_resizing=False)
+    generator = torch.Generator().manual_seed(0)
+    drawn = set()
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        # Tied ones are drawn once.
+        if layer is None or layer.weight.data_ptr() in drawn:
+            continue
+        drawn.add(layer.weight.data_ptr())
+        new = layer.weight[known:]
+        scale = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+        new.copy_(torch.empty(new.shape).normal_(std=scale, generator=generator))
+        if getattr(layer, "bias", None) is not None:
+            layer.bias[known:].zero_()
 
 
 def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:

@@ -42,7 +42,7 @@ def pair_logprobs(
         at += len(row) + (int(sum(row)) < row_length)
     sums_S = losses_N.new_zeros(at).index_add(0, target_segments_N, -losses_N)
     counts_S = torch.bincount(target_segments_N, minlength=at)
-    pairs = torch.tensor(real, device=losses_N.device).reshape(-1, 2)
+    pairs = torch.tensor(real, dtype=torch.long, device=losses_N.device).reshape(-1, 2)
     return sums_S[pairs], counts_S[pairs]
 
 

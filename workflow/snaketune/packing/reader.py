@@ -19,7 +19,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
-from snaketune.packing.shards import FORMAT_VERSION
+from snaketune.packing.shards import FORMAT_VERSION, IGNORED
 
 TOKENS = ("input_ids", "labels")
 SEGMENTS = ("segment_lengths", "prefix_lengths")
@@ -63,6 +63,12 @@ class PackedRows:
             offsets, values = views[name]
             found[name] = values[offsets[at] : offsets[at + 1]]
         return found
+
+    def blank(self) -> dict[str, Any]:
+        """A row of the longest length that holds nothing."""
+        nothing = np.empty(0, np.int32)
+        ids, labels = np.zeros(self.row_length, np.int32), np.full(self.row_length, IGNORED, np.int32)
+        return {"input_ids": ids, "labels": labels, "segment_lengths": nothing, "prefix_lengths": nothing}
 
     def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """input_ids and labels of rows, int32[B, L], in the order asked for.
@@ -129,6 +135,9 @@ class EqualTokens:
         return len(self.groups)
 
     def __getitem__(self, item: int) -> list[dict[str, Any]]:
+        """The rows of an item; `len(self)` stands for a blank one, a row of free tokens in which nothing is supervised."""
+        if item == len(self):
+            return [self.rows.blank()]
         return [self.rows[row] for row in self.groups[item]]
 
 
