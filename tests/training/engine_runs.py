@@ -1,4 +1,4 @@
-"""Whole packed trainings of tiny models in this process (or, run as a program, in one of several), without a workflow around."""
+"""Whole packed trainings of tiny models in this process (as a program: in one of several), without a workflow around."""
 
 import os
 import sys
