@@ -14,8 +14,10 @@ run: .venv/installed
 	@echo 'The report: results/report/pages/index.html'
 	@echo 'To go on without make: . .venv/bin/activate && $(SNAKEMAKE)'
 
+# Several tests at once: a run of the workflow spends its time importing torch, job after job, on one core. Whole runs come last,
+# and a process that is done takes tests from the end of the other's queue.
 test: .venv/installed
-	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 bench-data: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
