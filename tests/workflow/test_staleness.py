@@ -4,20 +4,22 @@ import copy
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 import types
 import typing
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
+from snaketune.artifacts.code import code_digest
 from snaketune.config.load import load
 from snaketune.config.plan import Plan
 from snaketune.config.specs import canonical
 from snaketune.config.workflow import Workflow
+from snaketune.stages import STAGES
 
 from .conftest import ROOT, Project
 from .reruns import CORPUS, DPO, EVAL, PACK_SFT, REF, REFUSED, REPORT, SFT, SINGLE, TABLE, TOKENIZER, TOKENS
@@ -70,23 +72,80 @@ def test_every_config_key_has_a_row():
     assert leaves(Workflow) - REFUSED == set(TABLE) - {"corpora"}
 
 
-def test_every_config_key_reruns_exactly_the_rules_of_its_row(finished, tmp_path):
-    def stale(item: tuple[int, str]) -> tuple[str, set[str]]:
-        number, key = item
-        project = finished.copy_to(tmp_path / str(number))
-        shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
-        shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
-        (project.folder / "data/tasks").mkdir()
-        (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
-        project.config = put(project.config, TABLE[key][0])
-        found = project.stale()
-        shutil.rmtree(project.folder)
-        return key, found
+@pytest.fixture
+def ready(finished, tmp_path) -> Project:
+    """A finished project with the files that edits of the table name."""
+    project = finished.copy_to(tmp_path / "ready")
+    shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
+    shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
+    (project.folder / "data/tasks").mkdir()
+    (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
+    return project
 
-    with ThreadPoolExecutor(2) as pool:
-        found = dict(pool.map(stale, enumerate(TABLE)))
-    wrong = {key: (rules, TABLE[key][1]) for key, rules in found.items() if rules != TABLE[key][1]}
-    assert not wrong, "\n".join(f"{key}: reran {got}, expected {wanted}" for key, (got, wanted) in wrong.items())
+
+def rules_of_the_jobs_that_differ(before: Plan, after: Plan) -> set[str]:
+    """The rules of the planned jobs that are new, or have another spec or other inputs, and of all that come after them."""
+
+    def reads(job) -> tuple:
+        made = {role: [other.manifest for other in jobs] for role, jobs in job.artifacts.items()}
+        return canonical(job.spec), made, job.files
+
+    stale: dict[tuple[str, str], bool] = {}
+
+    def differs(job) -> bool:
+        key = (job.stage, job.name)
+        if key not in stale:
+            known = before.jobs.get(key)
+            above = [differs(other) for jobs in job.artifacts.values() for other in jobs]
+            stale[key] = known is None or reads(known) != reads(job) or any(above)
+        return stale[key]
+
+    return {job.stage for job in after.jobs.values() if differs(job)}
+
+
+@pytest.mark.parametrize("key", TABLE)
+def test_every_config_key_changes_exactly_the_jobs_of_its_row(ready, key, monkeypatch):
+    monkeypatch.chdir(ready.folder)
+    before, after = (Plan(*load(config)) for config in (ready.config, put(ready.config, TABLE[key][0])))
+    assert rules_of_the_jobs_that_differ(before, after) == TABLE[key][1]
+
+
+# What Snakemake makes of it: an edit for each rule that an edit can begin at, and one that none begins at.
+BY_SNAKEMAKE = [
+    "corpora.held_out", "corpora.parts", "tokenizers.train.vocab_size", "sft.packing.train_on", "sft.packing.length",
+    "sft.training.learning_rate", "dpo.lora.rank", "dpo.beta", "eval.samples", "report.title", "sft.corpus", "dpo.from",
+    "sft.operation.checkpoint_steps",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BY_SNAKEMAKE)
+def test_snakemake_reruns_exactly_the_rules_of_the_row(ready, key):
+    ready.config = put(ready.config, TABLE[key][0])
+    assert ready.stale() == TABLE[key][1]
+
+
+def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch):
+    said = ready.snakemake("--dry-run", "--forceall", "--printshellcmds")
+    monkeypatch.chdir(ready.folder)
+    plan = Plan(*load(ready.config))
+    commands = {}
+    for line in said.splitlines():
+        if "python -m snaketune" in line:
+            command = re.sub(r"\$\(dirname (\S+)\)", r"\1", line.split("python -m snaketune")[1].split(" 2>&1")[0])
+            words = shlex.split(command)
+            commands[words[words.index("--out") + 1]] = words
+    assert commands.keys() == {job.manifest for job in plan.jobs.values()}
+    for job in plan.jobs.values():
+        words = commands[job.manifest]
+        assert words[0] == job.stage
+        assert words[words.index("--spec") + 1] == canonical(job.spec)
+        assert words[words.index("--code") + 1] == code_digest(STAGES[job.stage].module)
+        if job.stage != "report":
+            read = {role: [other.manifest for other in jobs] for role, jobs in job.artifacts.items()} | job.files
+            for role, paths in read.items():
+                if paths:
+                    at = words.index(f"--{role.replace('_', '-')}") + 1
+                    assert words[at : at + len(paths)] == list(paths), role
 
 
 def test_nothing_reruns_for_what_changes_no_meaning(project):

@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         print(
-            f"error: the results can't be written: {what}. Make room (snakemake --cores 1 clean_work frees old work) or mend "
+            f"error: the results can't be written: {what}. Make room (snakemake clean_work frees old work) or mend "
             "the folder's permissions, and run again; what was finished is kept",
             file=sys.stderr,
         )

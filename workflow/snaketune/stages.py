@@ -118,7 +118,7 @@ def run(
 def _artifact(manifest: Path):
     """An input artifact; its payload's folder follows from the stage that wrote the manifest."""
     if not manifest.is_file():
-        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake --cores all {manifest}")
+        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     try:
         stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
         return read_artifact(manifest, PAYLOADS[stage])
