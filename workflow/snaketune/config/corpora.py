@@ -50,6 +50,8 @@ class Fields(Model):
     response: str | None = None
     chosen: str | None = None
     rejected: str | None = None
+    tools: str | None = None
+    """The tools that the prompt offers, as JSON or as a list of functions; the chat template writes them."""
     answer: str | None = None
     """The checkable answer of the last assistant turn, for exact match."""
     task: str | None = None

@@ -14,8 +14,8 @@
     votes             a prompt, response1 and response2 (or _a and _b), and who liked which better
     unpaired          prompt, completion, label: true or false, 1 or 0, or a text that means one of them
 
-`answer` and `task` columns are taken along wherever they aren't the response itself, and a `system` column is the
-system turn. A null column counts as absent. Costs a few microseconds per row; flat trees and unpaired completions hold
+`answer` and `task` columns are taken along wherever they aren't the response itself, a `system` column is the system
+turn, and a `tools` column is what the prompt offers to call. A null column counts as absent. Costs a few microseconds per row; flat trees and unpaired completions hold
 their file in memory.
 """
 
@@ -40,7 +40,7 @@ from snaketune.corpus.unpaired import paired
 from snaketune.corpus.votes import answer_columns, winner
 
 NO_INPUT = re.compile(r"\s*<no[ _-]?input>\s*", re.IGNORECASE)
-LABELS = frozenset(("system", "answer", "task"))
+LABELS = frozenset(("system", "tools", "answer", "task"))
 # Between a user and a system, the system is who answers.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 
@@ -58,7 +58,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
         Rows; what is of no use, and why; None for a raw row that became part of another.
     """
     fields, speakers = source.fields, source.speakers
-    labelled = bool(fields.system or fields.answer or fields.task)
+    labelled = bool(fields.system or fields.tools or fields.answer or fields.task)
     dialogues: dict[tuple[str, ...], str] = {}
     waiting: dict[str, list[tuple[RawRow, Raw]]] = {"unpaired": [], "message-tree": []}
 

@@ -155,9 +155,11 @@ class Scan:
     def _look_at_words(self) -> None:
         turns = [texts_of(row.turns) for row in self.batch]
         if self.texts and self.prompts:
-            first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)
+            # The same request with other tools is another task.
+            texts = [[*said, row.tools] if row.tools else said for row, said in zip(self.batch, turns)]
+            first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
             # Brackets, operators and digits are all that some rows differ in: exercises in logic, code, arithmetic.
-            words = words_of([text for row in turns for text in row], symbols=True)
+            words = words_of([text for row in texts for text in row], symbols=True)
             self.texts.append(Runs(words.hashes, words.starts[first]))
             prompts = (next(turn for turn in row.opening if turn["role"] == "user") for row in self.batch)
             self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
