@@ -5,7 +5,8 @@ is to speak, and two different completions of it. Text is kept
 exactly as it came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs
 2 µs per row.
 
-A message that isn't to be learned says `supervised: False`; in memory the key is left out elsewhere, on disk it is always there.
+A document is a conversation with one turn, whose role is TEXT. A message that isn't to be learned says `supervised: False`; in
+memory the key is left out elsewhere, on disk it is always there.
 """
 
 import json
@@ -27,6 +28,8 @@ SCHEMAS = {
         [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE]
     ),
 }
+SCHEMAS["text"] = SCHEMAS["conversations"]
+TEXT = "text"
 EXCERPT_LENGTH = 200
 
 
