@@ -14,9 +14,9 @@
     votes             a prompt, response1 and response2 (or _a and _b), and who liked which better
     unpaired          prompt, completion, label: true or false, 1 or 0, or a text that means one of them
 
-`answer` and `task` columns are taken along wherever they aren't the response itself, and a `system` column is the
-system turn. A null column counts as absent. Costs a few microseconds per row; flat trees and unpaired completions hold
-their file in memory.
+`answer` and `task` columns are taken along wherever they aren't the response itself, a `system` column is the system
+turn, and a `tools` column is what the prompt offers to call. A null column counts as absent. Costs a few microseconds per
+row; flat trees and unpaired completions hold their file in memory. Documents have one layout, see `documents`.
 """
 
 import re
@@ -25,6 +25,7 @@ from typing import Any
 
 from snaketune.config.corpora import Source
 from snaketune.corpus.dialogues import dialogue_column, dialogue_turns
+from snaketune.corpus.documents import documents
 from snaketune.corpus.mapped import column_of, columns_of, mapped, take_along
 from snaketune.corpus.pairs import pair, transcript_pair
 from snaketune.corpus.parts import kind_of
@@ -32,7 +33,7 @@ from snaketune.corpus.raw import RawRow
 from snaketune.corpus.recognise import check_kind, prompt_and_response, recognise
 from snaketune.corpus.repair import mend
 from snaketune.corpus.roles import check
-from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Row
+from snaketune.corpus.rows import TEXT, Conversation, Dropped, Made, Malformed, Row
 from snaketune.corpus.templates import may_be_framed, unwrapped
 from snaketune.corpus.trees import is_nested_tree, rows_of_messages, rows_of_tree
 from snaketune.corpus.turns import exchange, turns_of, unframe
@@ -40,7 +41,7 @@ from snaketune.corpus.unpaired import paired
 from snaketune.corpus.votes import answer_columns, winner
 
 NO_INPUT = re.compile(r"\s*<no[ _-]?input>\s*", re.IGNORECASE)
-LABELS = frozenset(("system", "answer", "task"))
+LABELS = frozenset(("system", "tools", "answer", "task"))
 # Between a user and a system, the system is who answers.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 
@@ -52,13 +53,16 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     """What becomes of the rows of one file: of each raw row one thing, or several.
 
     Args:
-        kind: what the corpus holds, conversations or preferences.
+        kind: what the corpus holds: conversations, preferences or text.
         repair: what may be done to rows that aren't sound.
     Yields:
         Rows; what is of no use, and why; None for a raw row that became part of another.
     """
+    if kind == "text":
+        yield from documents(raws, source.fields.text or TEXT)
+        return
     fields, speakers = source.fields, source.speakers
-    labelled = bool(fields.system or fields.answer or fields.task)
+    labelled = bool(fields.system or fields.tools or fields.answer or fields.task)
     dialogues: dict[tuple[str, ...], str] = {}
     waiting: dict[str, list[tuple[RawRow, Raw]]] = {"unpaired": [], "message-tree": []}
 

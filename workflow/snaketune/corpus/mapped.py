@@ -7,6 +7,7 @@ from snaketune.config.corpora import Fields
 from snaketune.corpus.pairs import pair
 from snaketune.corpus.parts import kind_of
 from snaketune.corpus.rows import EXCERPT_LENGTH, Conversation, Malformed, Row
+from snaketune.corpus.tools import tools_of
 from snaketune.corpus.turns import exchange, plain_text
 
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
@@ -23,17 +24,23 @@ def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row
         row = pair(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
     if fields.system:
         begin_with(row, _filled(raw, fields.system))
+    if fields.tools:
+        row.tools = tools_of(_filled(raw, fields.tools), fields.tools)
     row.answer = _label(raw, fields.answer)
     row.task = _label(raw, fields.task)
     return row
 
 
 def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
-    """System, answer and task: from where `fields` say, else from the columns of these names."""
+    """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
     if fields.system:
         begin_with(row, _filled(raw, fields.system))
     elif raw.get("system") is not None:
         begin_with(row, raw["system"])
+    if fields.tools:
+        row.tools = tools_of(_filled(raw, fields.tools), fields.tools)
+    else:
+        row.tools = tools_of(raw.get("tools"))
     for name, column in (("answer", fields.answer), ("task", fields.task)):
         if column:
             setattr(row, name, _label(raw, column))

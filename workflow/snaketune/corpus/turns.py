@@ -6,6 +6,7 @@ from typing import Any
 
 from snaketune.corpus.parts import calls_text, content_of, kind_of, text_of
 from snaketune.corpus.rows import Conversation, Malformed, Message, Row
+from snaketune.corpus.supervision import is_supervised
 from snaketune.corpus.templates import may_be_framed, unwrapped, without_end
 
 ROLES = {
@@ -56,7 +57,8 @@ def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) 
             if type(speaker) is str and type(content) is str and speaker in ROLES:
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue
-        turns.append(_turn(item, f"{where}, turn {number}", speakers))
+        turn = _turn(item, f"{where}, turn {number}", speakers)
+        turns.append(turn if is_supervised(item, f"{where}, turn {number}") else turn | {"supervised": False})
     return turns
 
 
@@ -127,7 +129,7 @@ def unframe(row: Row) -> None:
         for i, turn in enumerate(part):
             text = without_end(turn["content"]) if turn["role"] == "assistant" else turn["content"]
             if text != turn["content"]:
-                part[i] = {"role": "assistant", "content": text}
+                part[i] = {**turn, "content": text}
                 notes.append("removed_end_of_turn")
     row.notes += tuple(dict.fromkeys(notes))
 
