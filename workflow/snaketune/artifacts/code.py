@@ -22,7 +22,6 @@ SHAPELESS = {
     "progress",
     "stages",
     "models.gpus",
-    "models.selftest",
     "training.checkpoints",
     "training.launch",
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
@@ -95,6 +95,24 @@ def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
         new.copy_(torch.empty(new.shape).normal_(std=scale, generator=generator))
         if getattr(layer, "bias", None) is not None:
             layer.bias[known:].zero_()
+
+
+def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
+    """The config of what `load_base` loads, read without its weights; None for a model from scratch."""
+    if isinstance(base, Scratch):
+        return None
+    return read_folder_config(base.path, revision=base.revision, trust_remote_code=base.trust_remote_code)
+
+
+def read_folder_config(
+    path: Path | str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PretrainedConfig:
+    """The config of what `load_folder` loads. Raises SnaketuneError if there is none."""
+    try:
+        return AutoConfig.from_pretrained(str(path), revision=revision or "main", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
 
 
 def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:

@@ -110,6 +110,32 @@ class PackedRows:
             for offsets, values in (views["segment_lengths"] for views in self.batches)
         )
 
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest segment with its prefix, and the row that it is in; of an empty split, (0, -1)."""
+        found = (0, -1)
+        for start, views in zip(self.starts[:-1].tolist(), self.batches):
+            (offsets, lengths), (_, prefixes) = (views[name] for name in SEGMENTS)
+            full = lengths[offsets[0] : offsets[-1]] + prefixes[offsets[0] : offsets[-1]]
+            if len(full) and full.max() > found[0]:
+                row = int(np.searchsorted(offsets - offsets[0], full.argmax(), side="right")) - 1
+                found = (int(full.max()), start + row)
+        return found
+
+    @cached_property
+    def fullest(self) -> int:
+        """The row with the most segments; -1 of an empty split."""
+        counts = [np.diff(views["segment_lengths"][0]) for views in self.batches]
+        return int(np.concatenate(counts).argmax()) if counts else -1
+
+    @cached_property
+    def has_prefixes(self) -> bool:
+        """Whether segments share prompts, as pairs do."""
+        return any(
+            bool(values[offsets[0] : offsets[-1]].any())
+            for offsets, values in (views["prefix_lengths"] for views in self.batches)
+        )
+
 
 class EqualTokens:
     """Packed rows in groups of equally many tokens, so that a batch of them is as much work whatever rows it holds.

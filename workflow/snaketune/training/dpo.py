@@ -65,7 +65,7 @@ def _train(
 
     from snaketune.models.batches import collate
     from snaketune.models.devices import computing
-    from snaketune.models.loading import load_folder
+    from snaketune.models.loading import load_folder, read_folder_config
     from snaketune.models.logprobs import pair_logprobs, token_losses
     from snaketune.training.dpo_loss import dpo_loss
     from snaketune.training.engine import train_packed
@@ -141,7 +141,8 @@ def _train(
     where, dtype, kernel = computing(spec.training.precision)
     check_ref_logps(ref_logps, model=model, pack=pack, dtype=str(dtype).removeprefix("torch."), kernel=kernel)
     rows = PairRows(pack, ref_logps, operation.load_in_memory)
-    outcome = train_packed(DpoTrainer, rows, spec, operation, work, load)
+    config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
+    outcome = train_packed(DpoTrainer, rows, spec, operation, work, load, config)
     return dataclasses.replace(outcome, counts=outcome.counts | {"pairs": rows.pairs})
 
 

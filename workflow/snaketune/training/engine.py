@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, Trainer, set_seed
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, set_seed
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.stage import Outcome
@@ -17,7 +17,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.dropout import without_dropout
 from snaketune.models.loading import add_lora, parameter_count
-from snaketune.models.selftest import check_packed_equals_separate
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.training.checkpoints import copy_trained
 from snaketune.training.trainer import PackedTrainer, fit, training_arguments
@@ -33,20 +34,25 @@ def train_packed(
     operation: Operation,
     work: WorkFolder,
     load: Load,
+    config: PretrainedConfig | None,
 ) -> Outcome:
     """Load a model, show that packing doesn't change what it sees, train it, and fill `work.payload` with it.
 
+    Args:
+        config: of the model that `load` gives; None where it is made from scratch.
     Raises:
-        SnaketuneError: no rows, a failed self-test, or a training that diverges.
+        SnaketuneError: no rows, a model that can't see packed rows rightly, or a training that diverges.
     """
     if not len(rows):
         raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
     set_seed(spec.training.seed)
     where, dtype, kernel = computing(spec.training.precision)
+    if config:
+        check_config(config, rows.longest[0])
     model = load(weights_dtype(dtype, frozen=spec.lora is not None), spec.quantization)
     if not spec.quantization:
         model = model.to(where)
-    check_packed_equals_separate(model, rows, kernel, dtype)
+    tested = self_test(model, [rows], kernel, dtype, training=True)
     parameters = parameter_count(model)
     with nullcontext() if trainer_class.drops_out else without_dropout(model):
         if spec.lora:
@@ -72,14 +78,9 @@ def train_packed(
         save_trained(trainer, work.payload, spec, lambda: load(torch.bfloat16, None))
     return Outcome(
         counts={"rows": len(rows), "tokens_per_epoch": rows.tokens, "steps": trainer.state.global_step},
-        about={
-            "kernel": kernel,
-            "dtype": str(dtype).removeprefix("torch."),
-            "parameters": parameters,
-            "trainable_parameters": trainable,
-        },
+        about=tested.about() | {"parameters": parameters, "trainable_parameters": trainable},
         libraries=("torch", "transformers", "peft", "accelerate"),
-        run=run,
+        run=run | {"self_test_share": tested.share},
     )
 
 
