@@ -161,14 +161,17 @@ def _how_to_run(
     Returns:
         For the manifest, with the `kernel` to go on with, and for run.json.
     """
+    plain = {"dtype": str(dtype).removeprefix("torch.")}
+    if not any(len(rows) for rows in packs):
+        return {"kernel": kernel, **plain}, {}
     try:
         if config:
-            check_config(config, max((rows.longest[0] for rows in packs), default=0))
+            check_config(config, max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs))
         tested = self_test(model, packs, kernel, dtype, training=False)
     except Unpackable as error:
         use_own_attention(model)
         print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
-        return {"kernel": SEPARATE, "dtype": str(dtype).removeprefix("torch.")}, {}
+        return {"kernel": SEPARATE, **plain}, {}
     return tested.about(), {"self_test_share": tested.share}
 
 

@@ -111,21 +111,21 @@ class Unpackable(SnaketuneError):
 def use_segment_attention(model: PreTrainedModel) -> None:
     """Make `model` attend over the `segments` that its forward is given. `models.selftest` shows whether that is enough.
 
+    A model whose attention is code of its own keeps it: some tell documents apart by their positions.
+
     Raises:
-        Unpackable: the model's attention can't be exchanged.
+        Unpackable: the model refuses.
     """
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    if not model._can_set_attn_implementation():
+        return
     if model.config._attn_implementation != NAME:
         model.own_attention = model.config._attn_implementation
     try:
         model.set_attn_implementation(NAME)
     except ValueError as error:
-        raise Unpackable(f"{model.config.model_type}: {str(error).splitlines()[0]}") from None
-    if model.config._attn_implementation != NAME:
-        raise Unpackable(
-            f"{model.config.model_type}: its attention is code of its own, which can't be told about segments"
-        )
+        raise Unpackable(str(error).splitlines()[0]) from None
 
 
 def use_own_attention(model: PreTrainedModel) -> None:

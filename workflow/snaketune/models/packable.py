@@ -17,37 +17,39 @@ from snaketune.packing.segments import layout
 INSTEAD = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
 # Rotary factors of these types depend on the longest position in the batch.
 BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
-ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
 
 
-def check_config(config: PretrainedConfig, longest: int) -> None:
+def check_config(config: PretrainedConfig, longest: int, prefixes: bool) -> None:
     """Refuse what can't be right in packed rows.
 
     Args:
         longest: tokens of the longest segment with its prefix.
+        prefixes: whether segments share prompts, as pairs do.
     Raises:
         Unpackable: with the model's name, the reason, and what can be done.
     """
     text = config.get_text_config()
-    if reason := _reason(config, text) or _dry_run(config):
+    if reason := _reason(config, text, prefixes) or _dry_run(config):
         raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
     if reason := _too_long(text, longest):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
-def _reason(config: PretrainedConfig, text: PretrainedConfig) -> str:
+def _reason(config: PretrainedConfig, text: PretrainedConfig, prefixes: bool) -> str:
     if getattr(text, "attn_logit_softcapping", None):
         return "its attention is soft-capped (attn_logit_softcapping), which no kernel here does"
-    strange = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_LAYERS)
+    strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
     if strange:
-        return f"layers of other kinds than attention ({', '.join(strange)}) run through the whole row"
+        return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:
         return ""
     if model_class._is_stateful:
-        return "its layers carry a state through the whole row"
+        return "its layers carry a state from one document to the next"
     if not model_class._can_set_attn_implementation():
-        return "its attention is code of its own, which can't be told about segments"
+        # By positions alone, documents can be told apart, but nobody can see another's prompt.
+        return "its attention is code of its own, which knows no shared prompts" if prefixes else ""
     if not model_class._supports_sdpa:
         return "its attention does more than scaled_dot_product_attention (attention sinks, for instance)"
     return ""

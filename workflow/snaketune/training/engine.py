@@ -48,13 +48,13 @@ def train_packed(
     set_seed(spec.training.seed)
     where, dtype, kernel = computing(spec.training.precision)
     if config:
-        check_config(config, rows.longest[0])
+        check_config(config, rows.longest[0], rows.has_prefixes)
     model = load(weights_dtype(dtype, frozen=spec.lora is not None), spec.quantization)
     if not spec.quantization:
         model = model.to(where)
-    tested = self_test(model, [rows], kernel, dtype, training=True)
     parameters = parameter_count(model)
     with nullcontext() if trainer_class.drops_out else without_dropout(model):
+        tested = self_test(model, [rows], kernel, dtype, training=True)
         if spec.lora:
             model = add_lora(model, spec.lora)
             if spec.training.gradient_checkpointing:

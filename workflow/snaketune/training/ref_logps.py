@@ -38,7 +38,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     where, dtype, kernel = computing(spec.precision)
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
     config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
-    check_config(config, max(rows.longest[0] for rows in rows_by_split.values()))
+    check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True)
     loaded = load_folder(
         model.folder,
         weights_dtype=weights_dtype(dtype, frozen=spec.frozen_weights),
