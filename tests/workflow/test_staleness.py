@@ -198,7 +198,12 @@ CODE = {
     "evaluation/exact_match.py": EVAL,
     "report/stage.py": REPORT,
     "artifacts/work.py": set(),
-    "training/checkpoints.py": set(),
+    "artifacts/tables.py": TOKENIZER,
+    "training/checkpoints.py": SFT,
+    "training/launch.py": SFT,
+    "models/selftest.py": SFT,
+    "models/gpus.py": set(),
+    "progress.py": set(),
     "config/runs.py": set(),
 }
 
