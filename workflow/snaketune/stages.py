@@ -78,7 +78,7 @@ STAGES: dict[str, Stage] = {
         module="snaketune.evaluation.stage",
         one=("tokenizer",),
         many=("model", "corpora", "packs", "ref_logps"),
-        files=("base", "tasks"),
+        files=("base", "tasks", "task_data"),
         gpu=True,
     ),
     "report": Stage(spec=specs.ReportSpec, module="snaketune.report.stage", files=("manifests", "runs")),
