@@ -1,5 +1,6 @@
 """What changes under a stage's hands: files from outside, its own code, the number of threads."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,13 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from snaketune import stages
+from snaketune.__main__ import main
 from snaketune.artifacts import stage as stage_module
 from snaketune.artifacts.attempt import Attempt, check_files, read_attempt, stamps_of
 from snaketune.artifacts.stage import Outcome, run_stage
 from snaketune.artifacts.work import locked
+from snaketune.config.base import Model
+from snaketune.config.runs import Operation
+from snaketune.config.specs import PlanSpec, canonical
 from snaketune.errors import SnaketuneError
+from snaketune.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
+
+
+class AnySpec(Model):
+    """Whatever a stage's own spec would say."""
 
 
 def reading(source: Path, built: list | None = None):
@@ -227,3 +238,27 @@ def test_once_imported_it_may_be_edited(own_code):
         "print(shaping_modules('snaketune.corpus.stage') - set(sys.modules))",
     )
     assert said == "set()\n"
+
+
+def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spec = canonical(PlanSpec(kind="sft", lengths=(8,), strategy="best-fit-decreasing", overflow="drop"))
+    assert main(["plan", "--spec", spec, "--code", "0" * 16, "--out", "results/plan/x"]) == 1
+    assert "error: the code of the plan stage changed since this run was planned" in capsys.readouterr().err
+    assert not list(tmp_path.glob("results/**/manifest.json"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch, stage):
+    """Before its module is so much as imported."""
+    monkeypatch.setattr(stages, "run_stage", lambda **given: given["build"](None))
+    monkeypatch.setattr(stages, "import_module", None)
+    monkeypatch.setattr(stages, "_artifact", lambda path: None)
+    one = STAGES[stage].one
+    stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec)
+    monkeypatch.setitem(STAGES, stage, stage_of_any_spec)
+    with pytest.raises(SnaketuneError, match=f"the code of the {stage} stage changed"):
+        stages.run(
+            stage, spec="{}", code="0" * 16, inputs={role: [tmp_path] for role in one}, out=tmp_path,
+            operation=Operation(gpus=0),
+        )  # fmt: skip
