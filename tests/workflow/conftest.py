@@ -63,6 +63,7 @@ class Project:
         self.folder = folder
         self.config = copy.deepcopy(config or MICRO)
         self.code = code
+        self.cores = 2
 
     def write_data(self) -> "Project":
         (self.folder / "data").mkdir(parents=True)
@@ -85,7 +86,7 @@ class Project:
         self.write_config()
         return [
             *(sys.executable, "-m", "snakemake", "--snakefile", str(self.code / "Snakefile"), *arguments),
-            *("--configfile", "config.yaml", "--cores", "2", "--resources", "gpu=1"),
+            *("--configfile", "config.yaml", "--cores", str(self.cores), "--resources", "gpu=1"),
         ]
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from snaketune.artifacts import code
 from snaketune.artifacts.code import code_digest
 from snaketune.config.load import load
 from snaketune.config.plan import Plan
@@ -198,22 +199,50 @@ CODE = {
     "evaluation/exact_match.py": EVAL,
     "report/stage.py": REPORT,
     "artifacts/work.py": set(),
-    "training/checkpoints.py": set(),
+    "artifacts/tables.py": TOKENIZER,
+    "training/checkpoints.py": SFT,
+    "training/launch.py": SFT,
+    "models/selftest.py": SFT,
+    "models/gpus.py": set(),
+    "progress.py": set(),
     "config/runs.py": set(),
 }
 
 
-def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(own_code):
-    assert own_code.stale() == set()
+def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    plan = Plan(*load(finished.config))
+    monkeypatch.setattr(code, "PACKAGE_FOLDER", tmp_path / "snaketune")
+    shutil.copytree(ROOT / "workflow/snaketune", code.PACKAGE_FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def digests() -> dict[str, str]:
+        return {stage: code_digest(STAGES[stage].module) for stage in STAGES}
+
+    def rerun(job) -> bool:
+        return digests_now[job.stage] != planned[job.stage] or any(
+            rerun(other) for jobs in job.artifacts.values() for other in jobs
+        )
+
+    planned = digests()
     for module, expected in CODE.items():
-        path = own_code.code / "workflow/snaketune" / module
+        path = code.PACKAGE_FOLDER / module
         before = path.read_text(encoding="utf-8")
         path.write_text(before + "\n\n# A comment changes nothing.\n", encoding="utf-8")
-        assert own_code.stale() == set(), f"a comment in {module}"
+        assert digests() == planned, f"a comment in {module}"
         path.write_text(before + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
+        digests_now = digests()
         # Modules that the planner shares with later stages rerun those too, but never an earlier one.
-        assert own_code.stale() == expected, module
+        assert {job.stage for job in plan.jobs.values() if rerun(job)} == expected, module
         path.write_text(before, encoding="utf-8")
+
+
+def test_snakemake_sees_an_edited_module(own_code):
+    assert own_code.stale() == set()
+    path = own_code.code / "workflow/snaketune/training/dpo_loss.py"
+    path.write_text(path.read_text(encoding="utf-8") + "\n\n# A comment changes nothing.\n", encoding="utf-8")
+    assert own_code.stale() == set()
+    path.write_text(path.read_text(encoding="utf-8") + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
+    assert own_code.stale() == CODE["training/dpo_loss.py"]
 
 
 def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(project):

@@ -42,7 +42,7 @@ def read_file(path: Path, shown: str, *, plain: bool = False) -> Iterator[RawRow
         if path.exists() and not path.is_file():
             what = "a folder; name the files in it" if path.is_dir() else "no regular file; write its rows to one"
             raise SnaketuneError(f"{shown} is {what}")
-        opening = partial(_open, path)
+        opening = partial(open_unpacked, path)
         with opening() as file:
             head = file.read(HEAD_LENGTH)
         if head:
@@ -88,7 +88,7 @@ def hub_name(hub: HubDataset) -> str:
     return f"{hub.path} ({f'{hub.name}, ' if hub.name else ''}{hub.split}) at {hub.revision}"
 
 
-def _open(path: Path) -> BinaryIO:
+def open_unpacked(path: Path) -> BinaryIO:
     """The file, unpacked. By content and not by suffix: downloaders like to unpack a .gz and keep its name."""
     with path.open("rb") as file:
         magic = file.read(len(ZSTD_MAGIC))

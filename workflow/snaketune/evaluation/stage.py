@@ -55,11 +55,13 @@ def build(
     ref_logps: list[Artifact],
     base: list[Path],
     tasks: list[Path],
+    task_data: list[Path],
 ) -> Outcome:
     """Fill `work.payload` with `scores.json` and `responses.jsonl`.
 
     Args:
         packs: of `spec.conversations`, then of `spec.preferences`.
+        task_data: what tasks name outside their folder, which lm-eval reads by itself.
     """
     started = time.monotonic()
     where, dtype, kernel = computing("auto")

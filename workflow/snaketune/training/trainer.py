@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from snaketune.artifacts.attempt import check_files
 from snaketune.config.runs import Operation, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
@@ -250,6 +251,8 @@ def fit(trainer: Trainer, checkpoints: Path) -> dict[str, Any]:
     if trainer.is_world_process_zero():
         remove_incomplete(checkpoints)
     trainer.accelerator.wait_for_everyone()
+    # The base has been read: from here on checkpoints hold what came of it.
+    check_files(checkpoints.parent)
     last = last_checkpoint(checkpoints)
     if last is not None:
         print(f"resuming from {last}", flush=True)
