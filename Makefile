@@ -3,19 +3,20 @@
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
 PYTHON ?= python3
 BIN := .venv/bin
-SNAKEMAKE := snakemake --cores all --resources gpu=1
 
 .PHONY: run test lint lock bench-data
 .DEFAULT_GOAL := run
 
 run: .venv/installed
-	@echo '$(SNAKEMAKE)'
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(SNAKEMAKE)
+	@echo 'snakemake'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake
 	@echo 'The report: results/report/pages/index.html'
-	@echo 'To go on without make: . .venv/bin/activate && $(SNAKEMAKE)'
+	@echo 'To go on without make: . .venv/bin/activate && snakemake'
 
+# Several tests at once: a run of the workflow spends its time importing torch, job after job, on one core. Whole runs come last,
+# and a process that is done takes tests from the end of the other's queue.
 test: .venv/installed
-	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
 bench-data: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \

@@ -1,8 +1,8 @@
 """snaketune: corpus → tokenizer → tokenize → plan → write → pack → sft → ref_logps → dpo → eval → report.
 
 Look before you leap:   snakemake -n
-Run:                    snakemake --cores all --resources gpu=1
-Another config:         snakemake --cores all --resources gpu=1 --configfile config/recipes/tiny-23m.yaml
+Run:                    snakemake
+Another config:         snakemake --configfile config/recipes/tiny-23m.yaml
 """
 
 from snakemake.utils import min_version

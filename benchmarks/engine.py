@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.models.attention import KERNELS, choose_kernel, use_segment_attention
-from snaketune.models.batches import collate, forward_inputs
+from snaketune.models.attention import KERNELS, choose_kernel
+from snaketune.models.batches import collate
 from snaketune.models.devices import computing
+from snaketune.models.forward import packed_logits
 from snaketune.models.logprobs import token_losses
+from snaketune.models.selftest import self_test
 from snaketune.packing.plan import plan_best_fit_decreasing
 from snaketune.packing.shards import IGNORED
 
@@ -84,13 +86,13 @@ def check_kernels(where: torch.device, dtype: torch.dtype) -> dict[str, float]:
     }
     row["labels"] = np.where(np.arange(64) % 3 == 0, row["input_ids"], IGNORED).astype(np.int32)
     model = make_model("1m", where)
-    use_segment_attention(model)
 
     def run(kernel: str) -> tuple[torch.Tensor, torch.Tensor]:
+        self_test(model, [], kernel, dtype, training=True)
         model.zero_grad()
         with torch.autocast(where.type, dtype=dtype, enabled=dtype != torch.float32):
             losses = token_losses(model, on_device(collate([row, row], kernel), where))
-            logits = model(**forward_inputs(on_device(collate([row, row], kernel), where))).logits
+            logits = packed_logits(model, on_device(collate([row, row], kernel), where))
         losses.sum().backward()
         return logits.float(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -111,7 +113,7 @@ def check_kernels(where: torch.device, dtype: torch.dtype) -> dict[str, float]:
 def time_packed(model, rows: list[dict], kernel: str, dtype: torch.dtype, where: torch.device) -> float:
     """Seconds for one pass of training steps over all rows."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    use_segment_attention(model)
+    self_test(model, [], kernel, dtype, training=True)
     started = time.perf_counter()
     for at in range(0, len(rows), MICRO_BATCH):
         batch = on_device(collate(rows[at : at + MICRO_BATCH], kernel), where)

@@ -1,7 +1,13 @@
 """What the code digest of each stage covers."""
 
+import ast
+import inspect
+import re
+from importlib import import_module
+
 import pytest
 
+from snaketune import progress
 from snaketune.artifacts import code
 from snaketune.stages import STAGES
 
@@ -26,10 +32,48 @@ def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_rooms_that_move_describe_or_draw_count_for_no_training(stage):
+def test_what_moves_describes_or_draws_counts_for_no_stage(stage):
     rooms = {module.split(".")[0] for module in modules(stage)}
-    assert not rooms & {"artifacts", "config"}
+    assert "config" not in rooms
+    assert {module for module in modules(stage) if module.startswith("artifacts")} <= {"artifacts", "artifacts.tables"}
     assert ("report" in rooms) == (stage == "report")
+
+
+def test_what_decides_precision_resumes_or_tests_a_training_counts():
+    for stage in ("sft", "dpo"):
+        assert {"training.launch", "training.checkpoints", "models.selftest", "artifacts.tables"} <= modules(stage)
+    assert "models.selftest" in modules("ref_logps")
+    assert {"training", "models"} <= modules("sft")  # what their __init__ would do
+
+
+def test_every_reason_is_of_something_that_is_there():
+    for name in code.SHAPELESS:
+        assert code._file(f"snaketune.{name}"), name
+
+
+def test_stages_take_values_from_the_config_and_no_functions():
+    """Or else what a function there does would shape a result that no digest tells of."""
+    for module in {module for stage in STAGES.values() for module in code.shaping_modules(stage.module)}:
+        for node in ast.walk(ast.parse(code._file(module).read_bytes())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snaketune.config"):
+                home = import_module(node.module)
+                for alias in node.names:
+                    assert not inspect.isfunction(getattr(home, alias.name)), f"{module} calls {alias.name}"
+
+
+def test_progress_hands_on_what_it_gets(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    items = [object() for _ in range(100)]
+    handed = list(progress.progress(iter(items), "handing", "items", len(items)))
+    assert len(handed) == len(items)
+    assert all(one is other for one, other in zip(handed, items))
+
+
+def test_the_shell_prefix_sets_nothing_that_shapes_a_result():
+    """A variable more, and somebody has to decide whether it counts."""
+    rules = (code.PACKAGE_FOLDER.parent / "rules/common.smk").read_text(encoding="utf-8")
+    (prefix,) = re.findall(r"shell\.prefix\((.*?)\n\)\n", rules, re.DOTALL)
+    assert set(re.findall(r"\b([A-Z_]{4,})=", prefix)) == {"OMP_WAIT_POLICY", "PYTHONPATH", "SNAKETUNE_CONFIG"}
 
 
 @pytest.fixture
@@ -42,11 +86,9 @@ def edited(tmp_path, monkeypatch):
 
     def digest(text: str) -> str:
         (package / "room/stage.py").write_text(text)
-        code._syntax.cache_clear()
         return code.code_digest("snaketune.room.stage")
 
-    yield digest
-    code._syntax.cache_clear()
+    return digest
 
 
 def test_comments_docstrings_and_layout_do_not_count_but_code_does(edited):

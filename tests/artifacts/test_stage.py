@@ -133,24 +133,10 @@ def _slow(folder: Path, log: Path) -> None:
     run(folder, build=build)
 
 
-def test_a_file_that_changes_while_it_is_read_stops_the_stage(tmp_path):
-    source = tmp_path / "rows.jsonl"
-    source.write_text("{}")
-
-    def build(work):
-        source.write_text("{}{}")
-        return Outcome()
-
-    with pytest.raises(SnaketuneError, match=r"rows.jsonl changed while the demo stage read it; run again"):
-        run(tmp_path, files={"files": [source]}, build=build)
-    assert not (tmp_path / "results/demo").exists()
-    run(tmp_path, files={"files": [source]})
-
-
 def test_the_command_that_heals_names_the_config_that_was_given(tmp_path, monkeypatch):
-    assert rebuild_command(Path("m.json")).endswith("--resources gpu=1 --forcerun m.json")
+    assert rebuild_command(Path("m.json")) == "snakemake --forcerun m.json"
     monkeypatch.setenv("SNAKETUNE_CONFIG", "my.yaml")
-    assert rebuild_command(Path("m.json")).endswith("--resources gpu=1 --configfile my.yaml --forcerun m.json")
+    assert rebuild_command(Path("m.json")) == "snakemake --configfile my.yaml --forcerun m.json"
 
 
 def test_two_jobs_never_write_one_work_folder(tmp_path):

@@ -28,14 +28,18 @@ def test_rows_come_out_canonical_and_in_order(make, chat):
     for rows in (built.train, built.held_out):
         numbers = [int(row["messages"][0]["content"][1:]) for row in rows]
         assert numbers == sorted(numbers)
-    assert built.train[0].keys() == {"id", "messages", "answer", "task"}
+    assert built.train[0].keys() == {"id", "messages", "tools", "answer", "task"}
     assert built.counts["notes"] == {} and built.quarantine == []
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_both_files_are_there_with_the_schema_even_when_empty(make, chat, kind, share):
-    rows = {"conversations": chat(), "preferences": {"prompt": "Hi", "chosen": "a", "rejected": "b"}}
+    rows = {
+        "conversations": chat(),
+        "preferences": {"prompt": "Hi", "chosen": "a", "rejected": "b"},
+        "text": {"text": "a"},
+    }
     built = make([rows[kind]], kind=kind, held_out=share)
     tables = {name: read_table(built.folder / f"{name}.arrow") for name in ("train", "held_out")}
     assert all(table.schema == SCHEMAS[kind] for table in tables.values())
@@ -255,7 +259,9 @@ VALUES = (
     | st.integers()
     | st.lists(st.dictionaries(st.sampled_from(["role", "content"]), TEXTS), max_size=2)
 )
-ROWS = st.dictionaries(st.sampled_from(["prompt", "response", "chosen", "rejected", "messages", "task"]), VALUES)
+ROWS = st.dictionaries(
+    st.sampled_from(["prompt", "response", "chosen", "rejected", "messages", "task", "tools", "text"]), VALUES
+)
 LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampled_from([b"[", b"{", b"null", b"[1]"])
 
 
@@ -263,7 +269,10 @@ LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampl
 @settings(deadline=None, max_examples=150)
 def test_nothing_vanishes(lines, kind, held_out):
     # A first line that is surely a line: what the rest of the file is then can't be in question.
-    content = b'{"prompt": "x", "response": "y"}\n{"prompt": "x", "chosen": "y", "rejected": "z"}\n' + b"\n".join(lines)
+    content = (
+        b'{"prompt": "x", "response": "y", "text": "z"}\n{"prompt": "x", "chosen": "y", "rejected": "z"}\n'
+        + b"\n".join(lines)
+    )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         path.write_bytes(content)

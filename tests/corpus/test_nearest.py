@@ -32,6 +32,7 @@ from snaketune.corpus.rows import Malformed
         ("question completions", CONVERSATIONS, "`completions` would have to be called `completion`; or map columns"),
         ("message_ids x", CONVERSATIONS, "nearest: message-tree"),
         ("Messages", CONVERSATIONS, "nearest: messages (messages); `Messages` would have to be called `messages`;"),
+        ("text id", CONVERSATIONS, "map columns with `fields`, or read documents by a corpus of kind text"),
         ("contents", CONVERSATIONS, "the row has contents; map columns with `fields`"),
         ("", CONVERSATIONS, "no column that isn't null; map columns with `fields`"),
     ],

@@ -327,6 +327,27 @@ def test_completions_under_another_system_text_are_no_pair(system):
     assert (spelled(made[0].row.prompt), spelled(made[0].row.rejected)) == ("S be brief|U q", "A z")
 
 
+def test_completions_under_other_tools_are_no_pair():
+    def row(text, name):
+        tools = [{"name": name, "parameters": {}}]
+        return {
+            "prompt": "q",
+            "completion": text,
+            "label": text == "x",
+            "tools": tools if text != "z" else str(json.dumps(tools)),
+        }
+
+    made = read_all([row("x", "f"), row("y", "g"), row("z", "f")], PREFERENCES)
+    assert reasons(made) == ["row", "unpaired", "part"]
+    assert made[0].row.tools == '[{"type": "function", "function": {"name": "f", "parameters": {}}}]'
+
+
+def test_weights_make_no_other_prompt():
+    raws = [{"messages": turns("U q", "A b", "U c", f"A {text}"), "label": text == "x"} for text in "xy"]
+    raws[1]["messages"][1] |= {"weight": 0}
+    assert reasons(read_all(raws, PREFERENCES)) == ["row", "part"]
+
+
 def compared(verdict, column="label", names=("response_A", "response_B")):
     return {"question": "q", names[0]: "x", names[1]: "y", column: verdict}
 

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from row_spelling import CONVERSATIONS, PREFERENCES, read_all, turns
+from row_spelling import CONVERSATIONS, PREFERENCES, read_all, spelled, turns
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -83,7 +83,7 @@ def test_columns(raw, kind, names):
     [
         ({"content": "r"}, ()),
         ({"content": "r", "name": None, "tool_calls": [], "thinking": ""}, ()),
-        ({"content": "r", "thought": "t", "train": False}, ("messages[].thought", "messages[].train")),
+        ({"content": "r", "thought": "t", "train": False}, ("messages[].thought",)),
         ({"content": "r", "text": "other"}, ("messages[].text",)),
         ({"content": "r", "value": None, "reasoning": "t", "thinking": "u"}, ("messages[].thinking",)),
         ({"content": None, "tool_calls": [CALL]}, ()),
@@ -142,6 +142,16 @@ def test_each_source_names_what_it_ignores_once(make, capsys):
     assert "context (50 rows), tags (25 rows); if one matters, map columns with `fields`" in said[0]
 
 
+def test_tools_and_weights_are_read_and_documents_name_what_is_beside_them():
+    tools = [{"name": "f", "parameters": {}}]
+    spoken = [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "r", "train": True}]
+    assert ignored({"messages": spoken, "tools": tools, "weight": 2}) == [("weight",)]
+    assert ignored({"text": "a", "url": "u", "meta": {}}, "text") == [("url",)]
+    assert ignored({"text": "a" * 300_000, "url": "u"}, "text") == [("url",), ()]
+    assert ignored({"body": "a", "text": "b"}, "text", text="body") == [("text",)]
+    assert ignored({"conversation": [{"human": "q", "assistant": "r", "mood": "m"}]}) == [("conversation[].mood",)]
+
+
 def test_nothing_is_said_where_all_is_read(make, chat, capsys):
     assert make([chat()]).counts["sources"][0]["ignored"] == {}
     assert "ignored" not in capsys.readouterr().out
@@ -164,21 +174,21 @@ def test_tables_with_nested_columns(make, tmp_path):
         [
             {
                 "conversations": [
-                    {"from": "human", "value": "q", "weight": None},
-                    {"from": "gpt", "value": "r", "weight": 1.0},
+                    {"from": "human", "value": "q", "note": None},
+                    {"from": "gpt", "value": "r", "note": "x"},
                 ]
             },
             {
                 "conversations": [
-                    {"from": "human", "value": "p", "weight": 0.0},
-                    {"from": "gpt", "value": "r", "weight": None},
+                    {"from": "human", "value": "p", "note": "y"},
+                    {"from": "gpt", "value": "r", "note": None},
                 ]
             },
         ]
     )
     parquet.write_table(table, tmp_path / "a.parquet")
     built = make((tmp_path / "a.parquet").read_bytes(), suffix=".parquet")
-    assert built.counts["sources"][0]["ignored"] == {"conversations[].weight": 2}
+    assert built.counts["sources"][0]["ignored"] == {"conversations[].note": 2}
     assert built.prompts() == ["q", "p"]
 
 
@@ -193,7 +203,7 @@ def test_votes_that_do_not_tell_what_they_count_from_end_the_stage(make):
 def test_one_row_as_a_whole_document(make):
     row = {"trajectory": turns("U a", "A b", "U q"), "chosen": "x", "rejected": "y"}
     built = make(json.dumps(row, indent=1).encode(), kind=PREFERENCES, suffix=".json")
-    assert [r["prompt"] for r in built.train] == [turns("U a", "A b", "U q")]
+    assert [spelled(r["prompt"]) for r in built.train] == ["U a|A b|U q"]
 
 
 def test_a_csv_with_turns_as_json(make):
@@ -201,4 +211,4 @@ def test_a_csv_with_turns_as_json(make):
     rows += [(json.dumps(turns("U q")), json.dumps(turns("A x")), json.dumps(turns("A y")))]
     content = "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows).encode()
     (row,) = make(content, kind=PREFERENCES, suffix=".csv").train
-    assert (row["prompt"], row["chosen"], row["rejected"]) == (turns("U q"), turns("A x"), turns("A y"))
+    assert [spelled(row[column]) for column in ("prompt", "chosen", "rejected")] == ["U q", "A x", "A y"]

@@ -7,20 +7,23 @@ from transformers import AutoConfig, AutoModelForCausalLM
 VOCABULARY = 97
 
 
-def tiny_model(architecture: str) -> torch.nn.Module:
+def tiny_model(architecture: str, **settings) -> torch.nn.Module:
     config = AutoConfig.for_model(
         architecture,
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        initializer_range=0.2,
+        **{
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "bos_token_id": None,
+            "initializer_range": 0.2,
+        }
+        | settings,
     )
     if hasattr(config, "sliding_window"):
         config.sliding_window = None

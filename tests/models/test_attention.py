@@ -6,7 +6,8 @@ import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import segments_for, use_segment_attention
-from snaketune.models.batches import collate, forward_inputs
+from snaketune.models.batches import collate
+from snaketune.models.forward import allow_packed, packed_inputs
 from snaketune.models.logprobs import pair_logprobs, token_losses
 from snaketune.packing.segments import layout
 
@@ -70,6 +71,7 @@ def test_packed_losses_and_gradients_equal_separate_ones(model, kernel):
     model.zero_grad()
 
     use_segment_attention(model)
+    allow_packed(model, kernel, prefixes=True)
     found = token_losses(model, collate(rows, kernel))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     found.sum().backward()
@@ -82,9 +84,9 @@ def test_what_one_document_says_never_reaches_another():
     use_segment_attention(model)
     rows = packed_rows()
     with torch.no_grad():
-        before = model(**forward_inputs(collate(rows, "sdpa")) | {"logits_to_keep": 0}).logits[0]
+        before = model(**packed_inputs(collate(rows, "sdpa"))).logits[0]
         rows[0]["input_ids"][:13] = 5
-        after = model(**forward_inputs(collate(rows, "sdpa")) | {"logits_to_keep": 0}).logits[0]
+        after = model(**packed_inputs(collate(rows, "sdpa"))).logits[0]
     assert not torch.equal(before[:13], after[:13])
     assert torch.equal(before[13:], after[13:])
 
@@ -94,6 +96,7 @@ def test_pair_logprobs_are_the_sums_over_each_completion():
     model = tiny_model("qwen2")
     expected_tokens = separate_losses(model, rows)
     use_segment_attention(model)
+    allow_packed(model, "sdpa", prefixes=True)
     batch = collate(rows, "sdpa")
     losses = token_losses(model, batch)
     sums, counts = pair_logprobs(
@@ -128,5 +131,5 @@ def test_a_sequence_beyond_the_sliding_window_is_refused():
     for layer in model.model.layers:
         layer.self_attn.sliding_window = 8
     use_segment_attention(model)
-    with pytest.raises(SnaketuneError, match="sliding window of 8"):
-        model(**forward_inputs(collate(packed_rows(), "sdpa")))
+    with pytest.raises(SnaketuneError, match="attention window of 8"):
+        model(**packed_inputs(collate(packed_rows(), "sdpa")))

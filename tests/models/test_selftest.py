@@ -5,35 +5,108 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snaketune.errors import SnaketuneError
 from snaketune.models import attention, batches
-from snaketune.models.selftest import check_packed_equals_separate
+from snaketune.models.attention import Unpackable
+from snaketune.models.batches import collate
+from snaketune.models.logprobs import token_losses
+from snaketune.models.selftest import self_test
 from snaketune.packing.segments import layout
 
 from .conftest import tiny_model
 from .test_attention import packed_rows
 
 
+class Rows(list):
+    """Rows as `PackedRows` has them."""
+
+    longest, fullest, has_prefixes = (20, 0), 0, True
+
+
+def run(model, rows, kernel="sdpa", training=True):
+    return self_test(model, [Rows(rows)], kernel, torch.float32, training=training)
+
+
 def test_every_kernel_of_this_device_passes(model):
     for row in packed_rows():
         for kernel in ("sdpa", "dense"):
-            assert check_packed_equals_separate(model, [row], kernel, torch.float32) < 1e-4
+            passed = run(model, [row], kernel)
+            assert passed.share < 1e-5
+            assert passed.about() == {
+                "kernel": kernel,
+                "dtype": "float32",
+                "self_test": "packed = separate within 1e-03",
+            }
 
 
-def test_a_kernel_that_forgets_the_segments_is_stopped(monkeypatch):
+@pytest.mark.parametrize("real", [packed_rows()[:1], []])
+def test_a_kernel_that_forgets_the_segments_is_stopped(monkeypatch, real):
     def plain_causal(query, key, value, segments, scaling, dropout):
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
         return out.transpose(1, 2)
 
     monkeypatch.setitem(attention.KERNELS, "sdpa", plain_causal)
-    with pytest.raises(SnaketuneError, match="self-test failed"):
-        check_packed_equals_separate(tiny_model("llama"), packed_rows(), "sdpa", torch.float32)
+    with pytest.raises(Unpackable, match="llama can't see packed rows as single documents: packed logits of made"):
+        run(tiny_model("llama"), real)
 
 
-def test_a_kernel_that_forgets_the_prefix_is_stopped(monkeypatch):
+def test_one_full_document_per_row_hides_no_leak(monkeypatch):
+    """Best-fit-decreasing puts the longest document first, alone: with it, everything looks right."""
+    [row] = packed_rows()[:1]
+    row |= {"segment_lengths": np.array([len(row["input_ids"])], np.int32), "prefix_lengths": np.array([0], np.int32)}
+    monkeypatch.setitem(attention.KERNELS, "sdpa", lambda q, k, v, segments, scaling, dropout: F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=scaling, enable_gqa=True
+    ).transpose(1, 2))  # fmt: skip
+    with pytest.raises(Unpackable):
+        run(tiny_model("llama"), [row])
+
+
+def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(monkeypatch):
     def without_prefixes(lengths, prefixes, row_lengths):
         return layout(lengths, [np.zeros_like(row) for row in prefixes], row_lengths)
 
     monkeypatch.setattr(batches, "layout", without_prefixes)
-    with pytest.raises(SnaketuneError, match="self-test failed"):
-        check_packed_equals_separate(tiny_model("llama"), packed_rows()[1:], "sdpa", torch.float32)
+    with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
+        run(tiny_model("llama"), packed_rows()[1:])
+    documents = Rows(packed_rows()[:1])
+    documents.has_prefixes = False
+    self_test(tiny_model("llama"), [documents], "sdpa", torch.float32, training=True)
+
+
+def test_a_leak_that_only_training_has_is_stopped():
+    model = tiny_model("llama")
+
+    def leak(module, arguments, output):
+        return output + output.mean(1, keepdim=True) if module.training else output
+
+    model.model.layers[0].mlp.register_forward_hook(leak)
+    assert run(model, [], training=False).share < 1e-5
+    with pytest.raises(Unpackable, match="in training mode"):
+        run(model, [])
+
+
+def test_not_a_number_is_no_pass(monkeypatch):
+    monkeypatch.setitem(attention.KERNELS, "sdpa", lambda q, *_: torch.full_like(q.transpose(1, 2), torch.nan))
+    with pytest.raises(Unpackable):
+        run(tiny_model("llama"), [])
+
+
+def test_the_self_test_leaves_random_numbers_and_mode_alone():
+    model = tiny_model("llama").train()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    run(model, [])
+    assert model.training
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_no_packed_forward_without_the_self_test():
+    model = tiny_model("llama")
+    batch = collate(packed_rows(), "sdpa")
+    attention.use_segment_attention(model)
+    with pytest.raises(RuntimeError, match="before its self-test"):
+        token_losses(model, batch)
+    run(model, [])
+    token_losses(model, batch)
+    with pytest.raises(RuntimeError, match="shared prompts by kernel dense before its self-test"):
+        token_losses(model, collate(packed_rows(), "dense"))

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import pair_logprobs, token_losses
+from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.dpo_loss import dpo_loss
@@ -104,7 +104,7 @@ def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
 
-    use_segment_attention(model)
+    self_test(model, [], "sdpa", torch.float32, training=True)
     batch, _ = packed_batch("sft", rows, tokenizer_folder, tmp_path / "packed")
     ours = token_losses(model, batch).mean()
     ours.backward()
@@ -158,8 +158,8 @@ def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss
         theirs = (1 - smoothing) * theirs + smoothing * other
         gradients = {k: (1 - smoothing) * v + smoothing * other_gradients[k] for k, v in gradients.items()}
 
-    use_segment_attention(policy)
-    use_segment_attention(reference)
+    self_test(policy, [], "sdpa", torch.float32, training=True)
+    self_test(reference, [], "sdpa", torch.float32, training=True)
     batch, rows = packed_batch("preference", pairs, tokenizer_folder, tmp_path / "packed")
     lengths, row_lengths = [row["segment_lengths"].tolist() for row in rows], [LENGTH] * len(rows)
     assert sum(sum(row["prefix_lengths"][::2] > 0) for row in rows) == 3

@@ -1,11 +1,13 @@
 """A micro project: the demo's rows by the dozen, a model of some ten thousand parameters, the real workflow."""
 
 import copy
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ class Project:
         self.folder = folder
         self.config = copy.deepcopy(config or MICRO)
         self.code = code
+        self.cores = 2
 
     def write_data(self) -> "Project":
         (self.folder / "data").mkdir(parents=True)
@@ -83,7 +86,7 @@ class Project:
         self.write_config()
         return [
             *(sys.executable, "-m", "snakemake", "--snakefile", str(self.code / "Snakefile"), *arguments),
-            *("--configfile", "config.yaml", "--cores", "2", "--resources", "gpu=1"),
+            *("--configfile", "config.yaml", "--cores", str(self.cores), "--resources", "gpu=1"),
         ]
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
@@ -110,12 +113,26 @@ class Project:
         return (self.folder / path).read_text(encoding="utf-8")
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that `make` fills once for all processes of this test run; the others wait for it."""
+    # Under pytest-xdist each process has a folder of its own in one that they share.
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder, done = shared / name, shared / f"{name}.done"
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            done.touch()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
     """The micro project after one complete run. Tests copy it; nobody changes it."""
-    project = Project(tmp_path_factory.mktemp("micro") / "project").write_data()
-    project.snakemake()
-    return project
+    return Project(made_once(tmp_path_factory, "micro", lambda folder: Project(folder).write_data().snakemake()))
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.sources.fields.response": ({"corpora.chat.sources.0.fields": {"prompt": "p", "response": "s"}}, CORPUS),
     "corpora.sources.fields.chosen": ({"corpora.pairs.sources.0.fields": {"prompt": "p", "chosen": "c", "rejected": "r"}}, CORPUS),
     "corpora.sources.fields.rejected": ({"corpora.pairs.sources.0.fields": {"prompt": "p", "chosen": "c", "rejected": "s"}}, CORPUS),
+    "corpora.sources.fields.tools": ({"corpora.chat.sources.0.fields": {"tools": "functions"}}, CORPUS),
     "corpora.sources.fields.answer": ({"corpora.chat.sources.0.fields": {"answer": "task"}}, CORPUS),
     "corpora.sources.fields.task": ({"corpora.chat.sources.0.fields": {"task": "answer"}}, CORPUS),
     "corpora.held_out": ({"corpora.chat.held_out": 0.3}, CORPUS),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT
+from .conftest import ROOT, made_once
 
 pytestmark = pytest.mark.workflow
 
@@ -25,16 +25,19 @@ def test_the_demo_files_are_what_their_scripts_write(tmp_path):
     assert (tmp_path / name).read_bytes() == (ROOT / "resources/eval_tasks" / name).read_bytes()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo(tmp_path_factory) -> Path:
-    """A copy of the project after `snakemake --cores all --resources gpu=1`."""
-    folder = tmp_path_factory.mktemp("demo") / "project"
+    """A copy of the project after a bare `snakemake`."""
+    return made_once(tmp_path_factory, "demo", run_demo)
+
+
+def run_demo(folder: Path) -> None:
     folder.mkdir()
     for name in ("Snakefile", "workflow", "config", "profiles", "envs", "resources"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "all", "--resources", "gpu=1"],
+        [sys.executable, "-m", "snakemake"],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -42,7 +45,6 @@ def demo(tmp_path_factory) -> Path:
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
     assert done.returncode == 0, done.stdout[-6000:]
-    return folder
 
 
 def scores(demo: Path, model: str) -> dict:

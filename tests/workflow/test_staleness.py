@@ -4,20 +4,23 @@ import copy
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 import types
 import typing
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 from pydantic import BaseModel
 
+from snaketune.artifacts import code
+from snaketune.artifacts.code import code_digest
 from snaketune.config.load import load
 from snaketune.config.plan import Plan
 from snaketune.config.specs import canonical
 from snaketune.config.workflow import Workflow
+from snaketune.stages import STAGES
 
 from .conftest import ROOT, Project
 from .reruns import CORPUS, DPO, EVAL, PACK_SFT, REF, REFUSED, REPORT, SFT, SINGLE, TABLE, TOKENIZER, TOKENS
@@ -70,23 +73,80 @@ def test_every_config_key_has_a_row():
     assert leaves(Workflow) - REFUSED == set(TABLE) - {"corpora"}
 
 
-def test_every_config_key_reruns_exactly_the_rules_of_its_row(finished, tmp_path):
-    def stale(item: tuple[int, str]) -> tuple[str, set[str]]:
-        number, key = item
-        project = finished.copy_to(tmp_path / str(number))
-        shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
-        shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
-        (project.folder / "data/tasks").mkdir()
-        (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
-        project.config = put(project.config, TABLE[key][0])
-        found = project.stale()
-        shutil.rmtree(project.folder)
-        return key, found
+@pytest.fixture
+def ready(finished, tmp_path) -> Project:
+    """A finished project with the files that edits of the table name."""
+    project = finished.copy_to(tmp_path / "ready")
+    shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
+    shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
+    (project.folder / "data/tasks").mkdir()
+    (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
+    return project
 
-    with ThreadPoolExecutor(2) as pool:
-        found = dict(pool.map(stale, enumerate(TABLE)))
-    wrong = {key: (rules, TABLE[key][1]) for key, rules in found.items() if rules != TABLE[key][1]}
-    assert not wrong, "\n".join(f"{key}: reran {got}, expected {wanted}" for key, (got, wanted) in wrong.items())
+
+def rules_of_the_jobs_that_differ(before: Plan, after: Plan) -> set[str]:
+    """The rules of the planned jobs that are new, or have another spec or other inputs, and of all that come after them."""
+
+    def reads(job) -> tuple:
+        made = {role: [other.manifest for other in jobs] for role, jobs in job.artifacts.items()}
+        return canonical(job.spec), made, job.files
+
+    stale: dict[tuple[str, str], bool] = {}
+
+    def differs(job) -> bool:
+        key = (job.stage, job.name)
+        if key not in stale:
+            known = before.jobs.get(key)
+            above = [differs(other) for jobs in job.artifacts.values() for other in jobs]
+            stale[key] = known is None or reads(known) != reads(job) or any(above)
+        return stale[key]
+
+    return {job.stage for job in after.jobs.values() if differs(job)}
+
+
+@pytest.mark.parametrize("key", TABLE)
+def test_every_config_key_changes_exactly_the_jobs_of_its_row(ready, key, monkeypatch):
+    monkeypatch.chdir(ready.folder)
+    before, after = (Plan(*load(config)) for config in (ready.config, put(ready.config, TABLE[key][0])))
+    assert rules_of_the_jobs_that_differ(before, after) == TABLE[key][1]
+
+
+# What Snakemake makes of it: an edit for each rule that an edit can begin at, and one that none begins at.
+BY_SNAKEMAKE = [
+    "corpora.held_out", "corpora.parts", "tokenizers.train.vocab_size", "sft.packing.train_on", "sft.packing.length",
+    "sft.training.learning_rate", "dpo.lora.rank", "dpo.beta", "eval.samples", "report.title", "sft.corpus", "dpo.from",
+    "sft.operation.checkpoint_steps",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", BY_SNAKEMAKE)
+def test_snakemake_reruns_exactly_the_rules_of_the_row(ready, key):
+    ready.config = put(ready.config, TABLE[key][0])
+    assert ready.stale() == TABLE[key][1]
+
+
+def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch):
+    said = ready.snakemake("--dry-run", "--forceall", "--printshellcmds")
+    monkeypatch.chdir(ready.folder)
+    plan = Plan(*load(ready.config))
+    commands = {}
+    for line in said.splitlines():
+        if "python -m snaketune" in line:
+            command = re.sub(r"\$\(dirname (\S+)\)", r"\1", line.split("python -m snaketune")[1].split(" 2>&1")[0])
+            words = shlex.split(command)
+            commands[words[words.index("--out") + 1]] = words
+    assert commands.keys() == {job.manifest for job in plan.jobs.values()}
+    for job in plan.jobs.values():
+        words = commands[job.manifest]
+        assert words[0] == job.stage
+        assert words[words.index("--spec") + 1] == canonical(job.spec)
+        assert words[words.index("--code") + 1] == code_digest(STAGES[job.stage].module)
+        if job.stage != "report":
+            read = {role: [other.manifest for other in jobs] for role, jobs in job.artifacts.items()} | job.files
+            for role, paths in read.items():
+                if paths:
+                    at = words.index(f"--{role.replace('_', '-')}") + 1
+                    assert words[at : at + len(paths)] == list(paths), role
 
 
 def test_nothing_reruns_for_what_changes_no_meaning(project):
@@ -139,22 +199,50 @@ CODE = {
     "evaluation/exact_match.py": EVAL,
     "report/stage.py": REPORT,
     "artifacts/work.py": set(),
-    "training/checkpoints.py": set(),
+    "artifacts/tables.py": TOKENIZER,
+    "training/checkpoints.py": SFT,
+    "training/launch.py": SFT,
+    "models/selftest.py": SFT,
+    "models/gpus.py": set(),
+    "progress.py": set(),
     "config/runs.py": set(),
 }
 
 
-def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(own_code):
-    assert own_code.stale() == set()
+def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    plan = Plan(*load(finished.config))
+    monkeypatch.setattr(code, "PACKAGE_FOLDER", tmp_path / "snaketune")
+    shutil.copytree(ROOT / "workflow/snaketune", code.PACKAGE_FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def digests() -> dict[str, str]:
+        return {stage: code_digest(STAGES[stage].module) for stage in STAGES}
+
+    def rerun(job) -> bool:
+        return digests_now[job.stage] != planned[job.stage] or any(
+            rerun(other) for jobs in job.artifacts.values() for other in jobs
+        )
+
+    planned = digests()
     for module, expected in CODE.items():
-        path = own_code.code / "workflow/snaketune" / module
+        path = code.PACKAGE_FOLDER / module
         before = path.read_text(encoding="utf-8")
         path.write_text(before + "\n\n# A comment changes nothing.\n", encoding="utf-8")
-        assert own_code.stale() == set(), f"a comment in {module}"
+        assert digests() == planned, f"a comment in {module}"
         path.write_text(before + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
+        digests_now = digests()
         # Modules that the planner shares with later stages rerun those too, but never an earlier one.
-        assert own_code.stale() == expected, module
+        assert {job.stage for job in plan.jobs.values() if rerun(job)} == expected, module
         path.write_text(before, encoding="utf-8")
+
+
+def test_snakemake_sees_an_edited_module(own_code):
+    assert own_code.stale() == set()
+    path = own_code.code / "workflow/snaketune/training/dpo_loss.py"
+    path.write_text(path.read_text(encoding="utf-8") + "\n\n# A comment changes nothing.\n", encoding="utf-8")
+    assert own_code.stale() == set()
+    path.write_text(path.read_text(encoding="utf-8") + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
+    assert own_code.stale() == CODE["training/dpo_loss.py"]
 
 
 def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(project):

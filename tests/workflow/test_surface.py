@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +34,67 @@ def snakemake(folder, *arguments: str) -> subprocess.CompletedProcess:
         text=True,
         env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
+
+
+@pytest.fixture
+def own_project(finished, tmp_path) -> Path:
+    """The finished project as one folder with the code, as after a clone; only its report has to be made."""
+    folder = finished.copy_to(tmp_path / "project").folder
+    for name in ("workflow", "profiles", "envs", "resources"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", folder)
+    (folder / "config").mkdir()
+    (folder / "config/config.yaml").write_text(yaml.safe_dump(finished.config), encoding="utf-8")
+    (folder / "results/report/manifest.json").unlink()
+    return folder
+
+
+def with_gpus(folder: Path, count: int) -> dict[str, str]:
+    """An environment whose nvidia-smi shows so many GPUs."""
+    tool = folder / "tools/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo {n}\n" for n in range(count)), encoding="utf-8")
+    tool.chmod(0o755)
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("CUDA_VISIBLE_DEVICES", "SNAKEMAKE_PROFILE")
+    }
+    return kept | {"PATH": f"{tool.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def provided_in(said: str) -> tuple[int, ...]:
+    """Cores and GPUs that a run says it may use."""
+    found = re.search(r"Provided cores: (\d+)(?s:.*)Provided resources: gpu=\D*(\d+)", said)
+    assert found, said
+    return tuple(int(number) for number in found.groups())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "arguments", "provided"),
+    [
+        (0, [], (os.cpu_count(), 1)),
+        (3, [], (os.cpu_count(), 3)),
+        (3, ["--cores", "7", "--resources", "gpu=2"], (7, 2)),
+    ],
+)
+def test_a_bare_snakemake_takes_what_the_machine_has_and_the_command_line_wins(own_project, gpus, arguments, provided):
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *arguments],
+        cwd=own_project, env=with_gpus(own_project, gpus), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert provided_in(said) == provided
+    assert (own_project / "results/report/manifest.json").is_file()
+
+
+def test_beside_another_profile_the_default_one_limits_nothing_to_this_machine(own_project):
+    (own_project / "profiles/ours").mkdir()
+    (own_project / "profiles/ours/config.yaml").write_text("cores: 5\nresources: [gpu=9]\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", "--profile", "profiles/ours"],
+        cwd=own_project, env=with_gpus(own_project, 3), capture_output=True, text=True,
+    )  # fmt: skip
+    assert provided_in(done.stdout + done.stderr) == (5, 9)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -143,8 +206,6 @@ def test_too_many_bad_rows_stop_the_run_with_where_they_are(fresh):
 
 
 def test_touch_accepts_a_code_change(finished, tmp_path):
-    import shutil
-
     code = tmp_path / "code"
     for name in ("workflow", "profiles", "envs", "resources"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Old work: `snakemake --cores 1 clean_work` says what it frees, frees it, and keeps what a current result came from."""
+"""Old work: `snakemake clean_work` says what it frees, frees it, and keeps what a current result came from."""
 
 
 rule clean_work:

@@ -23,5 +23,5 @@ rule eval:
         code=code_of("eval"),
     shell:
         "OMP_NUM_THREADS={threads} python -m snaketune eval --spec {params.spec:q} --code {params.code}"
-        " --model {input.model:q} --tokenizer {input.tokenizer:q} --corpora {input.corpora:q} --packs {input.packs:q} --ref-logps {input.ref_logps:q} --base {input.base:q} --tasks {input.tasks:q} --gpus {resources.gpu}"
+        " --model {input.model:q} --tokenizer {input.tokenizer:q} --corpora {input.corpora:q} --packs {input.packs:q} --ref-logps {input.ref_logps:q} --base {input.base:q} --tasks {input.tasks:q} --task-data {input.task_data:q} --gpus {resources.gpu}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

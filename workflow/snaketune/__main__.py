@@ -1,18 +1,16 @@
 """`python -m snaketune <stage> ...`: run one stage by hand, with the arguments that its rule logs."""
 
 import argparse
-import errno
 import shlex
 import sys
 from pathlib import Path
 
 from snaketune.artifacts.code import code_digest
+from snaketune.artifacts.disk import disk_trouble
 from snaketune.artifacts.stage import WORK_ROOT
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages import STAGES, run
-
-DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EIO}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,15 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     except SnaketuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except OSError as error:
-        if error.errno not in DISK_TROUBLE:
+    except Exception as error:
+        if not (told := disk_trouble(error)):
             raise
-        what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        print(
-            f"error: the results can't be written: {what}. Make room (snakemake --cores 1 clean_work frees old work) or mend "
-            "the folder's permissions, and run again; what was finished is kept",
-            file=sys.stderr,
-        )
+        print(f"error: {told}", file=sys.stderr)
         return 1
     return 0
 

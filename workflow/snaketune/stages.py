@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from snaketune.artifacts.code import check_code, import_checked, templates
 from snaketune.artifacts.manifest import read_artifact
 from snaketune.artifacts.stage import run_stage
 from snaketune.config import specs
@@ -28,6 +29,7 @@ class Stage:
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
         gpu: whether `build` also takes the `operation` and claims GPUs.
+        launches: whether `build` starts another process, which imports what shapes the result, and checks that itself.
     """
 
     spec: type[Model]
@@ -36,6 +38,7 @@ class Stage:
     many: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     gpu: bool = False
+    launches: bool = False
 
 
 STAGES: dict[str, Stage] = {
@@ -55,16 +58,27 @@ STAGES: dict[str, Stage] = {
     ),
     "pack": Stage(spec=specs.PackSpec, module="snaketune.packing.collect", one=("plan",), many=("shards",)),
     "sft": Stage(
-        spec=specs.SftSpec, module="snaketune.training.sft", one=("pack", "tokenizer"), files=("base",), gpu=True
+        spec=specs.SftSpec,
+        module="snaketune.training.sft",
+        one=("pack", "tokenizer"),
+        files=("base",),
+        gpu=True,
+        launches=True,
     ),
     "ref_logps": Stage(spec=specs.RefLogpsSpec, module="snaketune.training.ref_logps", one=("model", "pack"), gpu=True),
-    "dpo": Stage(spec=specs.DpoSpec, module="snaketune.training.dpo", one=("model", "pack", "ref_logps"), gpu=True),
+    "dpo": Stage(
+        spec=specs.DpoSpec,
+        module="snaketune.training.dpo",
+        one=("model", "pack", "ref_logps"),
+        gpu=True,
+        launches=True,
+    ),
     "eval": Stage(
         spec=specs.EvalSpec,
         module="snaketune.evaluation.stage",
         one=("tokenizer",),
         many=("model", "corpora", "packs", "ref_logps"),
-        files=("base", "tasks"),
+        files=("base", "tasks", "task_data"),
         gpu=True,
     ),
     "report": Stage(spec=specs.ReportSpec, module="snaketune.report.stage", files=("manifests", "runs")),
@@ -95,12 +109,17 @@ def run(
     files = {role: inputs.get(role, []) for role in stage.files}
 
     def build(work):
+        (check_code if stage.launches else import_checked)(stage.module, code, stage_name)
         arguments: dict[str, Any] = {role: artifacts[role][0] for role in stage.one}
         arguments |= {role: artifacts[role] for role in stage.many} | files
         if stage.gpu:
             with claimed_gpus(operation.gpus):
                 return import_module(stage.module).build(typed, work, operation=operation, **arguments)
-        return import_module(stage.module).build(typed, work, **arguments)
+        outcome = import_module(stage.module).build(typed, work, **arguments)
+        if templates(stage.module):
+            # Read while it worked.
+            check_code(stage.module, code, stage_name)
+        return outcome
 
     run_stage(
         stage=stage_name,
@@ -118,7 +137,7 @@ def run(
 def _artifact(manifest: Path):
     """An input artifact; its payload's folder follows from the stage that wrote the manifest."""
     if not manifest.is_file():
-        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake --cores all {manifest}")
+        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     try:
         stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
         return read_artifact(manifest, PAYLOADS[stage])

@@ -2,29 +2,45 @@
 
 Snakemake sees a rule's own text but no module that the rule's command imports. So each rule carries this digest among its
 params: over the syntax trees of every module of the package that the stage can reach by imports (those inside functions
-too), without comments and docstrings. Rooms that only move, describe or draw are left out.
+too), without comments and docstrings. What only moves, describes or draws is left out, by the list below.
+
+Of the shell prefix in workflow/rules/common.smk nothing counts: it says where this package is (whose code this digest is of),
+which config messages name, and that idle threads sleep.
 """
 
 import ast
 import hashlib
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from snaketune.errors import SnaketuneError
+
 PACKAGE = "snaketune"
 PACKAGE_FOLDER = Path(__file__).parent.parent
-# They move bytes, describe settings, start processes or draw: none of it shapes what a stage makes.
+# What shapes no result, each with its reason; what isn't here counts. A room stands for all its modules.
 SHAPELESS = {
-    "artifacts",
-    "config",
-    "report",
-    "errors",
-    "progress",
-    "stages",
-    "models.gpus",
-    "models.selftest",
-    "training.checkpoints",
-    "training.launch",
+    # A spec holds every value resolved, and a stage takes nothing else from here than the models that carry them.
+    "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
+    "artifacts.attempt": "compares, and hands on",
+    "artifacts.clean": "removes old work",
+    "artifacts.code": "this",
+    "artifacts.digests": "names contents: another digest is another fingerprint by itself",
+    "artifacts.disk": "words for an error",
+    "artifacts.manifest": "describes what was made; what readers go by is digested by content",
+    "artifacts.stage": "looks up, calls and publishes",
+    "artifacts.work": "moves bytes, and verifies them",
+    # artifacts.tables counts: it writes and reads the rows.
+    "report": "draws what was made; in the report itself, everything counts",
+    "errors": "the class of a message",
+    # In the path of the data, so a test holds it to hand on exactly what it gets.
+    "progress": "prints",
+    "stages": "which module, with which inputs; both are in the fingerprint",
+    "models.gpus": "which GPUs, not what is computed on them; the kind of device is in the fingerprint",
+    # These count, though they might seem to serve only: training.launch decides precision and processes. training.checkpoints
+    # is what a resumed training goes on with, and its old states mustn't be read by other code. models.selftest decides
+    # which results there may be, and has the model in its hands before it is trained.
 }
 
 
@@ -36,9 +52,38 @@ def code_digest(entry: str) -> str:
     """
     parts = [f"{module} {_syntax(module)[0]}" for module in sorted(shaping_modules(entry))]
     # What the stage's own room draws with.
-    for template in sorted(_file(entry).parent.glob("*.jinja")):
+    for template in templates(entry):
         parts.append(f"{template.name} {hashlib.sha256(template.read_bytes()).hexdigest()}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def templates(entry: str) -> list[Path]:
+    """The templates in the room of a stage, which are read while it works."""
+    return sorted(_file(entry).parent.glob("*.jinja"))
+
+
+def check_code(entry: str, expected: str, stage: str) -> None:
+    """Raise SnaketuneError unless the stage's code on disk is the expected one."""
+    try:
+        found = code_digest(entry)
+    except (SyntaxError, OSError) as error:
+        found = f"unreadable ({error})"
+    if found != expected:
+        raise SnaketuneError(
+            f"the code of the {stage} stage changed since this run was planned (digest {expected} then, {found} now); run again"
+        )
+
+
+def import_checked(entry: str, expected: str, stage: str) -> None:
+    """Import every module that shapes the stage's result, and raise SnaketuneError unless that is the expected code.
+
+    Compared before and after: so what has been imported is what the digest is of, and what is edited on disk later, while
+    a training runs for days, isn't what it runs.
+    """
+    check_code(entry, expected, stage)
+    for module in sorted(shaping_modules(entry)):
+        import_module(module)
+    check_code(entry, expected, stage)
 
 
 def shaping_modules(entry: str) -> set[str]:
@@ -51,6 +96,10 @@ def shaping_modules(entry: str) -> set[str]:
             continue
         reached.add(module)
         waiting.extend(_syntax(module)[1])
+        room = module.rpartition(".")[0]
+        if room != PACKAGE:
+            # Run as well, when the module is imported.
+            waiting.append(room)
     return reached
 
 
@@ -69,10 +118,14 @@ def _file(module: str) -> Path | None:
     return None
 
 
-@cache
 def _syntax(module: str) -> tuple[str, tuple[str, ...]]:
     """Digest of a module's code and the modules of the package that it imports."""
-    tree = ast.parse(_file(module).read_bytes())
+    return _syntax_of(_file(module).read_bytes())
+
+
+@cache
+def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
+    tree = ast.parse(source)
     imports = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

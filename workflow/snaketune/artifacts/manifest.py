@@ -79,7 +79,7 @@ class Artifact:
 def rebuild_command(manifest: Path) -> str:
     """What makes an artifact anew, with the config that this run was given."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
-    return f"snakemake --cores all --resources gpu=1{config and f' --configfile {config}'} --forcerun {manifest}"
+    return f"snakemake{config and f' --configfile {config}'} --forcerun {manifest}"
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:

@@ -5,7 +5,6 @@ what the stage itself would need. That gives early cutoff (an input changed, but
 old result back when a config is put back, and lets a killed job find its own half-done work.
 """
 
-import os
 import platform
 import socket
 import time
@@ -15,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from snaketune.artifacts.attempt import Attempt, computing_with, cores, stamps_of, threads_of
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.work import WorkFolder, locked, publish
@@ -88,21 +88,27 @@ def run_stage(
         build: fills `payload` of the work folder; called only if there is no complete result.
         device: kind of device that a stage computes on, where it computes; a training begun on one kind isn't resumed, and
             a result made on one isn't taken, on another.
+    Raises:
+        SnaketuneError: a file changed after its digest was computed; nothing is kept, since it would be another file's result.
     """
+    stamps = stamps_of(path for some in files.values() for path in some)
     fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device)
     work = WorkFolder(work_root / stage / fingerprint)
     with locked(work.folder / "lock", f"{stage} {fingerprint}"):
+        attempt = Attempt(stage=stage, code=code, stamps=stamps, threads=threads_of(work.state) if device else None)
+        # Files may have changed while their digests were computed, or while somebody else held the folder.
+        attempt.check_files()
         result = work.result()
         if result is None:
             started = time.time()
             work.start()
-            before = _stamps(files)
-            outcome = build(work)
-            if changed := [str(path) for path, stamp in _stamps(files).items() if stamp != before[path]]:
-                raise SnaketuneError(f"{', '.join(changed)} changed while the {stage} stage read it; run again")
+            attempt.save(work.state)
+            outcome = _built(build, work, attempt)
             described = describe_files(work.payload)
             manifest = {
                 **outcome.about,
+                # On a GPU, what sums isn't these.
+                **({"threads": attempt.threads} if device == "cpu" else {}),
                 "stage": stage,
                 "fingerprint": fingerprint,
                 "spec": spec,
@@ -121,10 +127,19 @@ def run_stage(
         publish(result, work.run, out, payload)
 
 
-def _stamps(files: dict[str, list[Path]]) -> dict[Path, tuple[int, int]]:
-    """Size and time of the last change of every file; what is gone has none."""
-    paths = (path for some in files.values() for path in some)
-    return {path: (path.stat().st_size, path.stat().st_mtime_ns) if path.exists() else (-1, -1) for path in paths}
+def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: Attempt) -> Outcome:
+    """What `build` says, if the files that it read are those of the fingerprint."""
+    try:
+        with computing_with(attempt.threads):
+            return build(work)
+    finally:
+        # Also where it failed, perhaps for this very reason.
+        try:
+            attempt.check_files()
+        except SnaketuneError:
+            # Half-done work on another file's rows; a resumed attempt would take it for its own.
+            work.discard()
+            raise
 
 
 def _run_facts(started: float) -> dict[str, Any]:
@@ -134,7 +149,7 @@ def _run_facts(started: float) -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
     }
 
 

@@ -2,7 +2,7 @@
 
     results/.work/<stage>/<fingerprint>/
         lock                 held while somebody works here
-        state/               what survives a killed attempt (checkpoints)
+        state/               what survives a killed attempt (checkpoints; attempt.json, what it goes by)
         payload.partial/     what is being written
         payload/             complete, once manifest.json exists
         manifest.json
@@ -81,6 +81,11 @@ class WorkFolder:
             shutil.rmtree(leftover, ignore_errors=True)
         self.payload.mkdir(parents=True)
         self.state.mkdir(exist_ok=True)
+
+    def discard(self) -> None:
+        """Nothing of what was begun here is to be gone on with."""
+        for begun in (self.payload, self.state):
+            shutil.rmtree(begun, ignore_errors=True)
 
     def finish(self, manifest: dict[str, Any], run: dict[str, Any]) -> None:
         """The payload is written: give it its final name, the manifest last; only then is the state not needed any more."""

@@ -21,6 +21,7 @@ Layout = Literal[
     "transcripts",
     "votes",
     "unpaired",
+    "text",
 ]
 Role = Literal["system", "user", "assistant", "tool"]
 Repair = Literal["merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user"]
@@ -50,10 +51,14 @@ class Fields(Model):
     response: str | None = None
     chosen: str | None = None
     rejected: str | None = None
+    tools: str | None = None
+    """The tools that the prompt offers, as JSON or as a list of functions; the chat template writes them."""
     answer: str | None = None
     """The checkable answer of the last assistant turn, for exact match."""
     task: str | None = None
     """A label to group exact match by."""
+    text: str | None = None
+    """A document, for corpora of kind text. Default: the column `text`."""
 
     @model_validator(mode="after")
     def _whole(self) -> "Fields":
@@ -67,8 +72,8 @@ class Source(Model):
     """One place that rows come from: local files, or a Hub dataset."""
 
     files: tuple[str, ...] = ()
-    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz or .zst.
-    What is in a file counts, not what it is called."""
+    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz or .zst;
+    for corpora of kind text also plain text, where a file is a document. What is in a file counts, not what it is called."""
     hub: HubDataset | None = None
     layout: Layout = "auto"
     """How a row is laid out; `auto` recognises it by its columns."""
@@ -140,7 +145,8 @@ class Decontamination(Model):
 class CorpusContent(Model):
     """Everything that shapes the rows."""
 
-    kind: Literal["conversations", "preferences"]
+    kind: Literal["conversations", "preferences", "text"]
+    """`text` is for continued pre-training: documents, of which every token is learned."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     held_out: Fraction = 0.05
     """Share of the prompts held out for evaluation; 1 makes the whole corpus an evaluation set."""
@@ -156,6 +162,25 @@ class CorpusContent(Model):
     decontamination: Decontamination | None = None
     max_quarantined_fraction: Fraction = 0.01
     """The stage fails when a larger share of the rows is malformed."""
+
+    @model_validator(mode="after")
+    def _suits_its_kind(self) -> "CorpusContent":
+        for source in self.sources:
+            if self.kind != "text" and (source.layout == "text" or source.fields.text):
+                raise ValueError(
+                    f"layout text and fields.text are for corpora of kind text, this one holds {self.kind}"
+                )
+            if self.kind == "text":
+                others = sorted(source.fields.model_dump(exclude={"text"}, exclude_none=True))
+                if source.layout not in ("auto", "text") or others:
+                    found = f"fields.{others[0]}" if others else f"layout {source.layout}"
+                    raise ValueError(f"documents have one column, named by fields.text; found {found}")
+                if source.speakers:
+                    raise ValueError("nobody speaks in documents; leave `speakers` out")
+        if self.kind == "text" and (self.repair or self.answer_pattern):
+            key = "repair" if self.repair else "answer_pattern"
+            raise ValueError(f"{key} is for turns, and documents have none; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _something_to_clean(self) -> "CorpusContent":

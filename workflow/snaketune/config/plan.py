@@ -25,6 +25,7 @@ from snaketune.config.specs import (
     TokenizeSpec,
     WriteSpec,
 )
+from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
@@ -32,8 +33,6 @@ from snaketune.errors import SnaketuneError
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
-TASK_DATA_FILES = ("**/*.json", "**/*.jsonl", "**/*.csv", "**/*.parquet")
-TASK_FILES = ("**/*.yaml", "**/*.yml", "**/*.json", "**/*.jsonl", "**/*.csv", "**/*.py")
 
 
 class Plan:
@@ -96,9 +95,7 @@ class Plan:
                 artifacts={"against": tuple(self._corpus(evaluated) for evaluated in sorted(against))},
                 files={
                     "files": files,
-                    "against_files": tuple(
-                        file for folder in sorted(tasks) for file in files_in(folder, TASK_DATA_FILES)
-                    ),
+                    "against_files": tuple(file for folder in sorted(tasks) for file in task_files(folder).data),
                 },
             )
         )
@@ -275,7 +272,8 @@ class Plan:
                 },
                 files={
                     "base": _base_files(sft) if kind == "base" else (),
-                    "tasks": files_in(evaluation.tasks.folder, TASK_FILES) if evaluation.tasks else (),
+                    "tasks": task_files(evaluation.tasks.folder).inside if evaluation.tasks else (),
+                    "task_data": task_files(evaluation.tasks.folder).outside if evaluation.tasks else (),
                 },
                 operation=Operation(gpus=sft.operation.gpus and 1),
             )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from snaketune.config.corpora import Cleaning
-from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Row
+from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Row, spoken
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import search
 
@@ -81,13 +81,13 @@ class Cleaner:
         if texts == before:
             return row
         answer = None if row.answer is None else texts.pop().strip() or None
-        cleaned = [{"role": turn["role"], "content": text} for turn, text in zip(row.turns, texts)]
+        cleaned = [{**turn, "content": text} for turn, text in zip(row.turns, texts)]
         _check_texts(cleaned)
         if isinstance(row, Conversation):
             return replace(row, messages=cleaned, answer=answer)
         ends = [0, len(row.prompt), len(row.prompt + row.chosen), len(cleaned)]
         prompt, chosen, rejected = (cleaned[start:end] for start, end in pairwise(ends))
-        if chosen == rejected:
+        if spoken(chosen) == spoken(rejected):
             raise Malformed("identical_chosen_and_rejected", "cleaned, chosen and rejected are the same")
         return replace(row, prompt=prompt, chosen=chosen, rejected=rejected, answer=answer)
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.quarantine import printable
 from snaketune.corpus.rows import Malformed, Message, id_of
-from snaketune.corpus.sources import read_file
+from snaketune.corpus.sources import open_unpacked, read_file
 from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.words import split_words, windows, words_of
 from snaketune.progress import progress
@@ -62,7 +62,12 @@ def evaluated_corpus(corpus: Artifact) -> Iterator[Evaluated]:
 
 
 def evaluated_file(path: Path) -> Iterator[Evaluated]:
-    """All texts in a data file of a task, whatever its columns are called."""
+    """All texts in a data file of a task, whatever its columns are called; of plain text, its lines."""
+    if {".txt", ".tsv"} & {*path.suffixes[-2:]}:
+        with open_unpacked(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield Evaluated(f"line {number}", line.decode("utf-8", errors="replace"), True)
+        return
     for raw in read_file(path, str(path)):
         if isinstance(raw.found, Malformed):
             print(printable(f"{path}, {raw.unit} {raw.number}, isn't compared: {raw.found}"), flush=True)

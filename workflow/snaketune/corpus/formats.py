@@ -7,7 +7,7 @@ from typing import Literal
 
 from snaketune.errors import SnaketuneError
 
-Format = Literal["parquet", "arrow", "json", "csv"]
+Format = Literal["parquet", "arrow", "json", "csv", "text"]
 
 HEAD_LENGTH = 64 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
@@ -31,12 +31,13 @@ LINES_LOOKED_AT = 20
 ROWS_LOOKED_AT = 5
 
 
-def format_of(head: bytes, shown: str) -> Format:
+def format_of(head: bytes, shown: str, *, plain: bool = False) -> Format:
     """The format of a file.
 
     Args:
         head: its first HEAD_LENGTH bytes, unpacked.
         shown: its name.
+        plain: whether a file in no other format is a text; commas then make no CSV unless it is called so.
     Raises:
         SnaketuneError: none that is read here.
     """
@@ -53,6 +54,8 @@ def format_of(head: bytes, shown: str) -> Format:
         # Damaged, or an Arrow stream as it was once written: its reader knows, unless this is plainly text.
         return _text_format(head, suffix) or ("parquet" if suffix == ".parquet" else "arrow")
     found = _text_format(head, suffix)
+    if plain and (found is None or (found == "csv" and suffix != ".csv")):
+        return "text"
     if found is None:
         raise SnaketuneError(f"{shown} is none of the formats that are read here: {READ_HERE}")
     return found

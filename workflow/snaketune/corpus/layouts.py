@@ -17,9 +17,10 @@
                       text that means one of them
 
 `answer` and `task` columns are taken along wherever they aren't the response itself, `history` is what was said before
-a prompt, and a `system` column is the system turn. A null column counts as absent; what else isn't read is named
-(`unread`). Lists of turns may be written into a text as JSON, as CSV needs it. Costs some microseconds per row; flat
-trees and unpaired completions hold their file in memory.
+a prompt, a `system` column is the system turn, and a `tools` column is what the prompt offers to call. A null column
+counts as absent; what else isn't read is named (`unread`). Lists of turns may be written into a text as JSON, as CSV
+needs it. Costs some microseconds per row; flat trees and unpaired completions hold their file in memory. Documents have
+one layout, see `documents`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from typing import Any
 
 from snaketune.config.corpora import Source
 from snaketune.corpus.dialogues import dialogue_column, dialogue_turns
+from snaketune.corpus.documents import documents
 from snaketune.corpus.exchanges import (
     asked,
     conversation_asked,
@@ -35,21 +37,30 @@ from snaketune.corpus.exchanges import (
     prompt_and_response,
     question_exchange,
 )
-from snaketune.corpus.mapped import SYSTEM_COLUMNS, column_of, columns_named, columns_of, mapped, system_of, take_along
+from snaketune.corpus.mapped import (
+    SYSTEM_COLUMNS,
+    column_of,
+    columns_named,
+    columns_of,
+    mapped,
+    system_of,
+    take_along,
+    tools_beside,
+)
 from snaketune.corpus.pairs import about, completed_pair, other_answer, pair_columns, transcript_pair, whole_pair
 from snaketune.corpus.parts import kind_of
 from snaketune.corpus.raw import RawRow
 from snaketune.corpus.recognise import check_kind, recognise
 from snaketune.corpus.repair import mend
 from snaketune.corpus.roles import check
-from snaketune.corpus.rows import Conversation, Dropped, Made, Malformed, Row
+from snaketune.corpus.rows import TEXT, Conversation, Dropped, Made, Malformed, Row
 from snaketune.corpus.trees import is_nested_tree, rows_of_messages, rows_of_tree
 from snaketune.corpus.turns import turns_of, unframe
 from snaketune.corpus.unpaired import Labelled, labelled, paired
 from snaketune.corpus.unread import Columns, unread
 from snaketune.corpus.votes import answer_columns, check_numbers, is_verdict, numbers_of, two_answers, winner
 
-LABELS = frozenset((*SYSTEM_COLUMNS, "answer", "task"))
+LABELS = frozenset((*SYSTEM_COLUMNS, "tools", "answer", "task"))
 # Between a user and a system, the system is who answers.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 
@@ -61,14 +72,17 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     """What becomes of the rows of one file: of each raw row one thing, or several.
 
     Args:
-        kind: what the corpus holds, conversations or preferences.
+        kind: what the corpus holds: conversations, preferences or text.
         repair: what may be done to rows that aren't sound.
     Yields:
         Rows; what is of no use, and why; None for a raw row that became part of another.
     """
+    if kind == "text":
+        yield from documents(raws, source.fields.text or TEXT)
+        return
     fields, speakers = source.fields, source.speakers
     named = columns_named(fields)
-    labels = bool(fields.system or fields.answer or fields.task)
+    labels = bool(fields.system or fields.tools or fields.answer or fields.task)
     dialogues: dict[tuple[str, ...], str] = {}
     messages: list[tuple[RawRow, Columns]] = []
     completions: list[tuple[RawRow, Columns, Labelled | Malformed]] = []
@@ -148,7 +162,7 @@ def _labelled(raw: Columns, present: Columns, source: Source) -> Labelled | Malf
     """A completion with its label, and what of other columns belongs to its prompt."""
     try:
         present.read.clear()
-        beside = repr((system_of(raw, source.fields), raw.get("tools")))
+        beside = repr((system_of(raw, source.fields), tools_beside(raw, source.fields)))
         return labelled(present, source.speakers, beside)
     except Malformed as error:
         return error

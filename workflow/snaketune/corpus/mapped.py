@@ -7,6 +7,7 @@ from snaketune.config.corpora import Fields
 from snaketune.corpus.pairs import pair
 from snaketune.corpus.parts import kind_of, text_of
 from snaketune.corpus.rows import EXCERPT_LENGTH, Conversation, Malformed, Row
+from snaketune.corpus.tools import tools_of
 from snaketune.corpus.turns import exchange, plain_text
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
@@ -24,14 +25,16 @@ def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row
         row = pair(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
     if fields.system:
         begin_with(row, _filled(raw, fields.system))
+    row.tools = tools_of(_filled(raw, fields.tools), fields.tools) if fields.tools else None
     row.answer = _label(raw, fields.answer)
     row.task = _label(raw, fields.task)
     return row
 
 
 def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
-    """System, answer and task: from where `fields` say, else from the columns of these names."""
+    """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
     begin_with(row, system_of(raw, fields))
+    row.tools = tools_beside(raw, fields)
     for name, column in (("answer", fields.answer), ("task", fields.task)):
         if column:
             setattr(row, name, _label(raw, column))
@@ -50,6 +53,13 @@ def system_of(raw: dict[str, Any], fields: Fields) -> Any:
         return _filled(raw, fields.system)
     column = next((column for column in SYSTEM_COLUMNS if raw.get(column)), None)
     return None if column is None else raw[column]
+
+
+def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
+    """What the prompt offers to call: by `fields`, else the column `tools`."""
+    if fields.tools:
+        return tools_of(_filled(raw, fields.tools), fields.tools)
+    return tools_of(raw["tools"]) if raw.get("tools") is not None else None
 
 
 def columns_named(fields: Fields) -> frozenset[str]:

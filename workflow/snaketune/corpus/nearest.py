@@ -55,7 +55,8 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
         order = (2 * len(lacks) + len(other), -len(needs))
         if best is None or order < best[:2]:
             best = (*order, f"nearest: {layout} ({', '.join(shown)}); {', '.join(lacks + other)}")
-    return f"{best[2]}; or {OTHERWISE}" if best else OTHERWISE
+    otherwise = f"{OTHERWISE}, or read documents by a corpus of kind text" if "text" in columns else OTHERWISE
+    return f"{best[2]}; or {otherwise}" if best else otherwise
 
 
 def _plain(name: str) -> str:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.parts import kind_of
-from snaketune.corpus.rows import Malformed, Message, Preference
+from snaketune.corpus.rows import Malformed, Message, Preference, spoken
 from snaketune.corpus.turns import NO_SPEAKERS, completion_turns, exchange, may_spell_turns, turns_of
 
 # The first is better. Columns of whole conversations or of completions alike.
@@ -104,10 +104,12 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Preference:
     rejected  user A   assistant B   user C │ assistant E   user F   assistant G
               └────────── prompt ─────────┘
     """
-    if chosen == rejected:
+    if spoken(chosen) == spoken(rejected):
         raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
     shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+    for ours, theirs in zip(spoken(chosen), spoken(rejected)):
+        if ours != theirs:
+            break
         shared += 1
     if not shared or any(turns[shared:] and turns[shared]["role"] == "user" for turns in (chosen, rejected)):
         raise Malformed("different_prompts", f"chosen and rejected part ways at turn {shared + 1}, which is the user's")
@@ -122,7 +124,7 @@ def about(row: Preference, prompt: Any, speakers: Mapping[str, str]) -> Preferen
             said = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
     else:
         wanted = [] if prompt is None else turns_of(prompt, "prompt", speakers)
-        said = row.prompt[: len(wanted)] == wanted
+        said = spoken(row.prompt)[: len(wanted)] == spoken(wanted)
     if not said:
         raise Malformed("different_prompts", "chosen and rejected are whole conversations without `prompt` in them")
     return row

@@ -40,9 +40,11 @@ def _without_empty_turns(turns: list[Message]) -> list[Message]:
 def _merged(turns: list[Message]) -> list[Message]:
     merged: list[Message] = []
     for turn in turns:
-        # Two results of two calls are two turns.
-        if merged and merged[-1]["role"] == turn["role"] != "tool":
-            merged[-1] = {"role": turn["role"], "content": f"{merged[-1]['content']}\n\n{turn['content']}"}
+        # Two results of two calls are two turns; and one turn is learned as a whole or not at all.
+        last = merged[-1] if merged else {}
+        alike = last.get("role") == turn["role"] != "tool" and last.get("supervised") == turn.get("supervised")
+        if alike:
+            merged[-1] = {**turn, "content": f"{last['content']}\n\n{turn['content']}"}
         else:
             merged.append(turn)
     return merged

@@ -1,6 +1,6 @@
 """What makes a canonical row sound: who may speak after whom, on whom it ends, and that something is said."""
 
-from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, spoken
 
 # Who may speak after whom; None is the beginning.
 MAY_FOLLOW = {
@@ -43,7 +43,7 @@ def _check_preference(row: Preference) -> None:
         _check_turns(row.prompt + turns, f"prompt + {name}: ")
         if turns[-1]["role"] != "assistant":
             raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
-    if row.chosen == row.rejected:
+    if spoken(row.chosen) == spoken(row.rejected):
         raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
 
 

@@ -1,27 +1,35 @@
 """Canonical rows: what every layout is turned into, its id, and its Arrow schema.
 
 A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
-is to speak, and two different completions of it. Text is kept exactly as it came, NUL characters included; only a lone
-surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
+is to speak, and two different completions of it. Text is kept
+exactly as it came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs
+2 µs per row.
+
+A document is a conversation with one turn, whose role is TEXT. A message that isn't to be learned says `supervised: False`; in
+memory the key is left out elsewhere, on disk it is always there.
 """
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import xxhash
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-CHECKABLE = [("answer", pa.string()), ("task", pa.string())]
+MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("supervised", pa.bool_())]))
+# What a row knows besides its turns: the tools that its prompt offers (see `tools`), and the checkable answer.
+BESIDE = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SCHEMAS = {
-    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *CHECKABLE]),
+    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *BESIDE]),
     "preferences": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *CHECKABLE]
+        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE]
     ),
 }
+SCHEMAS["text"] = SCHEMAS["conversations"]
+TEXT = "text"
 EXCERPT_LENGTH = 200
 
 
@@ -53,9 +61,11 @@ class Dropped(Exception):
 
 @dataclass(kw_only=True, slots=True)
 class Conversation:
-    """Turns, and what is known about the last one. `notes` name things worth counting that happened on the way."""
+    """Turns, the tools offered, and what is known about the last turn. `notes` name things worth counting that happened on
+    the way."""
 
     messages: list[Message]
+    tools: str | None = None
     answer: str | None = None
     task: str | None = None
     notes: tuple[str, ...] = ()
@@ -85,6 +95,7 @@ class Preference:
     prompt: list[Message]
     chosen: list[Message]
     rejected: list[Message]
+    tools: str | None = None
     answer: str | None = None
     task: str | None = None
     notes: tuple[str, ...] = ()
@@ -128,7 +139,8 @@ class Made(NamedTuple):
 
 
 def content_hash(row: Row) -> int:
-    """64-bit XXH3 of what the row says and who says it; answer and task don't count.
+    """64-bit XXH3 of what the row says and who says it, which tools it offers, and what isn't to be learned; answer and task
+    don't count.
 
     Each text follows its role and length, so that no text can be taken for the end of one turn and the beginning of
     another.
@@ -136,9 +148,17 @@ def content_hash(row: Row) -> int:
     Raises:
         Malformed: a text that UTF-8 can't hold.
     """
-    spelled = "".join([f"{turn['role']}:{len(content := turn['content'])}:{content}" for turn in row.turns])
+    spelled = "".join(
+        [
+            f"{turn['role']}{'' if turn.get('supervised', True) else '!'}:{len(content := turn['content'])}:{content}"
+            for turn in row.turns
+        ]
+    )
     if isinstance(row, Preference):
         spelled = f"{len(row.prompt)}:{len(row.chosen)}:{spelled}"
+    if row.tools:
+        tools = _sorted(row.tools)
+        spelled = f"tools:{len(tools)}:{tools}{spelled}"
     try:
         if row.answer is not None:
             row.answer.encode()
@@ -149,6 +169,17 @@ def content_hash(row: Row) -> int:
         raise Malformed(
             "lone_surrogate", f"holds {error.object[error.start]!a}, half of a character, which UTF-8 can't spell"
         ) from None
+
+
+@lru_cache(maxsize=256)
+def _sorted(spelled: str) -> str:
+    """JSON with its keys in order, so that their order makes no other row."""
+    return json.dumps(json.loads(spelled), sort_keys=True, ensure_ascii=False)
+
+
+def spoken(turns: list[Message]) -> list[tuple[str, str]]:
+    """Who says what, whether or not it is to be learned."""
+    return [(turn["role"], turn["content"]) for turn in turns]
 
 
 def id_of(content: int) -> str:

@@ -23,7 +23,7 @@ from snaketune.corpus.layouts import canonical_rows
 from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.quarantine import Quarantine, say
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import Dropped, Made, Malformed, Row, content_hash
+from snaketune.corpus.rows import TEXT, Dropped, Made, Malformed, Row, content_hash
 from snaketune.corpus.sources import hub_name, read_file, read_hub
 from snaketune.corpus.splits import draw, split_key
 from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
@@ -101,7 +101,7 @@ class Scan:
             if source.hub:
                 self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
             for name, path in zip(source.files, paths):
-                self._read(name, read_file(path, name), source, counts)
+                self._read(name, read_file(path, name, plain=self.spec.kind == TEXT), source, counts)
         counts.rows = slice(first, len(self.hashes))
         if counts.ignored:
             say(_told(source, counts.ignored))
@@ -164,11 +164,13 @@ class Scan:
     def _look_at_words(self) -> None:
         turns = [texts_of(row.turns) for row in self.batch]
         if self.texts and self.prompts:
-            first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)
+            # The same request with other tools is another task.
+            texts = [[*said, row.tools] if row.tools else said for row, said in zip(self.batch, turns)]
+            first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
             # Brackets, operators and digits are all that some rows differ in: exercises in logic, code, arithmetic.
-            words = words_of([text for row in turns for text in row], symbols=True)
+            words = words_of([text for row in texts for text in row], symbols=True)
             self.texts.append(Runs(words.hashes, words.starts[first]))
-            prompts = (next(turn for turn in row.opening if turn["role"] == "user") for row in self.batch)
+            prompts = (next(turn for turn in row.opening if turn["role"] in ("user", TEXT)) for row in self.batch)
             self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
         if self.contamination:
             places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]

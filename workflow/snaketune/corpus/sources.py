@@ -15,23 +15,25 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from snaketune.config.corpora import HubDataset
+from snaketune.corpus.documents import read_text
 from snaketune.corpus.formats import GZIP_MAGIC, HEAD_LENGTH, ZSTD_MAGIC, format_of
 from snaketune.corpus.raw import RawRow
 from snaketune.corpus.table_files import read_arrow, read_parquet
 from snaketune.corpus.text_files import read_csv, read_json
 from snaketune.errors import SnaketuneError
 
-READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow}
+READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}
 NOT_THERE_OR_BROKEN = (OSError, EOFError, UnicodeDecodeError, zlib.error, pa.ArrowException)
 BYTES_PER_READ = 1 << 20
 
 
-def read_file(path: Path, shown: str) -> Iterator[RawRow]:
+def read_file(path: Path, shown: str, *, plain: bool = False) -> Iterator[RawRow]:
     """Rows of one file.
 
     Args:
         path: where it is.
         shown: its name in messages, as the config has it.
+        plain: whether a file in no other format is a text.
     Raises:
         SnaketuneError: missing, empty, cut off, or of no known format.
     """
@@ -40,11 +42,11 @@ def read_file(path: Path, shown: str) -> Iterator[RawRow]:
         if path.exists() and not path.is_file():
             what = "a folder; name the files in it" if path.is_dir() else "no regular file; write its rows to one"
             raise SnaketuneError(f"{shown} is {what}")
-        opening = partial(_open, path)
+        opening = partial(open_unpacked, path)
         with opening() as file:
             head = file.read(HEAD_LENGTH)
         if head:
-            for rows, row in enumerate(READERS[format_of(head, shown)](opening, shown), start=1):  # noqa: B007
+            for rows, row in enumerate(READERS[format_of(head, shown, plain=plain)](opening, shown), start=1):  # noqa: B007
                 yield row
     except FileNotFoundError:
         raise SnaketuneError(f"{shown} doesn't exist; `files` are relative to the working directory") from None
@@ -86,7 +88,7 @@ def hub_name(hub: HubDataset) -> str:
     return f"{hub.path} ({f'{hub.name}, ' if hub.name else ''}{hub.split}) at {hub.revision}"
 
 
-def _open(path: Path) -> BinaryIO:
+def open_unpacked(path: Path) -> BinaryIO:
     """The file, unpacked. By content and not by suffix: downloaders like to unpack a .gz and keep its name."""
     with path.open("rb") as file:
         magic = file.read(len(ZSTD_MAGIC))

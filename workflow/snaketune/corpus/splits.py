@@ -1,7 +1,8 @@
 """Which prompts are held out: a hash of the prompt decides, so that corpora agree without knowing of each other.
 
-A row is held out by its system text and first user turn. Whatever begins alike stays together: the same question with
-another answer, the preference pair about it, a longer version of the conversation. One SHA-256 per row.
+A row is held out by its system text and first user turn, a document by all of its text. Whatever begins alike stays
+together: the same question with another answer, the preference pair about it, a longer version of the conversation. One
+SHA-256 per row.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import math
 
 import numpy as np
 
-from snaketune.corpus.rows import Message
+from snaketune.corpus.rows import TEXT, Message
 
 
 def split_key(opening: list[Message]) -> str:
@@ -19,7 +20,7 @@ def split_key(opening: list[Message]) -> str:
     'Hi'
     """
     first = opening[0]
-    if first["role"] == "user":
+    if first["role"] in ("user", TEXT):
         return first["content"]
     first_user = next(turn["content"] for turn in opening if turn["role"] == "user")
     return f"{first['content']}\0{first_user}" if first["role"] == "system" else first_user

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from snaketune.corpus.rows import CHECKABLE, MESSAGES, SCHEMAS, Message, Row
+from snaketune.corpus.rows import BESIDE, MESSAGES, SCHEMAS, Message, Row
 
 ROWS_PER_BATCH = 1024
 TURN = MESSAGES.value_type
@@ -43,7 +43,7 @@ class Spool:
             array, lengths = _turns_array(turns)
             arrays.append(array)
             characters += lengths
-        arrays += [pa.array([getattr(row, name) for row in rows], type_) for name, type_ in CHECKABLE]
+        arrays += [pa.array([getattr(row, name) for row in rows], type_) for name, type_ in BESIDE]
         self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
         return characters
 
@@ -70,7 +70,9 @@ def _turns_array(rows: list[list[Message]]) -> tuple[pa.Array, np.ndarray]:
     contents = list(map(itemgetter("content"), turns))
     offsets = np.fromiter(accumulate(map(len, rows), initial=0), np.int32, len(rows) + 1)
     lengths = np.fromiter(map(len, contents), np.int64, len(contents))
+    supervised = [turn.get("supervised", True) for turn in turns]
     structs = pa.StructArray.from_arrays(
-        [pa.array(roles, pa.string()), pa.array(contents, pa.string())], fields=list(TURN)
+        [pa.array(roles, pa.string()), pa.array(contents, pa.string()), pa.array(supervised, pa.bool_())],
+        fields=list(TURN),
     )
     return pa.ListArray.from_arrays(offsets, structs, type=MESSAGES), np.add.reduceat(lengths, offsets[:-1])

@@ -8,6 +8,8 @@ from typing import Any
 
 from snaketune.corpus.parts import CALLS_KEYS, REASONING_KEYS, calls_text, content_of, kind_of, text_of
 from snaketune.corpus.rows import Conversation, Malformed, Message, Row
+from snaketune.corpus.supervision import KEYS as WEIGHT_KEYS
+from snaketune.corpus.supervision import is_supervised
 from snaketune.corpus.templates import may_be_framed, unwrapped, without_end
 
 ROLES = {
@@ -66,11 +68,12 @@ def turns_of(value: Any, where: str, speakers: Mapping[str, str] = NO_SPEAKERS) 
             if type(speaker) is str and type(content) is str and speaker in ROLES:
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue
-        if both := _exchange_keys(item):
+        if both := exchange_keys(item):
             for key, role in zip(both, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
             continue
-        turns.append(_turn(item, f"{where}, turn {number}", speakers))
+        turn = _turn(item, f"{where}, turn {number}", speakers)
+        turns.append(turn if is_supervised(item, f"{where}, turn {number}") else turn | {"supervised": False})
     return turns
 
 
@@ -164,7 +167,7 @@ def unframe(row: Row) -> None:
         for i, turn in enumerate(part):
             text = without_end(turn["content"]) if turn["role"] == "assistant" else turn["content"]
             if text != turn["content"]:
-                part[i] = {"role": "assistant", "content": text}
+                part[i] = {**turn, "content": text}
                 notes.append("removed_end_of_turn")
     row.notes += tuple(dict.fromkeys(notes))
 
@@ -228,9 +231,10 @@ def _turn(item: Any, where: str, speakers: Mapping[str, str]) -> Message:
 
 
 def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
-    """The keys of a turn that are read: who speaks, what, and the first of reasoning and of calls that isn't empty."""
+    """The keys of a turn that are read: who speaks, what, whether it is supervised, and the first of reasoning and of calls
+    that isn't empty."""
     others = (next((key for key in keys if turn.get(key)), None) for keys in (REASONING_KEYS, CALLS_KEYS))
-    return {*_keys(turn), *others}
+    return {*_keys(turn), *others, *WEIGHT_KEYS}
 
 
 def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -242,7 +246,8 @@ def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
     )
 
 
-def _exchange_keys(item: Any) -> tuple[str, str] | None:
+def exchange_keys(item: Any) -> tuple[str, str] | None:
+    """The keys of an item that is two turns, what the user says and the answer; None if it is one turn."""
     if not isinstance(item, dict) or any(item.get(key) is not None for key in SPEAKER_KEYS):
         return None
     return next((keys for keys in EXCHANGE_KEYS if item.keys() >= set(keys)), None)

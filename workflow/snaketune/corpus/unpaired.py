@@ -18,7 +18,7 @@ from snaketune.corpus.exchanges import (
     prompt_and_response,
     question_exchange,
 )
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, excerpt
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, excerpt, spoken
 from snaketune.corpus.turns import Speakers
 
 LABEL_COLUMNS = ("label", "kto_tag")
@@ -104,7 +104,7 @@ def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dr
             outcomes.append(row)
             continue
         outcomes.append(Dropped("unpaired"))
-        by_prompt[repr((row.prompt, row.beside))][not row.good].append(number)
+        by_prompt[repr((spoken(row.prompt), row.beside))][not row.good].append(number)
     for good, bad in by_prompt.values():
         for number, other in zip(good, bad):
             better, worse = rows[number], rows[other]

@@ -1,7 +1,7 @@
 """Which columns of a row nobody read, so that none that carries meaning is ignored in silence.
 
 A row notes by itself which of its columns are read. What isn't read and holds anything is named by its column, and what
-isn't read of a turn by its place: `messages[].weight`, `messages[].content[].citations`. Costs 1 to 2 µs per row.
+isn't read of a turn by its place: `messages[].name`, `messages[].content[].citations`. Costs 1 to 2 µs per row.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 
 from snaketune.corpus.parts import CALL_KEYS, PART_KEYS
 from snaketune.corpus.trees import MESSAGE_KEYS
-from snaketune.corpus.turns import SPEAKER_KEYS, keys_read
+from snaketune.corpus.turns import SPEAKER_KEYS, exchange_keys, keys_read
 
 INSTANCE_KEYS = {"instruction", "input", "output", "response", "completion", "context", "history"}
 
@@ -79,6 +79,8 @@ def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[st
             yield from _unread_of_message(item, where)
         elif where == "instances[].":
             yield from (where + key for key in item if key not in INSTANCE_KEYS and _holds(item[key]))
+        elif both := exchange_keys(item):
+            yield from (where + key for key in item if key not in both and _holds(item[key]))
         elif any(item.get(key) is not None for key in SPEAKER_KEYS):
             yield from _unread_of_turn(item, where)
 

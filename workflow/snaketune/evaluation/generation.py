@@ -2,10 +2,21 @@
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
+
+
+def generates_plainly(model: PreTrainedModel, chat: ChatTokenizer) -> None:
+    """Take away what a model's own generation_config asks for (penalties, forbidden n-grams, sampling).
+
+    Models are compared by what they find likeliest, and a base that brings such settings hands them down to all that is trained
+    from it. Generation merges whatever isn't given with the model's own, so giving plain settings to a call isn't enough.
+    """
+    model.generation_config = GenerationConfig(
+        do_sample=False, num_beams=1, eos_token_id=list(chat.stop_ids), pad_token_id=chat.pad_id
+    )
 
 
 @torch.no_grad()
@@ -18,7 +29,7 @@ def generate(
     batch_size: int,
     dtype: torch.dtype,
 ) -> list[tuple[str, int]]:
-    """Continue prompts greedily until a stop token.
+    """Continue prompts greedily until a stop token, by the settings of `generates_plainly`.
 
     Args:
         prompts: int32[n] each.
@@ -26,6 +37,7 @@ def generate(
         For each prompt what was written, without special tokens, and its length in tokens (the stop token included).
     """
     model.eval()
+    generates_plainly(model, chat)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     written: list[tuple[str, int]] = [("", 0)] * len(prompts)
     starts = range(0, len(order), batch_size)
@@ -43,10 +55,6 @@ def generate(
                 input_ids=ids_BW.to(model.device),
                 attention_mask=mask_BW.to(model.device),
                 max_new_tokens=max_new_tokens,
-                do_sample=False,
-                num_beams=1,
-                eos_token_id=list(chat.stop_ids),
-                pad_token_id=chat.pad_id,
             )
         for row, i in enumerate(chunk):
             new = out_BX[row, width:].tolist()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.artifacts.stage import Outcome
@@ -20,12 +21,21 @@ from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import EvalSpec
 from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, summarize
-from snaketune.evaluation.generation import generate
+from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.preferences import preference_scores
-from snaketune.models.attention import use_segment_attention
+from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import computing, weights_dtype
-from snaketune.models.loading import load_base, load_folder, parameter_count, set_special_tokens
-from snaketune.models.logprobs import losses_by_batch, pair_logprobs_of
+from snaketune.models.loading import (
+    load_base,
+    load_folder,
+    parameter_count,
+    read_config,
+    read_folder_config,
+    set_special_tokens,
+)
+from snaketune.models.logprobs import SEPARATE, losses_by_batch, pair_logprobs_of
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.reference import is_comparable, read_ref_logps
@@ -45,11 +55,13 @@ def build(
     ref_logps: list[Artifact],
     base: list[Path],
     tasks: list[Path],
+    task_data: list[Path],
 ) -> Outcome:
     """Fill `work.payload` with `scores.json` and `responses.jsonl`.
 
     Args:
         packs: of `spec.conversations`, then of `spec.preferences`.
+        task_data: what tasks name outside their folder, which lm-eval reads by itself.
     """
     started = time.monotonic()
     where, dtype, kernel = computing("auto")
@@ -57,6 +69,7 @@ def build(
     chat = ChatTokenizer.load(tokenizer.folder)
     if model:
         model[0].files()
+        config = read_folder_config(model[0].folder, trust_remote_code=spec.trust_remote_code)
         # As the reference was loaded, so that their log-probabilities can be compared.
         frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
         loaded = load_folder(
@@ -66,15 +79,17 @@ def build(
         )
         set_special_tokens(loaded, chat)
     else:
+        config = read_config(spec.base)
         loaded = load_base(spec.base, chat, weights_dtype=dtype)
     loaded = loaded.to(where)
     scores: dict[str, Any] = {"parameters": parameter_count(loaded)}
 
-    use_segment_attention(loaded)
-    conversation_packs, preference_packs = packs[: len(spec.conversations)], packs[len(spec.conversations) :]
+    held_out = [PackedRows(pack, "held_out") for pack in packs]
+    about, run = _how_to_run(loaded, config, held_out, kernel, dtype)
+    kernel = about["kernel"]
+    preference_packs = packs[len(spec.conversations) :]
     scores["conversations"] = {
-        name: held_out_loss(loaded, PackedRows(pack, "held_out"), kernel, dtype, name)
-        for name, pack in zip(spec.conversations, conversation_packs, strict=True)
+        name: held_out_loss(loaded, rows, kernel, dtype, name) for name, rows in zip(spec.conversations, held_out)
     }
     references = {
         pair: reference
@@ -83,14 +98,13 @@ def build(
         for pair, reference in read_ref_logps(artifact, "held_out").items()
     }
     scores["preferences"] = {}
-    for name, pack in zip(spec.preferences, preference_packs, strict=True):
-        rows = PackedRows(pack, "held_out")
+    for name, pack, rows in zip(spec.preferences, preference_packs, held_out[len(spec.conversations) :], strict=True):
         if len(rows):
             sums, counts = pair_logprobs_of(loaded, rows, kernel, dtype, ROWS_PER_BATCH, f"preferences, {name}")
             ids = [document["id"] for document in documents(pack, "held_out")]
             scores["preferences"][name] = preference_scores(ids, sums, counts, references)
 
-    loaded.set_attn_implementation("sdpa")
+    use_own_attention(loaded)
     prompts = [
         prompt
         for name, corpus in zip(spec.conversations, corpora, strict=True)
@@ -114,6 +128,7 @@ def build(
     if spec.task_names:
         from snaketune.evaluation.tasks import run_tasks
 
+        generates_plainly(loaded, chat)
         scores["tasks"] = run_tasks(
             loaded,
             tokenizer.folder,
@@ -127,10 +142,39 @@ def build(
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
     return Outcome(
         counts={"prompts": len(prompts)},
-        about={"kernel": kernel, "dtype": str(dtype).removeprefix("torch.")},
+        about=about
+        | {
+            "generation": {
+                "strategy": "greedy",
+                "max_new_tokens": spec.exact_match.max_new_tokens,
+                "stop_ids": list(chat.stop_ids),
+            },
+        },
         libraries=("torch", "transformers", "lm_eval"),
-        run={"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},
+        run=run | {"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},
     )
+
+
+def _how_to_run(
+    model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], kernel: str, dtype: torch.dtype
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Whether rows can be run as they are packed; else one sequence at a time, by the model's own attention.
+
+    Returns:
+        For the manifest, with the `kernel` to go on with, and for run.json.
+    """
+    plain = {"dtype": str(dtype).removeprefix("torch.")}
+    if not any(len(rows) for rows in packs):
+        return {"kernel": kernel, **plain}, {}
+    try:
+        if config:
+            check_config(config, max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs))
+        tested = self_test(model, packs, kernel, dtype, training=False)
+    except Unpackable as error:
+        use_own_attention(model)
+        print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
+        return {"kernel": SEPARATE, **plain}, {}
+    return tested.about(), {"self_test_share": tested.share}
 
 
 def held_out_loss(

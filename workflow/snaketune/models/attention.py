@@ -41,6 +41,7 @@ class Segments:
             cumulative lengths of queries and keys, int32[S + 1].
         longest: length of the longest segment with its prefix, free tokens at rows' ends not counted.
         widest: the same, free tokens counted.
+        prefixed: whether segments share prefixes.
     """
 
     kernel: str
@@ -48,6 +49,7 @@ class Segments:
     parents_T: torch.Tensor
     longest: int
     widest: int
+    prefixed: bool
     buckets_nW: tuple[torch.Tensor, ...] = ()
     where_T: torch.Tensor | None = None
     mask_TT: torch.Tensor | None = None
@@ -73,6 +75,7 @@ def segments_for(kernel: str, rows: Layout) -> Segments:
         "parents_T": torch.from_numpy(rows.parents),
         "longest": rows.longest,
         "widest": int(full_S.max()),
+        "prefixed": bool(rows.prefix_lengths.any()),
     }
     if kernel == "sdpa":
         buckets, where = causal_buckets(rows)
@@ -101,18 +104,38 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
     return "sdpa"
 
 
+class Unpackable(SnaketuneError):
+    """This model can't see packed rows as it sees each document alone."""
+
+
 def use_segment_attention(model: PreTrainedModel) -> None:
-    """Make `model` attend over the `segments` that its forward is given.
+    """Make `model` attend over the `segments` that its forward is given. `models.selftest` shows whether that is enough.
+
+    A model whose attention is code of its own keeps it: some tell documents apart by their positions.
 
     Raises:
-        SnaketuneError: the model's attention does more than softmax over visible tokens.
+        Unpackable: the model refuses.
     """
-    config = model.config.get_text_config()
-    if getattr(config, "attn_logit_softcapping", None):
-        raise SnaketuneError(f"{config.model_type}: soft-capped attention isn't supported; take a model without it")
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
-    model.set_attn_implementation(NAME)
+    if not model._can_set_attn_implementation():
+        return
+    if model.config._attn_implementation != NAME:
+        model.own_attention = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:
+        raise Unpackable(str(error).splitlines()[0]) from None
+
+
+def use_own_attention(model: PreTrainedModel) -> None:
+    """Undo `use_segment_attention`: the attention that the model was loaded with."""
+    if model.config._attn_implementation == NAME:
+        model.set_attn_implementation(model.own_attention)
+
+
+# What layers hand to an attention function without meaning anything by it here.
+NEUTRAL = {"position_ids", "cache_position", "use_cache", "return_dict", "is_causal"}
 
 
 def attend(
@@ -122,26 +145,42 @@ def attend(
     value_1KTD: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    segments: Segments,
+    segments: Segments | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' layers call.
 
     Returns:
         [1, T, H, D], and None in the place of attention weights.
     Raises:
-        SnaketuneError: a segment longer than the model's sliding window, which no kernel here cuts off.
+        Unpackable: the layer asks for more than softmax over the visible tokens, or a segment is longer than the model's
+            sliding window, which no kernel here cuts off.
     """
+    layer = type(module).__name__
+    if segments is None:
+        raise Unpackable(f"{layer} doesn't hand on the segments of a packed row")
+    if attention_mask is not None:
+        raise Unpackable(f"{layer} masks or weighs tokens by itself (attention_mask), which packed rows don't have")
+    if not others.get("is_causal", True) or not getattr(module, "is_causal", True):
+        raise Unpackable(f"{layer} lets tokens see what follows them (is_causal)")
+    asked = (name for name, value in others.items() if value is not None and value is not False)
+    if unknown := sorted(name for name in asked if name not in NEUTRAL and not name.startswith("output_")):
+        raise Unpackable(f"{layer} asks for {', '.join(unknown)}, which no kernel here has")
     if sliding_window and segments.longest > sliding_window:
-        raise SnaketuneError(
-            f"a sequence of {segments.longest} tokens is longer than the model's sliding window of {sliding_window}; "
-            "lower packing.length to that"
-        )
+        raise Unpackable(beyond_window(segments.longest, sliding_window))
     kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
     return kernel(query_1HTD, key_1KTD, value_1KTD, segments, scaling, dropout), None
+
+
+def beyond_window(longest: int, window: int) -> str:
+    """The sentence for a segment that is longer than what a layer sees."""
+    return (
+        f"a sequence of {longest} tokens is longer than the model's attention window of {window}; "
+        "lower packing.length to that"
+    )
 
 
 def _sdpa(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from snaketune.models.attention import Segments, segments_for
-from snaketune.packing.segments import layout
+from snaketune.models.attention import segments_for
+from snaketune.packing.segments import Layout, layout
 from snaketune.packing.shards import IGNORED
 
 
@@ -21,13 +21,8 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str) -> dict[str, Any]:
         target_segments: int64[N], the segment that each supervised token is in.
         tokens: tokens without padding.
     """
-    placed = layout(
-        [row["segment_lengths"] for row in rows],
-        [row["prefix_lengths"] for row in rows],
-        row_lengths=[len(row["input_ids"]) for row in rows],
-    )
-    labels_T = np.concatenate([row["labels"] for row in rows])
-    supervised_N = np.flatnonzero((labels_T != IGNORED) & (placed.parents >= 0))
+    placed = layout_of(rows)
+    labels_T, supervised_N = _supervised(rows, placed)
     return {
         "input_ids": torch.from_numpy(np.concatenate([row["input_ids"] for row in rows]).astype(np.int64))[None],
         "segments": segments_for(kernel, placed),
@@ -38,13 +33,37 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str) -> dict[str, Any]:
     }
 
 
-def forward_inputs(batch: dict[str, Any]) -> dict[str, Any]:
-    """What a causal language model's forward is given: logits come back for the predicting positions only."""
-    segments: Segments = batch["segments"]
-    return {
-        "input_ids": batch["input_ids"],
-        "position_ids": segments.positions_T[None],
-        "segments": segments,
-        "logits_to_keep": batch["sources"],
-        "use_cache": False,
-    }
+def supervised_places(rows: Sequence[dict[str, Any]]) -> np.ndarray:
+    """int64[N]: where the tokens that loss is taken of are, in the order of `collate`'s targets."""
+    return _supervised(rows, layout_of(rows))[1]
+
+
+def _supervised(rows: Sequence[dict[str, Any]], placed: Layout) -> tuple[np.ndarray, np.ndarray]:
+    labels_T = np.concatenate([row["labels"] for row in rows])
+    return labels_T, np.flatnonzero((labels_T != IGNORED) & (placed.parents >= 0))
+
+
+def layout_of(rows: Sequence[dict[str, Any]]) -> Layout:
+    """The segments of B rows, laid end to end."""
+    return layout(
+        [row["segment_lengths"] for row in rows],
+        [row["prefix_lengths"] for row in rows],
+        row_lengths=[len(row["input_ids"]) for row in rows],
+    )
+
+
+def separate_sequences(rows: Sequence[dict[str, Any]]) -> list[tuple[torch.Tensor, int]]:
+    """The sequences that the segments of B rows stand for, one by one, free tokens left out.
+
+    Returns:
+        For each its places in the rows laid end to end, int64[L], the shared prefix first, and the prefix's length.
+    """
+    sequences, row_start = [], 0
+    for row in rows:
+        at = base = row_start
+        for length, prefix in zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()):
+            base = base if prefix else at
+            sequences.append((torch.tensor([*range(base, base + prefix), *range(at, at + length)]), prefix))
+            at += length
+        row_start += len(row["input_ids"])
+    return sequences

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
@@ -30,8 +30,7 @@ def load_base(
             revision=base.revision,
             trust_remote_code=base.trust_remote_code,
         )
-    if model.get_input_embeddings().weight.shape[0] < chat.vocab_size:
-        model.resize_token_embeddings(chat.vocab_size, mean_resizing=False)
+    grow_vocabulary(model, chat.vocab_size)
     set_special_tokens(model, chat)
     return model
 
@@ -71,6 +70,49 @@ def load_folder(
         # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model
+
+
+@torch.no_grad()
+def grow_vocabulary(model: PreTrainedModel, tokens: int) -> None:
+    """Room for `tokens` tokens. New rows depend on nothing but the shapes.
+
+    So a base that is loaded again, to be evaluated or to take what its adapters learned, is the same base, on whatever device
+    and in whatever data type.
+    """
+    known = model.get_input_embeddings().weight.shape[0]
+    if known >= tokens:
+        return
+    model.resize_token_embeddings(tokens, mean_resizing=False)
+    generator = torch.Generator().manual_seed(0)
+    drawn = set()
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        # Tied ones are drawn once.
+        if layer is None or layer.weight.data_ptr() in drawn:
+            continue
+        drawn.add(layer.weight.data_ptr())
+        new = layer.weight[known:]
+        scale = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+        new.copy_(torch.empty(new.shape).normal_(std=scale, generator=generator))
+        if getattr(layer, "bias", None) is not None:
+            layer.bias[known:].zero_()
+
+
+def read_config(base: Pretrained | Scratch) -> PretrainedConfig | None:
+    """The config of what `load_base` loads, read without its weights; None for a model from scratch."""
+    if isinstance(base, Scratch):
+        return None
+    return read_folder_config(base.path, revision=base.revision, trust_remote_code=base.trust_remote_code)
+
+
+def read_folder_config(
+    path: Path | str, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PretrainedConfig:
+    """The config of what `load_folder` loads. Raises SnaketuneError if there is none."""
+    try:
+        return AutoConfig.from_pretrained(str(path), revision=revision or "main", trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        first_line = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
 
 
 def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:

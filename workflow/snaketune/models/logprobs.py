@@ -4,20 +4,42 @@ Shapes: N supervised tokens, V vocabulary, P pairs. Only the positions that pred
 vocabulary, so the cost of the head is N x V and not T x V.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.batches import collate, forward_inputs
+from snaketune.models.batches import collate, separate_sequences, supervised_places
+from snaketune.models.forward import logits_at, packed_logits
 from snaketune.packing.reader import PackedRows
 from snaketune.progress import progress
+
+# In the place of a kernel's name: no packed forward, every sequence alone.
+SEPARATE = "separate"
 
 
 def token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     """Negative log-probability of each supervised token, float32[N]."""
-    logits_1NV = model(**forward_inputs(batch)).logits
-    return F.cross_entropy(logits_1NV[0].float(), batch["targets"], reduction="none")
+    return F.cross_entropy(packed_logits(model, batch).float(), batch["targets"], reduction="none")
+
+
+def separate_token_losses(
+    model: torch.nn.Module, rows: Sequence[dict[str, Any]], batch: dict[str, Any]
+) -> torch.Tensor:
+    """The same, float32[N], with every sequence run alone by the model's own attention: slow, and right for any model."""
+    input_ids_1T = batch["input_ids"]
+    source_of = {place: i for i, place in enumerate(supervised_places(rows).tolist())}
+    losses_N = torch.zeros(len(source_of), device=input_ids_1T.device)
+    for places_L, prefix in separate_sequences(rows):
+        columns = [c for c in range(max(prefix, 1), len(places_L)) if int(places_L[c]) in source_of]
+        if not columns:
+            continue
+        order = torch.tensor([source_of[int(places_L[c])] for c in columns], device=losses_N.device)
+        inputs = {"input_ids": input_ids_1T[:, places_L.to(input_ids_1T.device)], "use_cache": False}
+        logits_1NV = logits_at(model, inputs, torch.tensor(columns, device=losses_N.device) - 1)
+        losses_N[order] = F.cross_entropy(logits_1NV[0].float(), batch["targets"][order], reduction="none")
+    return losses_N
 
 
 def pair_logprobs(
@@ -42,7 +64,7 @@ def pair_logprobs(
         at += len(row) + (int(sum(row)) < row_length)
     sums_S = losses_N.new_zeros(at).index_add(0, target_segments_N, -losses_N)
     counts_S = torch.bincount(target_segments_N, minlength=at)
-    pairs = torch.tensor(real, device=losses_N.device).reshape(-1, 2)
+    pairs = torch.tensor(real, dtype=torch.long, device=losses_N.device).reshape(-1, 2)
     return sums_S[pairs], counts_S[pairs]
 
 
@@ -52,6 +74,8 @@ def losses_by_batch(
 ):
     """Run all rows through `model`, in order.
 
+    Args:
+        kernel: of the packed forward, or SEPARATE for one sequence at a time.
     Yields:
         The rows of each batch, the batch itself, and its float32[N] losses.
     """
@@ -61,10 +85,11 @@ def losses_by_batch(
         chunk = [rows[r] for r in range(start, min(start + batch_rows, len(rows)))]
         batch = {
             name: value.to(model.device) if hasattr(value, "to") else value
-            for name, value in collate(chunk, kernel).items()
+            for name, value in collate(chunk, "sdpa" if kernel == SEPARATE else kernel).items()
         }
         with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            yield chunk, batch, token_losses(model, batch)
+            losses_N = separate_token_losses(model, chunk, batch) if kernel == SEPARATE else token_losses(model, batch)
+        yield chunk, batch, losses_N
 
 
 def pair_logprobs_of(

@@ -1,63 +1,237 @@
-"""Before anything trains: does the packed forward see exactly what separate forwards see, with this model and kernel?"""
+"""The door to packed forwards: does this model, with this kernel, see in a packed row exactly what it sees in each document?
 
+Asked once per model and kernel, before the first packed forward; `token_losses` refuses a model that wasn't asked. Made rows
+of random tokens hold every situation (documents of different lengths one after another, pairs, several completions of one
+prompt, free tokens, several rows in a batch); real rows hold the longest sequence and the most segments. Two questions:
+
+    the same      every token's logits against a forward of its own document alone, by the model's own attention
+    no leak       other tokens in one document, in the free places, or in another row of the batch: nothing changes in the
+                  others; asked again in training mode, with the same random numbers, before a training
+
+The logits' largest deviation from their mean over the tokens is the scale: what they have in common tells nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.errors import SnaketuneError
-from snaketune.models.attention import use_segment_attention
-from snaketune.models.batches import collate, forward_inputs
+from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
+from snaketune.models.batches import collate, layout_of, separate_sequences
+from snaketune.models.forward import allow_packed, logits_at, packed_inputs
+from snaketune.models.packable import INSTEAD, batch_dependent_rope, window_of
 from snaketune.packing.reader import PackedRows
+from snaketune.packing.shards import IGNORED
 
-SEGMENTS_COMPARED = 16
-# Largest accepted difference, as a share of the largest logit.
+# Largest accepted difference, as a share of the scale.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# The same computation of the same shapes with other tokens elsewhere: 0 but for experts, whose share of the tokens changes.
+LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+# Logits of so many tokens are held at a time.
+CHUNK = 2048
+# Segment lengths, prefix lengths, free tokens of the made rows.
+DOCUMENTS = (([7, 19, 12], [0, 0, 0], 9), ([16, 5, 11, 4], [0, 0, 0, 0], 3))
+PAIRS = (([10, 14, 9], [0, 0, 6], 5), ([12, 5, 8, 3, 13, 6], [0, 7, 7, 7, 0, 10], 4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfTest:
+    """A self-test that was passed: by which kernel, in which data type, and how well (the largest difference)."""
+
+    kernel: str
+    dtype: torch.dtype
+    share: float
+
+    def about(self) -> dict[str, Any]:
+        """For the manifest: the same for the same work, whatever the last bits are."""
+        return {
+            "kernel": self.kernel,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "self_test": f"packed = separate within {TOLERANCE[self.dtype]:.0e}",
+        }
+
+
+def self_test(
+    model: PreTrainedModel, packs: Sequence[PackedRows], kernel: str, dtype: torch.dtype, *, training: bool
+) -> SelfTest:
+    """Show that packed forwards of `model` by `kernel` are right, and allow them. Leaves the segments' attention switched on.
+
+    Args:
+        packs: what will be run; empty for anything.
+        training: whether the model is going to be trained.
+    Raises:
+        Unpackable: they aren't, or fail.
+    """
+    name, was_training = model.config.model_type, model.training
+    prefixes = not packs or any(rows.has_prefixes for rows in packs)
+    shares = []
+    try:
+        for rows, what in _rows_to_test(model.config, packs, prefixes):
+            model.eval()
+            shares.append(share := _difference_from_separate(model, rows, kernel, dtype))
+            _judge(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones", kernel)
+        for rows in made_rows(model.config, prefixes):
+            for mode in (False, True) if training else (False,):
+                model.train(mode)
+                share = _leak(model, rows, kernel, dtype)
+                shares.append(share)
+                how = " in training mode" if mode else ""
+                _judge(
+                    share, LEAK_TOLERANCE[dtype], f"what one document says changes the logits of another{how}", kernel
+                )
+    except Unpackable as error:
+        raise Unpackable(f"{name} can't see packed rows as single documents: {error}. {INSTEAD}") from error
+    finally:
+        model.train(was_training)
+    use_segment_attention(model)
+    allow_packed(model, kernel, prefixes)
+    worst = max(shares)
+    print(f"self-test: packed = separate within {worst:.1e} of the logits (kernel {kernel}, {dtype})", flush=True)
+    return SelfTest(kernel=kernel, dtype=dtype, share=worst)
+
+
+def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
+    """Batches of two made rows, as `PackedRows` gives them: documents, and pairs if there are `prefixes` in the run."""
+    text = config.get_text_config()
+    limits = (window_of(text), batch_dependent_rope(text), getattr(text, "max_position_embeddings", None))
+    # A prefix and its completion take half each.
+    half = max(min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=2**20) // 2, 2)
+    special = _special_ids(config)
+    allowed = np.array([token for token in range(text.vocab_size) if token not in special])
+    generator = np.random.default_rng(0)
+    batches = []
+    for shapes in (DOCUMENTS, PAIRS) if prefixes else (DOCUMENTS,):
+        rows = []
+        for lengths, prefix_lengths, free in shapes:
+            short = np.minimum(lengths, half).astype(np.int32)
+            ids = generator.choice(allowed, int(short.sum()) + free).astype(np.int32)
+            rows.append(
+                {
+                    "input_ids": ids,
+                    "labels": np.full(len(ids), IGNORED, np.int32),
+                    "segment_lengths": short,
+                    "prefix_lengths": np.minimum(prefix_lengths, half).astype(np.int32),
+                }
+            )
+        batches.append(rows)
+    return batches
+
+
+def _special_ids(config: PretrainedConfig) -> set[int]:
+    """Tokens that mean something to the model's code (padding, images)."""
+    found: set[int] = set()
+    waiting = [config.to_dict()]
+    while waiting:
+        for key, value in waiting.pop().items():
+            if isinstance(value, dict):
+                waiting.append(value)
+            elif str(key).endswith(("_token_id", "_token_index", "_token_ids")):
+                values = value if isinstance(value, list | tuple) else [value]
+                found |= {token for token in values if isinstance(token, int)}
+    return found
+
+
+def _rows_to_test(
+    config: PretrainedConfig, packs: Sequence[PackedRows], prefixes: bool
+) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    documents, *pairs = made_rows(config, prefixes)
+    yield documents, "made documents"
+    for rows in pairs:
+        yield rows, "made pairs with a shared prompt"
+    packs = [rows for rows in packs if len(rows)]
+    if packs:
+        longest = max(packs, key=lambda rows: rows.longest[0])
+        yield [longest[longest.longest[1]]], "the row with the longest sequence"
+        yield [longest[longest.fullest]], "the row with the most sequences"
+
+
+def _judge(share: float, tolerance: float, what: str, kernel: str) -> None:
+    # Not a number fails too.
+    if not share <= tolerance:
+        raise Unpackable(f"{what} by {share:.1e} of the logits (kernel {kernel}; up to {tolerance:.0e} is rounding)")
 
 
 @torch.no_grad()
-def check_packed_equals_separate(model: PreTrainedModel, rows: PackedRows, kernel: str, dtype: torch.dtype) -> float:
-    """Compare logits of the rows' first segments with those of each sequence run alone by the model's own attention.
-
-    Returns:
-        The largest difference, as a share of the largest logit.
-    Raises:
-        SnaketuneError: it is larger than rounding explains.
-    """
-    device = model.device
-    training = model.training
-    model.eval()
-    row = rows[0]
-    batch = {
-        name: value.to(device) if hasattr(value, "to") else value for name, value in collate([row], kernel).items()
-    }
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
-        use_segment_attention(model)
-        inputs = forward_inputs(batch) | {"logits_to_keep": 0}
-        packed_TV = model(**inputs).logits[0].float()
-        model.set_attn_implementation("sdpa")
-        worst, largest, at = 0.0, 1e-9, 0
-        prefix_owner = 0
-        for length, prefix in list(zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()))[
-            :SEGMENTS_COMPARED
-        ]:
-            if not prefix:
-                prefix_owner = at
-            tokens = torch.cat(
-                [batch["input_ids"][:, prefix_owner : prefix_owner + prefix], batch["input_ids"][:, at : at + length]],
-                dim=1,
-            )
-            alone_LV = model(input_ids=tokens, use_cache=False).logits[0, prefix:].float()
-            worst = max(worst, (packed_TV[at : at + length] - alone_LV).abs().max().item())
-            largest = max(largest, alone_LV.abs().max().item())
-            at += length
+def _difference_from_separate(
+    model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype: torch.dtype
+) -> float:
+    """The largest difference over all tokens of all documents, as a share of the scale."""
     use_segment_attention(model)
-    model.train(training)
-    share = worst / largest
-    if not share <= TOLERANCE[dtype]:
-        raise SnaketuneError(
-            f"self-test failed: with kernel {kernel} in {dtype}, packed logits differ from separate ones by {share:.2e} of "
-            f"the largest (at most {TOLERANCE[dtype]:.0e} is rounding). Documents may see each other; nothing was trained"
-        )
-    print(
-        f"self-test: packed = separate within {share:.1e} of the largest logit (kernel {kernel}, {dtype})", flush=True
-    )
-    return share
+    batch = _on_device(collate(rows, kernel), model)
+    sequences = separate_sequences(rows)
+    places_N = torch.cat([places_L[prefix:] for places_L, prefix in sequences])
+    worst, scales = [], []
+    for begin in range(0, len(places_N), CHUNK):
+        packed_NV = _packed_logits(model, batch, places_N[begin : begin + CHUNK], dtype)
+        use_own_attention(model)
+        alone, at = [], 0
+        for places_L, prefix in sequences:
+            own = range(prefix, len(places_L))[max(begin - at, 0) : max(begin + CHUNK - at, 0)]
+            at += len(places_L) - prefix
+            if own:
+                inputs = {"input_ids": batch["input_ids"][:, places_L.to(model.device)], "use_cache": False}
+                with _computing(model, dtype):
+                    alone.append(logits_at(model, inputs, torch.arange(own.start, own.stop, device=model.device))[0])
+        use_segment_attention(model)
+        alone_NV = torch.cat(alone)
+        worst.append(_largest_difference(packed_NV, alone_NV))
+        scales.append(_scale(alone_NV))
+    return (torch.stack(worst).max() / torch.stack(scales).max()).item()
+
+
+@torch.no_grad()
+def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype: torch.dtype) -> float:
+    """The largest change that other tokens make in logits that don't depend on them, as a share of the scale."""
+    use_segment_attention(model)
+    placed = layout_of(rows)
+    batch = _on_device(collate(rows, kernel), model)
+    everywhere_T = torch.arange(placed.tokens)
+    seed = torch.initial_seed()
+    worst = []
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        before_TV = _packed_logits(model, batch, everywhere_T, dtype)
+        for parity in (0, 1):
+            # The last quarter of every other segment, free tokens included; prompts that others share stay as they are.
+            changed_T = np.zeros(placed.tokens, bool)
+            for start, length in list(zip(placed.starts.tolist(), placed.lengths.tolist()))[parity::2]:
+                changed_T[start + length - max(length // 4, 1) : start + length] = True
+            ids_1T = batch["input_ids"].clone()
+            ids_1T[:, changed_T] = ids_1T.roll(placed.tokens // 2, dims=1)[:, changed_T]
+            torch.manual_seed(seed)
+            after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, everywhere_T, dtype)
+            untouched_T = torch.from_numpy(~placed.mask()[:, changed_T].any(1))
+            worst.append(_largest_difference(after_TV[untouched_T], before_TV[untouched_T]))
+    return (torch.stack(worst).max() / _scale(before_TV)).item()
+
+
+def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], places_N: torch.Tensor, dtype: torch.dtype):
+    try:
+        with _computing(model, dtype):
+            return logits_at(model, packed_inputs(batch), places_N.to(model.device))[0]
+    except (Unpackable, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line})") from error
+
+
+def _computing(model: PreTrainedModel, dtype: torch.dtype):
+    return torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def _on_device(batch: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    return {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
+
+
+def _largest_difference(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
+    # Equal infinities, as of tokens that a model never writes, differ by nothing.
+    return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().max()
+
+
+def _scale(logits_NV: torch.Tensor) -> torch.Tensor:
+    deviation_NV = logits_NV.float() - logits_NV.float().mean(0)
+    return deviation_NV.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-9)

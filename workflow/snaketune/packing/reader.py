@@ -19,7 +19,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
-from snaketune.packing.shards import FORMAT_VERSION
+from snaketune.packing.shards import FORMAT_VERSION, IGNORED
 
 TOKENS = ("input_ids", "labels")
 SEGMENTS = ("segment_lengths", "prefix_lengths")
@@ -64,6 +64,12 @@ class PackedRows:
             found[name] = values[offsets[at] : offsets[at + 1]]
         return found
 
+    def blank(self) -> dict[str, Any]:
+        """A row of the longest length that holds nothing."""
+        nothing = np.empty(0, np.int32)
+        ids, labels = np.zeros(self.row_length, np.int32), np.full(self.row_length, IGNORED, np.int32)
+        return {"input_ids": ids, "labels": labels, "segment_lengths": nothing, "prefix_lengths": nothing}
+
     def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """input_ids and labels of rows, int32[B, L], in the order asked for.
 
@@ -104,6 +110,32 @@ class PackedRows:
             for offsets, values in (views["segment_lengths"] for views in self.batches)
         )
 
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest segment with its prefix, and the row that it is in; of an empty split, (0, -1)."""
+        found = (0, -1)
+        for start, views in zip(self.starts[:-1].tolist(), self.batches):
+            (offsets, lengths), (_, prefixes) = (views[name] for name in SEGMENTS)
+            full = lengths[offsets[0] : offsets[-1]] + prefixes[offsets[0] : offsets[-1]]
+            if len(full) and full.max() > found[0]:
+                row = int(np.searchsorted(offsets - offsets[0], full.argmax(), side="right")) - 1
+                found = (int(full.max()), start + row)
+        return found
+
+    @cached_property
+    def fullest(self) -> int:
+        """The row with the most segments; -1 of an empty split."""
+        counts = [np.diff(views["segment_lengths"][0]) for views in self.batches]
+        return int(np.concatenate(counts).argmax()) if counts else -1
+
+    @cached_property
+    def has_prefixes(self) -> bool:
+        """Whether segments share prompts, as pairs do."""
+        return any(
+            bool(values[offsets[0] : offsets[-1]].any())
+            for offsets, values in (views["prefix_lengths"] for views in self.batches)
+        )
+
 
 class EqualTokens:
     """Packed rows in groups of equally many tokens, so that a batch of them is as much work whatever rows it holds.
@@ -129,6 +161,9 @@ class EqualTokens:
         return len(self.groups)
 
     def __getitem__(self, item: int) -> list[dict[str, Any]]:
+        """The rows of an item; `len(self)` stands for a blank one, a row of free tokens in which nothing is supervised."""
+        if item == len(self):
+            return [self.rows.blank()]
         return [self.rows[row] for row in self.groups[item]]
 
 

@@ -14,7 +14,8 @@ as segments [abCD][EF] with prefix_lengths [0, 2] (query down, key across):
 
 SFT rows are segments without prefixes. K pairs with one prompt share it: [abCD][EF][GH][IJ] with prefix_lengths
 [0, 2, 2, 2]. The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
-them. All arrays here are numpy; the cost is a few microseconds per segment.
+them; all of them have position 0, since some models scale positions by the largest one in the batch. All arrays here are
+numpy; the cost is a few microseconds per segment.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Layout:
     Attributes:
         starts, lengths: int64[S], where a segment's own tokens are.
         prefix_starts, prefix_lengths: int64[S], where its prefix is (length 0: none).
-        positions: int64[T], position ids.
+        positions: int64[T], position ids; 0 for free tokens.
         parents: int64[T], the token that each token is predicted from, or -1.
         segment_of: int64[T], the segment that each token belongs to.
         longest: tokens of the longest segment with its prefix, free tokens at rows' ends not counted.
@@ -72,15 +73,15 @@ def layout(
     Raises:
         SnaketuneError: segments longer than the row, or a prefix with nothing before it or longer than that.
 
-    The pair of the module's picture, with two free tokens behind it:
+    The pair of the module's picture, with two free tokens after it:
 
     >>> pair = layout([[4, 2]], [[0, 2]], row_lengths=[8])
     >>> pair.positions.tolist()
-    [0, 1, 2, 3, 2, 3, 0, 1]
+    [0, 1, 2, 3, 2, 3, 0, 0]
     >>> pair.parents.tolist()
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
-    starts, lengths, prefix_starts, prefixes = [], [], [], []
+    starts, lengths, prefix_starts, prefixes, free = [], [], [], [], []
     longest = end = 0
     for row, (row_segments, row_prefixes, row_length) in enumerate(
         zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
@@ -99,6 +100,7 @@ def layout(
             lengths.append(length)
             prefix_starts.append(base_start if prefix else at)
             prefixes.append(prefix)
+            free.append(False)
             longest = max(longest, prefix + length)
             at += length
         if at > end:
@@ -110,10 +112,12 @@ def layout(
             lengths.append(end - at)
             prefix_starts.append(at)
             prefixes.append(0)
+            free.append(True)
     start_S, length_S = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
     prefix_start_S, prefix_S = np.array(prefix_starts, dtype=np.int64), np.array(prefixes, dtype=np.int64)
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
+    positions_T = np.where(np.array(free)[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
     parents_T = index_T - 1
     parents_T[start_S] = np.where(prefix_S > 0, prefix_start_S + prefix_S - 1, -1)
     return Layout(
@@ -121,7 +125,7 @@ def layout(
         lengths=length_S,
         prefix_starts=prefix_start_S,
         prefix_lengths=prefix_S,
-        positions=index_T - start_S[segment_of_T] + prefix_S[segment_of_T],
+        positions=positions_T,
         parents=parents_T,
         segment_of=segment_of_T,
         longest=longest,

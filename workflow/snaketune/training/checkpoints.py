@@ -1,18 +1,21 @@
 """Checkpoints without pickles, and exact resume.
 
-A checkpoint holds the weights as transformers saves them, and optimizer, schedule and random states as safetensors plus
-JSON. It counts once its `complete` file is there; a killed save leaves none, and the checkpoint before it is used.
+A checkpoint holds what training changes under the module's own names (a result's names are the Hub's, which split and rename
+some weights), and optimizer, schedule and random states, as safetensors plus JSON. It is read back whole or not at all. It
+counts once its `complete` file is there; a killed save leaves none, and the checkpoint before it is used.
 """
 
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
@@ -20,6 +23,7 @@ from snaketune.artifacts.work import sync_folder
 from snaketune.errors import SnaketuneError
 
 COMPLETE = "complete"
+WEIGHTS = "weights.safetensors"
 SEPARATOR = "/"
 
 
@@ -57,8 +61,14 @@ class SafeCheckpoints:
     """Mixed into a transformers Trainer: its checkpoints hold safetensors and JSON where it would pickle."""
 
     def _save(self, output_dir=None, state_dict=None):
+        model = self.accelerator.unwrap_model(self.model)
+        # On every process, so that all of them stop.
+        check_finite(model, self.state.global_step)
         if self.args.should_save:
-            self.accelerator.unwrap_model(self.model).save_pretrained(output_dir or self.args.output_dir)
+            save_weights(Path(output_dir), model)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        load_weights(Path(resume_from_checkpoint), model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
         if self.args.should_save:
@@ -75,6 +85,90 @@ class SafeCheckpoints:
     def _load_rng_state(self, checkpoint):
         if checkpoint is not None:
             load_random_state(Path(checkpoint) / f"random-{self.args.process_index}.safetensors")
+
+
+def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What training can change, by the module's own names: every parameter that isn't frozen, and the buffers.
+
+    Tied tensors come once, under the first of their names.
+    """
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    found: dict[str, torch.Tensor] = {}
+    places = set()
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        # A 4-bit weight is followed by its constants, named after it.
+        if name in frozen or any(name.startswith(f"{owner}.") for owner in frozen) or place in places:
+            continue
+        if tensor.numel():
+            places.add(place)
+        found[name] = tensor
+    return found
+
+
+def save_weights(folder: Path, model: torch.nn.Module) -> None:
+    """Write `weights.safetensors`: `trained_tensors` of the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().contiguous() for name, tensor in trained_tensors(model).items()}, folder / WEIGHTS)
+
+
+def load_weights(folder: Path, model: torch.nn.Module) -> None:
+    """Put back what `save_weights` wrote, all of it.
+
+    Raises:
+        SnaketuneError: a tensor is missing, left over, or of another shape or data type; then nothing was changed.
+    """
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        try:
+            _put(model, set(file.keys()), file.get_tensor)
+        except ValueError as error:
+            raise SnaketuneError(
+                f"{folder / WEIGHTS} doesn't fit the model ({error}); remove {folder} to begin again"
+            ) from None
+
+
+def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """Give `model` what training changed in `trained`; ValueError if the two aren't made alike."""
+    tensors = trained_tensors(trained)
+    _put(model, set(tensors), tensors.__getitem__)
+    return model
+
+
+@torch.no_grad()
+def _put(model: torch.nn.Module, there: set[str], get: Callable[[str], torch.Tensor]) -> None:
+    wanted = trained_tensors(model)
+    differs = [
+        *(f"{name} is missing" for name in sorted(wanted.keys() - there)),
+        *(f"{name} is of no use here" for name in sorted(there - wanted.keys())),
+        *(
+            f"{name} is {_described(get(name))} there, {_described(wanted[name])} here"
+            for name in sorted(there & wanted.keys())
+            if _described(get(name)) != _described(wanted[name])
+        ),
+    ]
+    if differs:
+        raise ValueError(f"{differs[0]}; {len(differs)} such tensors")
+    for name, tensor in wanted.items():
+        tensor.copy_(get(name))
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def check_finite(model: torch.nn.Module, step: int) -> None:
+    """Raise SnaketuneError if a weight isn't a finite number, so that no such model is ever kept."""
+    for name, tensor in trained_tensors(model).items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise diverged(step, f"{name} holds numbers that aren't finite")
+
+
+def diverged(step: int, found: str) -> SnaketuneError:
+    """The error for a training that has left the finite numbers."""
+    return SnaketuneError(
+        f"step {step}: {found}: the training diverged and nothing of it is published; lower training.learning_rate or "
+        "training.max_grad_norm"
+    )
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
@@ -137,8 +231,6 @@ def load_random_state(path: Path) -> None:
     Raises:
         SnaketuneError: the file isn't there (the checkpoint is of another number of processes).
     """
-    from safetensors import safe_open
-
     if not path.is_file():
         raise SnaketuneError(f"{path} is missing: resume with as many GPUs as the run was started with")
     with safe_open(path, framework="pt") as file:

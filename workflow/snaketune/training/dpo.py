@@ -65,15 +65,18 @@ def _train(
 
     from snaketune.models.batches import collate
     from snaketune.models.devices import computing
-    from snaketune.models.loading import load_folder
+    from snaketune.models.loading import load_folder, read_folder_config
     from snaketune.models.logprobs import pair_logprobs, token_losses
     from snaketune.training.dpo_loss import dpo_loss
     from snaketune.training.engine import train_packed
     from snaketune.training.pairs import PairRows
-    from snaketune.training.reference import check_ref_logps
+    from snaketune.training.reference import check_policy_is_reference, check_ref_logps
     from snaketune.training.trainer import PackedTrainer
 
     class DpoTrainer(PackedTrainer):
+        # The reference had none.
+        drops_out = False
+
         @staticmethod
         def collate(rows, kernel):
             batch = collate(rows, kernel)
@@ -85,12 +88,28 @@ def _train(
         def items(self, batch):
             return len(batch["reference"])
 
-        def batch_loss(self, model, batch):
+        def log_ratios(self, model, batch):
+            """Policy to reference: float32[P, 2], and int64[P, 2] tokens."""
             losses_N = token_losses(model, batch)
             sums_P2, counts_P2 = pair_logprobs(
                 losses_N, batch["target_segments"], batch["segment_lengths"], batch["row_lengths"]
             )
-            ratios_P2 = sums_P2 - batch["reference"]
+            return sums_P2 - batch["reference"], counts_P2
+
+        def check_start(self):
+            batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
+            check_policy_is_reference(*self.log_ratios_before(batch), dtype)
+
+        @torch.no_grad()
+        def log_ratios_before(self, batch):
+            """As in training, but without a trace of it."""
+            self.model.train()
+            cuda = [where.index] if where.type == "cuda" else []
+            with torch.random.fork_rng(cuda), self.compute_loss_context_manager():
+                return self.log_ratios(self.model, batch)
+
+        def batch_loss(self, model, batch):
+            ratios_P2, counts_P2 = self.log_ratios(model, batch)
             chosen_P, rejected_P = ratios_P2[:, 0], ratios_P2[:, 1]
             self._count(chosen_P.detach(), rejected_P.detach())
             return dpo_loss(
@@ -119,10 +138,11 @@ def _train(
             trust_remote_code=spec.trust_remote_code,
         )
 
-    _, dtype, kernel = computing(spec.training.precision)
+    where, dtype, kernel = computing(spec.training.precision)
     check_ref_logps(ref_logps, model=model, pack=pack, dtype=str(dtype).removeprefix("torch."), kernel=kernel)
     rows = PairRows(pack, ref_logps, operation.load_in_memory)
-    outcome = train_packed(DpoTrainer, rows, spec, operation, work, load)
+    config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
+    outcome = train_packed(DpoTrainer, rows, spec, operation, work, load, config)
     return dataclasses.replace(outcome, counts=outcome.counts | {"pairs": rows.pairs})
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from snaketune.artifacts.attempt import read_attempt
+from snaketune.artifacts.disk import disk_trouble
 from snaketune.artifacts.manifest import write_json
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder, locked
@@ -31,7 +33,7 @@ def launch(module: str, work: WorkFolder, job: dict[str, Any]) -> Outcome:
     outcome_file = work.state / "outcome.json"
     outcome_file.unlink(missing_ok=True)
     job_file = work.state / "job.json"
-    write_json(job_file, job)
+    write_json(job_file, job | {"module": module})
     processes = max(1, min(job["operation"]["gpus"], len(visible_gpus())))
     command = [
         *(sys.executable, "-m", "accelerate.commands.launch"),
@@ -93,8 +95,14 @@ def run_worker(train: Any) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    job_file = Path(sys.argv[1])
+    job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
+        if attempt := read_attempt(job_file.parent):
+            attempt.import_code(job["module"])
         train(job)
-    except SnaketuneError as error:
-        sys.exit(f"error: {error}")
+    except Exception as error:
+        told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
+        if not told:
+            raise
+        sys.exit(f"error: {told}")

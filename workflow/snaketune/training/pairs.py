@@ -28,5 +28,10 @@ class PairRows(PackedRows):
             self.references[document["row"]].append((reference.chosen_logp, reference.rejected_logp))
         self.pairs = len(known)
 
+    def blank(self) -> dict[str, Any]:
+        return super().blank() | {"reference": torch.empty(0, 2)}
+
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return super().__getitem__(row) | {"reference": torch.tensor(self.references[row], dtype=torch.float32)}
+        return super().__getitem__(row) | {
+            "reference": torch.tensor(self.references[row], dtype=torch.float32).reshape(-1, 2)
+        }

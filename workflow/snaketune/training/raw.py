@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, set_seed
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.stage import Outcome
@@ -18,11 +18,11 @@ from snaketune.config.specs import SftSpec
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, load_base, parameter_count
-from snaketune.packing.shards import RAW_FORMAT_VERSION
+from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.checkpoints import SafeCheckpoints
 from snaketune.training.engine import save_trained
-from snaketune.training.trainer import fit, training_arguments
+from snaketune.training.trainer import OwnOrder, fit, training_arguments
 
 
 def train_raw(
@@ -33,12 +33,13 @@ def train_raw(
     Raises:
         SnaketuneError: the artifact is of no format that is known.
     """
-    from datasets import Dataset
+    from datasets import Dataset, concatenate_datasets
     from trl import SFTConfig, SFTTrainer
 
     found = pack.manifest.get("format_version")
     if found != RAW_FORMAT_VERSION:
         raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
+    set_seed(spec.training.seed)
     _, dtype, _ = computing(spec.training.precision)
     rows = Dataset.from_list(
         [row for path in pack.files("train-") for row in read_table(path).select(["messages"]).to_pylist()]
@@ -57,8 +58,10 @@ def train_raw(
     # What is too long for a row was dropped and counted when the rows were written, so nothing is cut here.
     arguments |= {"max_length": None, "packing": False, "assistant_only_loss": True}
 
-    class RawTrainer(SafeCheckpoints, SFTTrainer):
-        pass
+    class RawTrainer(OwnOrder, SafeCheckpoints, SFTTrainer):
+        def items_of_an_epoch(self):
+            # Behind them is the blank one.
+            return len(self.train_dataset) - 1
 
     trainer = RawTrainer(
         model=model,
@@ -66,11 +69,11 @@ def train_raw(
         train_dataset=rows,
         processing_class=AutoTokenizer.from_pretrained(tokenizer_folder),
     )
+    nothing = Dataset.from_dict({"input_ids": [[chat.pad_id]], "labels": [[IGNORED]]})
+    trainer.train_dataset = concatenate_datasets([trainer.train_dataset.select_columns(nothing.column_names), nothing])
     run = fit(trainer, checkpoints)
     if trainer.is_world_process_zero():
-        save_trained(
-            trainer, work.payload, spec.quantization, lambda: load_base(spec.base, chat, weights_dtype=torch.bfloat16)
-        )
+        save_trained(trainer, work.payload, spec, lambda: load_base(spec.base, chat, weights_dtype=torch.bfloat16))
     return Outcome(
         counts={"rows": len(rows), "steps": trainer.state.global_step},
         about={"trainer": "trl", "parameters": parameters, "dtype": str(dtype).removeprefix("torch.")},

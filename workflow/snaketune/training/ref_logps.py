@@ -28,14 +28,17 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     Raises:
         SnaketuneError: a log-probability that isn't finite.
     """
-    from snaketune.models.attention import use_segment_attention
     from snaketune.models.devices import computing, weights_dtype
-    from snaketune.models.loading import load_folder
+    from snaketune.models.loading import load_folder, read_folder_config
     from snaketune.models.logprobs import pair_logprobs_of
-    from snaketune.models.selftest import check_packed_equals_separate
+    from snaketune.models.packable import check_config
+    from snaketune.models.selftest import self_test
 
     model.files()
     where, dtype, kernel = computing(spec.precision)
+    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
+    config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
+    check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True)
     loaded = load_folder(
         model.folder,
         weights_dtype=weights_dtype(dtype, frozen=spec.frozen_weights),
@@ -44,16 +47,13 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     )
     if not spec.quantization:
         loaded = loaded.to(where)
-    use_segment_attention(loaded)
+    tested = self_test(loaded, list(rows_by_split.values()), kernel, dtype, training=False)
     started, tokens, counts = time.monotonic(), 0, {}
     columns: dict[str, list[Any]] = {name: [] for name in schema().names}
-    for split in SPLITS:
-        rows = PackedRows(pack, split)
+    for split, rows in rows_by_split.items():
         if not len(rows):
             counts[split] = 0
             continue
-        if not tokens:
-            check_packed_equals_separate(loaded, rows, kernel, dtype)
         ids = [document["id"] for document in documents(pack, split)]
         sums, lengths = pair_logprobs_of(loaded, rows, kernel, dtype, spec.micro_batch_rows, f"reference, {split}")
         columns["id"] += ids
@@ -68,7 +68,11 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     write_table(work.payload / FILE, pa.table(columns, schema=schema()))
     return Outcome(
         counts={"pairs": counts, "tokens": tokens},
-        about={"kernel": kernel, "dtype": str(dtype).removeprefix("torch.")},
+        about=tested.about(),
         libraries=("torch", "transformers"),
-        run={"tokens_per_second": round(tokens / (time.monotonic() - started), 1), "device": str(where)},
+        run={
+            "tokens_per_second": round(tokens / (time.monotonic() - started), 1),
+            "device": str(where),
+            "self_test_share": tested.share,
+        },
     )

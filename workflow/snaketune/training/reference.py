@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import torch
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 
 FILE = "logps.arrow"
+# Nats per token by which the same model may differ from itself, in batches of another shape.
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def schema() -> pa.Schema:
@@ -76,6 +79,25 @@ def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, dtyp
         raise SnaketuneError(
             f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differs)}). Make it here with: "
             f"rm -r {kept} && {rebuild_command(artifact.manifest_path)}"
+        )
+
+
+def check_policy_is_reference(ratios_P2: torch.Tensor, counts_P2: torch.Tensor, dtype: torch.dtype) -> None:
+    """Before the first step the policy is the reference, so all log-ratios are zero and the sigmoid loss is log 2.
+
+    Args:
+        ratios_P2: float32[P, 2], summed log-ratios of some pairs.
+        counts_P2: int64[P, 2], their tokens.
+        dtype: the data type of the computation.
+    Raises:
+        SnaketuneError: they aren't zero.
+    """
+    worst = (ratios_P2 / counts_P2.clamp(min=1)).abs().max().item() if len(ratios_P2) else 0.0
+    if not worst <= ROUNDING[dtype]:
+        raise SnaketuneError(
+            f"before the first step the model differs from its own reference log-probabilities by {worst:.2g} nats per token "
+            f"(at most {ROUNDING[dtype]:g} is rounding): the model behaves otherwise in training than in evaluation, so DPO "
+            "would learn that difference. Nothing was trained; take a model without noise in training"
         )
 
 

@@ -60,7 +60,7 @@ def train(job: dict[str, Any]) -> None:
 
 
 def _train_packed(spec: SftSpec, operation: Operation, work: WorkFolder, pack: Artifact, chat) -> Outcome:
-    from snaketune.models.loading import load_base
+    from snaketune.models.loading import load_base, read_config
     from snaketune.models.logprobs import token_losses
     from snaketune.packing.reader import PackedRows
     from snaketune.training.engine import train_packed
@@ -76,7 +76,8 @@ def _train_packed(spec: SftSpec, operation: Operation, work: WorkFolder, pack: A
     def load(weights_dtype, quantization):
         return load_base(spec.base, chat, weights_dtype=weights_dtype, quantization=quantization)
 
-    return train_packed(SftTrainer, PackedRows(pack, "train", operation.load_in_memory), spec, operation, work, load)
+    rows = PackedRows(pack, "train", operation.load_in_memory)
+    return train_packed(SftTrainer, rows, spec, operation, work, load, read_config(spec.base))
 
 
 if __name__ == "__main__":

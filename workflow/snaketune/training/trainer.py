@@ -15,34 +15,83 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from snaketune.artifacts.attempt import check_files
 from snaketune.config.runs import Operation, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.devices import compute_dtype, device
 from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
-from snaketune.training.checkpoints import MarkComplete, SafeCheckpoints, last_checkpoint, remove_incomplete
+from snaketune.training.checkpoints import (
+    MarkComplete,
+    SafeCheckpoints,
+    check_finite,
+    diverged,
+    last_checkpoint,
+    remove_incomplete,
+)
 from snaketune.training.launch import parent_is_gone
 
 
 class EpochPermutation(torch.utils.data.Sampler[int]):
-    """Every item once per epoch, in an order that depends on seed and epoch alone."""
+    """Every item once per epoch, in an order that depends on seed and epoch alone.
 
-    def __init__(self, items: int, seed: int):
+    Processes that train together take equally many batches. What lacks for that at the end of an epoch is filled up with the
+    index `items`, which stands for a blank item: no row comes twice because there are more GPUs.
+
+    >>> sampler = EpochPermutation(5, seed=0, multiple=4)
+    >>> list(sampler)
+    [4, 2, 3, 1, 0, 5, 5, 5]
+    """
+
+    def __init__(self, items: int, seed: int, multiple: int = 1):
+        """Args: multiple: of how many items an epoch is to be, blank ones counted."""
         self.items, self.seed, self.epoch = items, seed, 0
+        self.blanks = -items % multiple
 
     def __len__(self) -> int:
-        return self.items
+        return self.items + self.blanks
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by the Trainer at the start of each epoch."""
+        """Called at the start of each epoch."""
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(epoch_order(self.items, self.seed, self.epoch).tolist())
+        return iter(epoch_order(self.items, self.seed, self.epoch).tolist() + [self.items] * self.blanks)
 
 
-class PackedTrainer(SafeCheckpoints, Trainer):
+class OwnOrder:
+    """Mixed into a transformers Trainer: its rows come as EpochPermutation has them, also after a resume."""
+
+    def items_of_an_epoch(self) -> int:
+        """Items of the training set, a blank one behind them not counted."""
+        return len(self.train_dataset)
+
+    def _get_train_sampler(self, train_dataset=None):
+        world = self.args.world_size
+        together = self.args.per_device_train_batch_size * world if world > 1 else 1
+        self.order = EpochPermutation(self.items_of_an_epoch(), self.args.seed, together)
+        return self.order
+
+
+class SetEpoch(TrainerCallback):
+    """Tells the order which epoch begins.
+
+    The Trainer does so too, but where it skips what was done before a resume, only the wrapper that skips hears of it.
+    """
+
+    def __init__(self, trainer: OwnOrder):
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, **_):
+        """Called by the Trainer."""
+        self.trainer.order.set_epoch(int(state.epoch))
+
+
+class PackedTrainer(OwnOrder, SafeCheckpoints, Trainer):
     """A Trainer whose batches come from `collate`; subclasses say what the loss is and what it is averaged over."""
+
+    # Whether the model's own dropout works in training.
+    drops_out = True
 
     def __init__(self, *, rows: PackedRows, kernel: str, parameters: int, **arguments: Any):
         self.kernel = kernel
@@ -74,7 +123,8 @@ class PackedTrainer(SafeCheckpoints, Trainer):
         if self.window_started is None:
             self.window_started = time.monotonic()
         self.window_tokens += inputs["tokens"]
-        loss = self.batch_loss(model, inputs) / num_items_in_batch
+        # A step may have no items at all: rows in which nothing is supervised teach nothing.
+        loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:
             # Gradients are averaged over processes, and each process holds a part of the step's items.
             loss = loss * self.args.world_size
@@ -84,8 +134,8 @@ class PackedTrainer(SafeCheckpoints, Trainer):
         total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
 
-    def _get_train_sampler(self, train_dataset=None):
-        return EpochPermutation(len(self.train_dataset), self.args.seed)
+    def check_start(self) -> None:
+        """Called before the first step of a training, not of a resumed one; raises SnaketuneError if it can't begin so."""
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
         """Add throughput and the window's means to the Trainer's own line."""
@@ -126,10 +176,7 @@ class Watch(TrainerCallback):
         if not logs or "loss" not in logs:
             return
         if not all(math.isfinite(logs[name]) for name in ("loss", "grad_norm") if name in logs):
-            raise SnaketuneError(
-                f"step {state.global_step}: loss {logs['loss']}, grad_norm {logs.get('grad_norm')}: the training diverged; "
-                "lower training.learning_rate or training.max_grad_norm"
-            )
+            raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
         if not state.is_world_process_zero:
             return
         done = max(state.global_step - (self.first_step or 0), 1)
@@ -182,6 +229,8 @@ def training_arguments(training: Training, operation: Operation, folder: Path, r
         remove_unused_columns=False,
         dataloader_num_workers=0,
         ddp_find_unused_parameters=False,
+        # EpochPermutation fills up; accelerate would take rows from the epoch's beginning again.
+        accelerator_config={"even_batches": False, "use_seedable_sampler": False},
     )
 
 
@@ -190,19 +239,30 @@ def fit(trainer: Trainer, checkpoints: Path) -> dict[str, Any]:
 
     Returns:
         What differs from run to run, for run.json: history, device, kernel, throughput.
+    Raises:
+        SnaketuneError: the training diverged, or a checkpoint doesn't fit.
     """
     from transformers.trainer_callback import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(MarkComplete())
     trainer.add_callback(Watch())
+    trainer.add_callback(SetEpoch(trainer))
     if trainer.is_world_process_zero():
         remove_incomplete(checkpoints)
     trainer.accelerator.wait_for_everyone()
+    # The base has been read: from here on checkpoints hold what came of it.
+    check_files(checkpoints.parent)
     last = last_checkpoint(checkpoints)
     if last is not None:
         print(f"resuming from {last}", flush=True)
-    trainer.train(resume_from_checkpoint=str(last) if last else None)
+    elif isinstance(trainer, PackedTrainer):
+        trainer.check_start()
+    mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
+    # The log may have looked for the last time before it happened.
+    if not math.isfinite(mean_loss):
+        raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
+    check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     facts = {"history": history, **_where(trainer.args.world_size)}
     rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history if "tokens_per_second" in entry)

@@ -1,0 +1,162 @@
+"""One family through the package's own functions: refused, right, or wrong."""
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
+from transformers import PretrainedConfig, PreTrainedModel
+
+from snaketune.errors import SnaketuneError
+from snaketune.models.attention import Unpackable, use_own_attention
+from snaketune.models.batches import collate
+from snaketune.models.loading import grow_vocabulary, load_folder
+from snaketune.models.logprobs import separate_token_losses, token_losses
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
+from snaketune.packing.shards import IGNORED
+from snaketune.training.checkpoints import load_weights, save_weights
+
+# Segment lengths, prefix lengths, tokens of the row.
+DOCUMENTS = (([11, 23, 5], [0, 0, 0], 48), ([6, 30, 9], [0, 0, 0], 45))
+PAIRS = (([17, 8], [0, 5], 32), ([9, 4, 6, 12, 7], [0, 9, 3, 0, 8], 48))
+# Share of the largest loss or gradient that is rounding in float32.
+ROUNDING = 1e-4
+
+
+@dataclass
+class Outcome:
+    """What became of a family.
+
+    Attributes:
+        sft, dpo: "right", "refused" or "WRONG", packed and with shared prompts.
+        trained: "right", or what went wrong in a step, a checkpoint, a model folder or with more tokens.
+        reason: of refusals and failures.
+    """
+
+    family: str
+    sft: str = ""
+    dpo: str = ""
+    trained: str = ""
+    reason: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Rows(list):
+    """Rows as `PackedRows` has them."""
+
+    def __init__(self, shapes: tuple):
+        super().__init__(_row(seed, *shape) for seed, shape in enumerate(shapes))
+        self.has_prefixes = any(any(prefixes) for _, prefixes, _ in shapes)
+        self.longest = max((s + p, r) for r, row in enumerate(shapes) for s, p in zip(row[0], row[1]))
+        self.fullest = len(shapes) - 1
+
+
+def _row(seed: int, lengths: list[int], prefixes: list[int], row_length: int) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(8, VOCABULARY, row_length).astype(np.int32)
+    supervised = (generator.random(row_length) < 0.7) & (np.arange(row_length) < sum(lengths))
+    return {
+        "input_ids": ids,
+        "labels": np.where(supervised, ids, IGNORED).astype(np.int32),
+        "segment_lengths": np.array(lengths, np.int32),
+        "prefix_lengths": np.array(prefixes, np.int32),
+    }
+
+
+def examine(family: str) -> Outcome:
+    """Make a tiny model of the family and try everything on it. Raises whatever making it raises."""
+    return examine_config(family, tiny_config(family))
+
+
+def examine_config(family: str, config: PretrainedConfig) -> Outcome:
+    """The same for a given config."""
+    found = Outcome(family)
+    tiny_model(config)(input_ids=torch.full((1, 4), 9), use_cache=False)
+    for kind, shapes in (("sft", DOCUMENTS), ("dpo", PAIRS)):
+        rows = Rows(shapes)
+        try:
+            check_config(config, rows.longest[0], rows.has_prefixes)
+            model = tiny_model(config)
+            self_test(model, [rows], "sdpa", torch.float32, training=True)
+        except Unpackable as error:
+            setattr(found, kind, "refused")
+            found.reason = found.reason or str(error)
+            continue
+        difference = _difference(model, tiny_model(config), rows)
+        found.details[kind] = difference
+        setattr(found, kind, "right" if difference <= ROUNDING else "WRONG")
+    try:
+        _train_and_keep(config)
+        found.trained = "right"
+    except (SnaketuneError, AssertionError, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        found.trained = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return found
+
+
+def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
+    """Losses of the supervised tokens, every sequence alone, written down without the package's help."""
+    losses = []
+    for row in rows:
+        at = base = 0
+        for length, prefix in zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()):
+            base = base if prefix else at
+            places = [*range(base, base + prefix), *range(at, at + length)]
+            ids = torch.from_numpy(row["input_ids"][places].astype(np.int64))
+            logits = model(input_ids=ids[None], use_cache=False).logits[0]
+            for column in range(max(prefix, 1), len(places)):
+                if row["labels"][places[column]] != IGNORED:
+                    losses.append(F.cross_entropy(logits[column - 1], ids[column]))
+            at += length
+    return torch.stack(losses)
+
+
+def _difference(packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows) -> float:
+    """Largest difference of losses and gradients, as a share of the largest."""
+    found, expected = token_losses(packed, collate(rows, "sdpa")), _alone(separate, rows)
+    found.sum().backward()
+    expected.sum().backward()
+    pairs = [(found.detach(), expected.detach())]
+    scale = max(p.grad.abs().max().item() for p in separate.parameters() if p.grad is not None)
+    worst = ((pairs[0][0] - pairs[0][1]).abs().max() / pairs[0][1].abs().max()).item()
+    for (name, one), (_, other) in zip(packed.named_parameters(), separate.named_parameters(), strict=True):
+        if (one.grad is None) != (other.grad is None):
+            raise AssertionError(f"{name} has a gradient only on one side")
+        if one.grad is not None:
+            worst = max(worst, (one.grad - other.grad).abs().max().item() / scale)
+    return worst
+
+
+def _train_and_keep(config: PretrainedConfig) -> None:
+    """A step of training, a checkpoint into another model, a model folder, and room for more tokens."""
+    rows = Rows(DOCUMENTS)
+    model = tiny_model(config)
+    use_own_attention(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batch = collate(rows, "sdpa")
+    first = separate_token_losses(model, rows, batch).mean()
+    first.backward()
+    optimizer.step()
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        trained = separate_token_losses(model, rows, batch)
+        if not trained.mean() < first:
+            raise AssertionError(f"a step raised the loss from {first:.4f} to {trained.mean():.4f}")
+        save_weights(Path(folder), model)
+        other = tiny_model(config, seed=1)
+        load_weights(Path(folder), other)
+        if not torch.equal(separate_token_losses(other, rows, batch), trained):
+            raise AssertionError("another model after the checkpoint was read back")
+        model.save_pretrained(folder)
+        kept = load_folder(folder, weights_dtype=torch.float32).eval()
+        difference = (separate_token_losses(kept, rows, batch) - trained).abs().max().item()
+        if not difference < ROUNDING:
+            raise AssertionError(f"another model after the folder was read back: losses differ by {difference:.1e}")
+        grow_vocabulary(model, VOCABULARY + 8)
+        ids_1T = batch["input_ids"][:, :11]
+        grown = model(input_ids=ids_1T, use_cache=False).logits[..., :VOCABULARY]
+        if not torch.allclose(grown, kept(input_ids=ids_1T, use_cache=False).logits[..., :VOCABULARY], atol=1e-3):
+            raise AssertionError("other logits after the vocabulary grew")

@@ -1,0 +1,264 @@
+"""What changes under a stage's hands: files from outside, its own code, the number of threads."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from snaketune import stages
+from snaketune.__main__ import main
+from snaketune.artifacts import stage as stage_module
+from snaketune.artifacts.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.artifacts.stage import Outcome, run_stage
+from snaketune.artifacts.work import locked
+from snaketune.config.base import Model
+from snaketune.config.runs import Operation
+from snaketune.config.specs import PlanSpec, canonical
+from snaketune.errors import SnaketuneError
+from snaketune.stages import STAGES
+
+ROOT = Path(__file__).parents[2]
+
+
+class AnySpec(Model):
+    """Whatever a stage's own spec would say."""
+
+
+def reading(source: Path, built: list | None = None):
+    """A build whose payload is what it read."""
+
+    def build(work):
+        (work.payload / "rows.txt").write_bytes(source.read_bytes())
+        (work.state / "half").write_text("half")
+        if built is not None:
+            built.append(source.read_text())
+        return Outcome()
+
+    return build
+
+
+def run(folder: Path, source: Path, build, **changes) -> Path:
+    arguments = {
+        "stage": "demo", "spec": {}, "artifacts": {}, "files": {"files": [source]}, "code": "c",
+        "out": folder / "results/demo/x", "payload": "rows", "build": build, "work_root": folder / "results/.work",
+    }  # fmt: skip
+    run_stage(**(arguments | changes))
+    return folder / "results/demo/x/rows/rows.txt"
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("old")
+    return path
+
+
+def nothing_is_kept_under_the_old_content(tmp_path: Path, source: Path) -> None:
+    """Put back, the old file is built from, and not taken from what was kept."""
+    assert not list(tmp_path.glob("results/demo/**/*"))
+    assert not list(tmp_path.glob("results/.work/demo/*/manifest.json"))
+    assert not list(tmp_path.glob("results/.work/demo/*/state"))
+    source.write_text("old")
+    built: list = []
+    assert run(tmp_path, source, reading(source, built)).read_text() == "old"
+    assert built == ["old"]
+
+
+def test_a_file_that_changes_while_it_is_built_from(tmp_path, source):
+    def build(work):
+        source.write_text("new")
+        return reading(source)(work)
+
+    with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed while the demo stage read it; run again"):
+        run(tmp_path, source, build)
+    nothing_is_kept_under_the_old_content(tmp_path, source)
+
+
+def test_a_file_that_changes_while_its_digest_is_computed(tmp_path, source, monkeypatch):
+    real = stage_module.digest_file
+
+    def slow(path):
+        digest = real(path)
+        path.write_text("new")
+        return digest
+
+    monkeypatch.setattr(stage_module, "digest_file", slow)
+    with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
+        run(tmp_path, source, reading(source))
+    monkeypatch.setattr(stage_module, "digest_file", real)
+    nothing_is_kept_under_the_old_content(tmp_path, source)
+
+
+def test_a_file_that_changes_while_somebody_else_holds_the_folder(tmp_path, source, monkeypatch):
+    def held(lock, what):
+        # As if it had waited here: the fingerprint is computed, and the file changes before the lock is free.
+        source.write_text("new")
+        return locked(lock, what)
+
+    monkeypatch.setattr(stage_module, "locked", held)
+    with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
+        run(tmp_path, source, reading(source))
+    monkeypatch.setattr(stage_module, "locked", locked)
+    nothing_is_kept_under_the_old_content(tmp_path, source)
+
+
+def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_path, source, monkeypatch):
+    published = run(tmp_path, source, reading(source))
+    shutil.rmtree(tmp_path / "results/demo")
+
+    def held(lock, what):
+        source.write_text("new")
+        return locked(lock, what)
+
+    monkeypatch.setattr(stage_module, "locked", held)
+    with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
+        run(tmp_path, source, reading(source))
+    assert not published.exists()
+
+
+def test_a_file_replaced_by_an_older_one_of_the_same_size_and_time_is_seen(source, tmp_path):
+    attempt = Attempt(stage="demo", code="c", stamps=stamps_of([source]))
+    attempt.check_files()
+    other = tmp_path / "other"
+    other.write_text("new")
+    times = source.stat()
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.replace(source)
+    assert source.stat().st_mtime_ns == times.st_mtime_ns
+    with pytest.raises(SnaketuneError):
+        attempt.check_files()
+
+
+def test_a_failure_because_of_the_change_is_told_as_the_change(tmp_path, source):
+    def build(work):
+        source.unlink()
+        raise ValueError("a JSON error, say")
+
+    with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
+        run(tmp_path, source, build)
+
+
+def test_a_launched_process_checks_the_same_files(tmp_path, source):
+    def build(work):
+        assert read_attempt(work.state).code == "c"
+        check_files(work.state)
+        source.write_text("new")
+        with pytest.raises(SnaketuneError, match="changed"):
+            check_files(work.state)
+        return Outcome()
+
+    with pytest.raises(SnaketuneError):
+        run(tmp_path, source, build)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", ""])
+def test_a_later_attempt_computes_with_the_threads_of_the_first(tmp_path, source, monkeypatch, device):
+    seen: list = []
+
+    def killed(work):
+        seen.append(os.environ["OMP_NUM_THREADS"])
+        raise SnaketuneError("killed")
+
+    def build(work):
+        seen.append(os.environ["OMP_NUM_THREADS"])
+        (work.payload / "rows.txt").write_text("")
+        return Outcome()
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    with pytest.raises(SnaketuneError, match="killed"):
+        run(tmp_path, source, killed, device=device)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run(tmp_path, source, build, device=device)
+    assert seen == (["3", "3"] if device else ["3", "1"])
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    manifest = json.loads((tmp_path / "results/demo/x/manifest.json").read_text())
+    assert manifest.get("threads") == (3 if device == "cpu" else None)
+
+
+@pytest.fixture
+def own_code(tmp_path) -> Path:
+    shutil.copytree(
+        ROOT / "workflow/snaketune", tmp_path / "code/snaketune", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path / "code"
+
+
+def by_hand(own_code: Path, script: str) -> str:
+    """What Python says with the copied package."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(own_code)}, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_code_that_changed_after_the_plan_is_refused(own_code, tmp_path):
+    digest = "from snaketune.artifacts.code import code_digest; print(code_digest('snaketune.packing.plan_rows'))"
+    planned = by_hand(own_code, digest).strip()
+    module = own_code / "snaketune/packing/plan.py"
+    text = module.read_text()
+    run_it = (
+        "from snaketune.artifacts.code import import_checked; "
+        f"import_checked('snaketune.packing.plan_rows', '{planned}', 'plan'); print('imported')"
+    )
+    module.write_text(text + "\n# A comment is no change.\n")
+    assert by_hand(own_code, run_it) == "imported\n"
+    module.write_text(text + "\nNEW = 1\n")
+    assert "the code of the plan stage changed since this run was planned" in by_hand(own_code, run_it)
+    module.write_text(text + "\ndef half(\n")
+    assert "the code of the plan stage changed since this run was planned" in by_hand(own_code, run_it)
+
+
+def test_code_that_changes_while_it_is_imported_is_refused(own_code):
+    # A module that edits another one as it is imported stands for whoever does it at that moment.
+    editor = own_code / "snaketune/packing/plan_rows.py"
+    editor.write_text(
+        editor.read_text()
+        + "\nfrom pathlib import Path\nother = Path(__file__).with_name('plan.py')\nother.write_text('NEW = 1')\n"
+    )
+    said = by_hand(
+        own_code,
+        "from snaketune.artifacts.code import code_digest, import_checked\n"
+        "import_checked('snaketune.packing.plan_rows', code_digest('snaketune.packing.plan_rows'), 'plan')",
+    )
+    assert "the code of the plan stage changed since this run was planned" in said
+
+
+def test_once_imported_it_may_be_edited(own_code):
+    """A training of days isn't lost because somebody went on writing: nothing of the package is imported later."""
+    said = by_hand(
+        own_code,
+        "import sys\n"
+        "from snaketune.artifacts.code import code_digest, import_checked, shaping_modules\n"
+        "import_checked('snaketune.corpus.stage', code_digest('snaketune.corpus.stage'), 'corpus')\n"
+        "print(shaping_modules('snaketune.corpus.stage') - set(sys.modules))",
+    )
+    assert said == "set()\n"
+
+
+def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spec = canonical(PlanSpec(kind="sft", lengths=(8,), strategy="best-fit-decreasing", overflow="drop"))
+    assert main(["plan", "--spec", spec, "--code", "0" * 16, "--out", "results/plan/x"]) == 1
+    assert "error: the code of the plan stage changed since this run was planned" in capsys.readouterr().err
+    assert not list(tmp_path.glob("results/**/manifest.json"))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch, stage):
+    """Before its module is so much as imported."""
+    monkeypatch.setattr(stages, "run_stage", lambda **given: given["build"](None))
+    monkeypatch.setattr(stages, "import_module", None)
+    monkeypatch.setattr(stages, "_artifact", lambda path: None)
+    one = STAGES[stage].one
+    stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec)
+    monkeypatch.setitem(STAGES, stage, stage_of_any_spec)
+    with pytest.raises(SnaketuneError, match=f"the code of the {stage} stage changed"):
+        stages.run(
+            stage, spec="{}", code="0" * 16, inputs={role: [tmp_path] for role in one}, out=tmp_path,
+            operation=Operation(gpus=0),
+        )  # fmt: skip

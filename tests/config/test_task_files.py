@@ -1,0 +1,92 @@
+"""Which files a task of lm-evaluation-harness is made of, in its folder and elsewhere; what can't be followed is refused."""
+
+import gzip
+
+import pytest
+
+from snaketune.config.task_files import task_files
+from snaketune.corpus.contamination import evaluated_file
+from snaketune.errors import SnaketuneError
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Write a file below the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def writing(path: str, text: str = "x") -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+
+    writing("tasks/t.yaml", "task: t\ndataset_path: json\n")
+    return writing
+
+
+def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
+    names = ["a.parquet", "b.arrow", "c.json.gz", "d.csv.gz", "e.jsonl.zst", "f.txt", "deep/g.jsonl", "utils.py"]
+    for name in names:
+        write(f"tasks/{name}")
+    for name in ("README.md", ".hidden", "__pycache__/utils.cpython-311.pyc"):
+        write(f"tasks/{name}")
+    found = task_files("tasks")
+    assert set(found.inside) == {f"tasks/{name}" for name in [*names, "t.yaml"]}
+    assert found.outside == ()
+    assert set(found.data) == {f"tasks/{name}" for name in names if name != "utils.py"}
+
+
+@pytest.mark.parametrize(
+    ("task", "outside"),
+    [
+        ("dataset_kwargs: {data_files: {test: data/a.parquet, train: [data/b.jsonl.gz]}}", ["a.parquet", "b.jsonl.gz"]),
+        ("dataset_kwargs: {data_files: data/*.parquet}", ["a.parquet"]),
+        ("dataset_kwargs: {data_dir: data/rows, data_files: {test: c.csv}}", ["rows/c.csv"]),
+        ("dataset_path: ./data/rows", ["rows/c.csv", "rows/d.csv"]),
+        ("dataset_path: data/rows", ["rows/c.csv", "rows/d.csv"]),
+        ("dataset_kwargs: {data_dir: data/rows}", ["rows/c.csv", "rows/d.csv"]),
+        ("include: ../data/base.yml", ["a.parquet", "base.yml"]),
+        ("include: [../data/base.yml]", ["a.parquet", "base.yml"]),
+        ("doc_to_text: !function ../data/helpers.text", ["helpers.py"]),
+        ("fewshot_config: {samples: !function data.helpers.text}", ["helpers.py"]),
+        ("group: g\n_: [{task: u, include: ../data/base.yml}]", ["a.parquet", "base.yml"]),
+        # Followed by their names: the Hub, and libraries.
+        ("dataset_path: openai/gsm8k\ndataset_kwargs: {data_files: test.parquet}", []),
+        ("doc_to_text: !function lm_eval.tasks.gsm8k.utils.text", []),
+        ("dataset_kwargs: {data_files: tasks/t.yaml}", []),
+    ],
+)
+def test_what_a_task_names_elsewhere_counts(write, task, outside):
+    for name in ("a.parquet", "b.jsonl.gz", "rows/c.csv", "rows/d.csv", "helpers.py"):
+        write(f"data/{name}")
+    write("data/base.yml", "dataset_kwargs: {data_files: data/a.parquet}")
+    write("tasks/t.yaml", f"task: t\n{task}\n")
+    found = [path.replace("tasks/../", "") for path in task_files("tasks").outside]
+    assert found == [f"data/{name}" for name in outside]
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("dataset_kwargs: {data_files: gone.jsonl}", r"data_files: 'gone\.jsonl' doesn't exist .*couldn't be noticed"),
+        ("dataset_kwargs: {data_files: gone/*.jsonl}", r"nothing fits 'gone/\*\.jsonl'"),
+        ("dataset_kwargs: {data_files: 'https://some.where/a.csv'}", "can change without being noticed; fetch it"),
+        ("dataset_path: ./gone", r"dataset_path: 'gone' doesn't exist"),
+        ("include: gone.yaml", r"include: 'tasks/gone\.yaml' doesn't exist"),
+        ("doc_to_text: !function gone_utils.text", r"there is no tasks/gone_utils\.py, and no library 'gone_utils'"),
+        ("a: [", r"tasks/t\.yaml can't be read as YAML"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(write, task, said):
+    write(
+        "tasks/t.yaml", f"task: t\ndataset_path: json\n{task}\n" if "dataset_path" not in task else f"task: t\n{task}"
+    )
+    with pytest.raises(SnaketuneError, match=said):
+        task_files("tasks")
+
+
+def test_plain_text_of_a_task_is_compared_line_by_line(tmp_path):
+    plain, packed = tmp_path / "a.txt", tmp_path / "b.tsv.gz"
+    plain.write_text("one\ntwo\n")
+    packed.write_bytes(gzip.compress(b"three\tfour\n"))
+    assert [found.text.split() for path in (plain, packed) for found in evaluated_file(path)] == [
+        ["one"], ["two"], ["three", "four"]
+    ]  # fmt: skip

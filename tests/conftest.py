@@ -1,0 +1,7 @@
+"""Before anything imports torch: two test processes share the cores."""
+
+import os
+
+# Where the number of threads matters, a test sets it; elsewhere idle threads that spin would cost the other process its core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

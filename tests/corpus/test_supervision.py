@@ -1,0 +1,76 @@
+"""Weights of turns: yes or no, through cleaning, repair and the comparison of rows; anything between is refused."""
+
+import pytest
+
+
+def turns(*weights, key="weight", texts=("a", "b", "c", "d")):
+    roles = ("user", "assistant", "user", "assistant")
+    return [
+        {"role": role, "content": text} | ({} if weight == "-" else {key: weight})
+        for role, text, weight in zip(roles, texts, weights)
+    ]
+
+
+def supervised(row, column="messages"):
+    return [turn["supervised"] for turn in row[column]]
+
+
+@pytest.mark.parametrize("key", ["weight", "loss_weight", "train"])
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (0.0, 1.0), (False, True), (0, None), (False, "-")])
+def test_weights_are_yes_or_no(make, key, no, yes):
+    (row,) = make([{"messages": turns("-", no, "-", yes, key=key)}]).train
+    assert supervised(row) == [True, False, True, True]
+
+
+@pytest.mark.parametrize("weight", [0.5, 2, -1, "0", "yes", [1]])
+def test_other_weights_are_quarantined_with_a_sentence(make, weight):
+    rows = [{"messages": turns("-", weight, "-", 1)}, {"messages": turns("-", 1, "-", 1)}]
+    built = make(rows, max_quarantined_fraction=1.0)
+    (record,) = built.quarantine
+    assert record["reason"] == "unsupported_weight"
+    assert "turn 2" in record["detail"] and "1 or 0" in record["detail"]
+
+
+def test_weights_that_contradict_each_other_are_quarantined(make):
+    row = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", "weight": 1, "train": False},
+        ]
+    }
+    built = make([row, {"messages": turns("-", 1)}], max_quarantined_fraction=1.0)
+    assert [record["reason"] for record in built.quarantine] == ["unsupported_weight"]
+
+
+def test_rows_that_differ_in_weights_are_no_duplicates(make):
+    rows = [{"messages": turns("-", *weights)} for weights in ((1, "-", 1), (0, "-", 1), (1, "-", 0), ("-", "-", None))]
+    built = make(rows)
+    # The last says what the first says.
+    assert built.counts["dropped"] == {"duplicate": 1}
+    assert len({row["id"] for row in built.train}) == 3
+
+
+def test_weights_survive_cleaning_and_unframing(make):
+    texts = ("a@example.org", "b", "[INST] c [/INST]", "d</s>")
+    built = make([{"messages": turns("-", 0, "-", 1, texts=texts)}], cleaning={"mask_personal_data": ["email"]})
+    assert built.train[0]["messages"][0]["content"] == "[EMAIL]"
+    assert supervised(built.train[0]) == [True, False, True, True]
+
+
+def test_turns_of_one_role_are_merged_only_if_both_are_learned_or_neither(make):
+    def row(*weights):
+        said = [{"role": "assistant", "content": str(n), "weight": weight} for n, weight in enumerate(weights)]
+        return {"messages": [{"role": "user", "content": f"q{weights}"}, *said]}
+
+    built = make([row(0, 0), row(1, 1), row(0, 1)], repair=["merge-same-role"], max_quarantined_fraction=1.0)
+    assert [supervised(row) for row in built.train] == [[True, False], [True, True]]
+    assert [record["reason"] for record in built.quarantine] == ["two_turns_in_a_row"]
+
+
+def test_weights_of_whole_conversations_make_no_other_prompt(make):
+    chosen, rejected = turns(1, 0, "-", 1), turns("-", 1, "-", 1, texts=("a", "b", "c", "e"))
+    (row,) = make([{"chosen": chosen, "rejected": rejected}], kind="preferences").train
+    assert [turn["content"] for turn in row["prompt"]] == ["a", "b", "c"]
+    same = make([{"chosen": chosen, "rejected": turns(1, 1, 1, 0)}, {"chosen": chosen, "rejected": rejected}],
+                kind="preferences", max_quarantined_fraction=1.0)  # fmt: skip
+    assert [record["reason"] for record in same.quarantine] == ["identical_chosen_and_rejected"]

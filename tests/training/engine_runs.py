@@ -1,0 +1,125 @@
+"""Whole packed trainings of tiny models in this process (as a program: in one of several), without a workflow around."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.stage import Outcome
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Lora, Operation, Scratch, Training
+from snaketune.config.specs import SftSpec
+from snaketune.models.logprobs import token_losses
+from snaketune.packing.reader import PackedRows
+from snaketune.packing.shards import row_batch, schema
+from snaketune.training import checkpoints
+from snaketune.training.engine import train_packed
+from snaketune.training.trainer import PackedTrainer
+from tests.models.conftest import VOCABULARY, tiny_model
+
+LENGTH = 32
+
+
+class Interrupted(BaseException):
+    """As if the process had been killed."""
+
+
+class TokenTrainer(PackedTrainer):
+    """The loss of SFT."""
+
+    def items(self, batch):
+        return len(batch["targets"])
+
+    def batch_loss(self, model, batch):
+        return token_losses(model, batch).sum()
+
+
+def pack(folder: Path, rows: int = 22, supervised: Any = None) -> PackedRows:
+    """Rows of two documents each, and four free tokens.
+
+    Args:
+        supervised: says of each row whether it teaches anything.
+    """
+    (folder / "shards").mkdir(parents=True)
+    random = np.random.default_rng(0)
+    ids = random.integers(4, VOCABULARY, (rows, LENGTH), dtype=np.int32)
+    labels = ids.copy()
+    labels[:, [0, 10]] = labels[:, 28:] = -100
+    for row in range(rows):
+        if supervised and not supervised(row):
+            labels[row] = -100
+    segments = np.tile(np.array([10, 18], np.int32), rows)
+    with (
+        pa.OSFile(str(folder / "shards/train-00000.arrow"), "wb") as file,
+        pa.ipc.new_file(file, schema(LENGTH)) as writer,
+    ):
+        fill, starts = np.full(rows, 28), np.arange(rows + 1) * 2
+        writer.write_batch(row_batch(ids, labels, fill, starts, segments, np.zeros_like(segments)))
+    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+    manifest["payload"] = describe_files(folder / "shards")
+    return PackedRows(Artifact(folder / "manifest.json", manifest, folder / "shards"), "train")
+
+
+def spec(lora: Lora | None = None, **training: Any) -> SftSpec:
+    settings = {"epochs": 3, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.01} | training
+    shape = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1)
+    return SftSpec(base=shape, training=Training(**settings), lora=lora, quantization=None)
+
+
+def train(
+    folder: Path, rows: PackedRows, made: SftSpec, model: Any = "llama", trainer=TokenTrainer, every: int = 4
+) -> Outcome:
+    """Train in the work folder `folder`; `model` is a family, or makes a model."""
+    work = WorkFolder(folder)
+    work.start()
+
+    def load(weights_dtype, quantization):
+        return tiny_model(model) if isinstance(model, str) else model()
+
+    return train_packed(trainer, rows, made, Operation(checkpoint_steps=every, log_steps=1), work, load)
+
+
+def stop_after(save: int, monkeypatch) -> None:
+    """End the training when its `save`th checkpoint is complete."""
+    counted = iter(range(1, 10**6))
+    on_save = checkpoints.MarkComplete.on_save
+
+    def saved(self, *arguments, **keywords):
+        on_save(self, *arguments, **keywords)
+        if next(counted) == save:
+            raise Interrupted
+
+    monkeypatch.setattr(checkpoints.MarkComplete, "on_save", saved)
+
+
+def main(folder: Path, stop: int) -> None:
+    """One of the processes that torch's launcher starts."""
+    import pytest
+
+    patch = pytest.MonkeyPatch()
+    if stop:
+        stop_after(stop, patch)
+    try:
+        outcome = train(folder, PackedRows(read_pack(folder.parent), "train"), spec())
+    except Interrupted:
+        # Without the goodbyes that a killed process doesn't say either.
+        os._exit(0)
+    if int(os.environ.get("RANK", 0)) == 0:
+        checkpoints.save_file(
+            {"losses": torch.tensor([entry["loss"] for entry in outcome.run["history"]])}, folder / "losses"
+        )
+
+
+def read_pack(folder: Path) -> Artifact:
+    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+    manifest["payload"] = describe_files(folder / "pack/shards")
+    return Artifact(folder / "pack/manifest.json", manifest, folder / "pack/shards")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,126 @@
+"""A training that was cut off goes on exactly: all its weights, its rows in their order, on one process or on several."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from snaketune.config.runs import Lora
+from snaketune.errors import SnaketuneError
+from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
+from tests.models.conftest import tiny_model
+
+from .engine_runs import Interrupted, pack, spec, stop_after, train
+
+# What the Hub's names differ from the module's in: fused experts, renamed and tied heads, shared and latent projections.
+EXPERTS = {
+    "mixtral": {"num_local_experts": 4, "num_key_value_heads": 2},
+    "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8},
+    "olmoe": {"num_experts": 4},
+    "glm4_moe": {"n_routed_experts": 4, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "head_dim": 8},
+    "deepseek_v2": {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1,
+                    "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
+                    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+    "deepseek_v3": {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 2,
+                    "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
+                    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+}  # fmt: skip
+OTHERS = ("llama", "qwen3", "olmo2", "gpt2", "gpt_neox", "opt", "phi")
+
+
+def model_of(family: str) -> torch.nn.Module:
+    if family in EXPERTS:
+        config = AutoConfig.for_model(
+            family, vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+            **({"num_experts_per_tok": 2, "num_key_value_heads": 4} | EXPERTS[family]),
+        )  # fmt: skip
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config)
+    return tiny_model(family)
+
+
+@pytest.mark.parametrize("family", [*EXPERTS, *OTHERS])
+def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, tmp_path, monkeypatch):
+    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
+    train(tmp_path / "straight", rows, made, lambda: model_of(family))
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made, lambda: model_of(family))
+    train(tmp_path / "resumed", rows, made, lambda: model_of(family))
+    straight, resumed = (
+        load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
+    )
+    assert straight.keys() == resumed.keys()
+    assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+
+
+def test_adapters_resume_too(tmp_path, monkeypatch):
+    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2, lora=Lora(rank=2, dropout=0.3))
+    train(tmp_path / "straight", rows, made)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made)
+    (checkpoint,) = (tmp_path / "resumed/state/checkpoints").glob("checkpoint-*")
+    # What is frozen is the base's, and isn't written again.
+    assert all("lora_" in name for name in load_file(checkpoint / WEIGHTS))
+    train(tmp_path / "resumed", rows, made)
+    straight, resumed = (
+        load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
+    )
+    assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+
+
+@pytest.mark.parametrize("what", ["missing", "left over", "another shape", "another data type"])
+def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(tmp_path, what):
+    saved, model = tiny_model("llama"), tiny_model("llama")
+    with torch.no_grad():
+        saved.lm_head.weight.zero_()
+    if what == "missing":
+        del saved.model.norm.weight
+    elif what == "left over":
+        saved.model.extra = torch.nn.Parameter(torch.ones(2))
+    elif what == "another shape":
+        saved.model.norm.weight = torch.nn.Parameter(torch.ones(3))
+    else:
+        saved.model.norm.to(torch.bfloat16)
+    save_weights(tmp_path, saved)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(SnaketuneError, match=r"weights.safetensors doesn't fit the model \(model\."):
+        load_weights(tmp_path, model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def in_processes(count: int, folder, stop: int = 0) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count),
+         "-m", "tests.training.engine_runs", str(folder), str(stop)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_on_two_processes_the_rows_are_the_same_and_a_resume_goes_on_in_mid_epoch(tmp_path):
+    # 22 rows, batches of 4 rows, micro-batches of 2: the last step of an epoch has one micro-batch for two processes.
+    pack(tmp_path / "pack")
+    for name, processes in (("alone", 1), ("straight", 2)):
+        in_processes(processes, tmp_path / name)
+    # The third checkpoint is at the twelfth step, the sixth and last of the second epoch; the second, the eighth, amid it.
+    in_processes(2, tmp_path / "resumed", stop=2)
+    in_processes(2, tmp_path / "resumed")
+    alone, straight, resumed = (
+        load_file(tmp_path / name / "losses")["losses"] for name in ("alone", "straight", "resumed")
+    )
+    assert len(alone) == 18
+    torch.testing.assert_close(straight, alone, rtol=1e-4, atol=0)
+    assert torch.equal(straight, resumed)
+    weights = [load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")]
+    assert not [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])]

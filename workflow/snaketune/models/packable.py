@@ -1,0 +1,123 @@
+"""What a model's config alone tells: whether it can see packed rows as it sees each document alone.
+
+Asked before weights are loaded, so that a refusal costs seconds. What it lets through is still up to the self-test, which
+asks the model itself.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
+
+from snaketune.models.attention import Unpackable, beyond_window, segments_for, use_segment_attention
+from snaketune.packing.segments import layout
+
+INSTEAD = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
+# Rotary factors of these types depend on the longest position in the batch.
+BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
+KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
+
+
+def check_config(config: PretrainedConfig, longest: int, prefixes: bool) -> None:
+    """Refuse what can't be right in packed rows.
+
+    Args:
+        longest: tokens of the longest segment with its prefix.
+        prefixes: whether segments share prompts, as pairs do.
+    Raises:
+        Unpackable: with the model's name, the reason, and what can be done.
+    """
+    text = config.get_text_config()
+    if reason := _reason(config, text, prefixes) or _dry_run(config):
+        raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
+    if reason := _too_long(text, longest):
+        raise Unpackable(f"{config.model_type}: {reason}")
+
+
+def _reason(config: PretrainedConfig, text: PretrainedConfig, prefixes: bool) -> str:
+    if getattr(text, "attn_logit_softcapping", None):
+        return "its attention is soft-capped (attn_logit_softcapping), which no kernel here does"
+    strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
+    if strange:
+        return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        return ""
+    if model_class._is_stateful:
+        return "its layers carry a state from one document to the next"
+    if not model_class._can_set_attn_implementation():
+        # By positions alone, documents can be told apart, but nobody can see another's prompt.
+        return "its attention is code of its own, which knows no shared prompts" if prefixes else ""
+    if not model_class._supports_sdpa:
+        return "its attention does more than scaled_dot_product_attention (attention sinks, for instance)"
+    return ""
+
+
+def _dry_run(config: PretrainedConfig) -> str:
+    """Push two documents through a model of this config without weights, to hear what its attention asks for.
+
+    The tensors are fake: they have shapes and hold nothing. Failures that only come from that (values that aren't there) say
+    nothing about the model.
+    """
+    placed = layout([[3, 2]], [[0, 0]], row_lengths=[6])
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        try:
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16).eval()
+        except Exception:
+            return ""
+        try:
+            use_segment_attention(model)
+            model(
+                input_ids=torch.zeros(1, 6, dtype=torch.int64),
+                position_ids=torch.from_numpy(placed.positions)[None],
+                segments=segments_for("sdpa", placed),
+                use_cache=False,
+            )
+        except (Unpackable, TypeError, AttributeError) as error:
+            return str(error).splitlines()[0]
+        except Exception:
+            return ""
+    return ""
+
+
+def _too_long(text: PretrainedConfig, longest: int) -> str:
+    window = window_of(text)
+    if window and longest > window:
+        return beyond_window(longest, window)
+    original = batch_dependent_rope(text)
+    if original and longest > original:
+        return (
+            f"a sequence of {longest} tokens is longer than the {original} that its rotary positions were made for, and "
+            "beyond that, one sequence's length would change all others of its batch; lower packing.length to that"
+        )
+    return ""
+
+
+def window_of(text: PretrainedConfig) -> int | None:
+    """How far back the narrowest layer sees, where that is less than everything."""
+    kinds = getattr(text, "layer_types", None)
+    windows = []
+    if getattr(text, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds):
+        windows.append(getattr(text, "sliding_window", None))
+    if kinds is None or "chunked_attention" in kinds:
+        windows.append(getattr(text, "attention_chunk_size", None))
+    return min((int(window) for window in windows if window), default=None)
+
+
+def batch_dependent_rope(text: PretrainedConfig) -> int | None:
+    """Up to which length rotary factors don't depend on the batch, where they do beyond it."""
+    ropes: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    nested = [value for value in ropes.values() if isinstance(value, dict)]
+    found = [rope for rope in [ropes, *nested] if rope.get("rope_type") in BATCH_DEPENDENT_ROPE]
+    if not found:
+        return None
+    return min(
+        int(
+            rope.get("original_max_position_embeddings")
+            or getattr(text, "original_max_position_embeddings", None)
+            or text.max_position_embeddings
+        )
+        for rope in found
+    )
