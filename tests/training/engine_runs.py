@@ -81,7 +81,7 @@ def train(
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()
 
-    return train_packed(trainer, rows, made, Operation(checkpoint_steps=every, log_steps=1), work, load)
+    return train_packed(trainer, rows, made, Operation(checkpoint_steps=every, log_steps=1), work, load, None)
 
 
 def stop_after(save: int, monkeypatch) -> None:
