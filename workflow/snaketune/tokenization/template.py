@@ -14,6 +14,8 @@ from snaketune.tokenization.offered import Tools, parsed, runs
 
 Message = dict[str, Any]
 Span = tuple[int, int]
+# The role of a document's one turn.
+TEXT = "text"
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SHIPPED = "resources/chat_templates"

@@ -26,6 +26,7 @@ from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.columns import Slow, either
 from snaketune.tokenization.ragged import Sequences
+from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.tokens import SPLITS, TokenRows, TokenWriter, of_conversations, of_pairs
 from snaketune.tokenization.turns import Turns, conversations, pairs
 
@@ -44,7 +45,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    if spec.kind == "text":
+    if spec.kind == TEXT:
         chat = chat.for_documents()
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
     encoder = _Encoder(spec, chat)
