@@ -50,7 +50,7 @@ def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: in
         own.start()
         return own
 
-    spec = PackSpec(kind=kind, **({"length": 256} | settings))
+    spec = PackSpec(kind=kind, **({"length": 256, "overflow": "drop"} | settings))
     tokens = []
     for part in range(1, parts + 1):
         tokenize_spec = TokenizeSpec(kind=kind, train_on=spec.train_on, part=part, parts=parts)

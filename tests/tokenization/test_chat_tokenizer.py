@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, PHI3, conversations, messages, save_tokenizer, special
 from tokenizers import Tokenizer
 
@@ -62,7 +63,9 @@ def test_answers_that_start_with_whitespace_are_learned(chats, kind):
 def test_guarded_way_equals_plain_way_on_ordinary_rows(chats, kind):
     chat = chats[kind]
     plain, _ = render(chat.template, ORDINARY, chat._variables)
-    for guarded, ordinary in zip(chat._guarded(ORDINARY, plain, False), chat.render(ORDINARY), strict=True):
+    for guarded, ordinary in zip(
+        chat._guarded(ORDINARY, plain, False, [None] * len(ORDINARY)), chat.render(ORDINARY), strict=True
+    ):
         assert guarded.ids.tolist() == ordinary.ids.tolist()
         assert guarded.spans == ordinary.spans
 
@@ -189,7 +192,7 @@ def test_pairs_share_their_prompt_up_to_what_is_learned(chats):
     chat = chats["trained-bpe"]
     prompt = messages("the cat", "sat", "on a mat?", system="hello")
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("the cat said hello", "the cat, 12"))
-    pair = chat.encode_pairs([(prompt, chosen, rejected)])[0]
+    pair = encode_pairs(chat, [(prompt, chosen, rejected)])[0]
     assert pair.prompt_ids.tolist() == chat.encode_prompt(prompt).tolist()
     for ids, mask, completion in (
         (pair.chosen_ids, pair.chosen_supervised, chosen),
@@ -210,14 +213,14 @@ def test_pairs_are_their_conversations(chats, kind, question, chosen, rejected):
     chat = chats[kind]
     prompt = messages("x", "y", question)
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
-    pair = chat.encode_pairs([(prompt, chosen, rejected)])[0]
+    pair = encode_pairs(chat, [(prompt, chosen, rejected)])[0]
     for ids, mask, completion in (
         (pair.chosen_ids, pair.chosen_supervised, chosen),
         (pair.rejected_ids, pair.rejected_supervised, rejected),
     ):
         whole = chat.render([prompt + completion])[0]
         assert np.concatenate([pair.prompt_ids, ids]).tolist() == whole.ids.tolist()
-        assert mask.tolist() == whole.supervised(first_span=1)[len(pair.prompt_ids) :].tolist()
+        assert mask.tolist() == whole.supervised(whole.spans[1:])[len(pair.prompt_ids) :].tolist()
         assert mask.any()
 
 
@@ -229,7 +232,7 @@ def test_stop_ids_hold_eos_and_the_end_of_turn(chats):
 
 def test_nothing_to_encode(chats):
     assert chats["trained-bpe"].encode_conversations([]) == []
-    assert chats["trained-bpe"].encode_pairs([]) == []
+    assert encode_pairs(chats["trained-bpe"], []) == []
 
 
 def test_a_refused_conversation_is_named(chats):

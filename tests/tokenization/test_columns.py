@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, LLAMA3, MISTRAL, PHI3, TEXTS, chat_of, conversations, families, messages
 from tokenizers import AddedToken
 
-from snaketune.tokenization import columns
+from snaketune.tokenization import turns as columns
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.columns import Fast, Slow
 from snaketune.tokenization.separable import NotSeparable, separable
@@ -189,7 +190,7 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
     sequences, _ = fast.encode(turns)
     assert_same(sequences, slow.encode(turns))
     laid_out = of_pairs(pa.array(["a"] * len(rows)), sequences, np.zeros(len(rows), bool))
-    for number, pair in enumerate(slow._chat.encode_pairs(list(zip(prompts, *sides)))):
+    for number, pair in enumerate(encode_pairs(slow._chat, list(zip(prompts, *sides)))):
         own = laid_out.sequences.rows(np.array([number]))
         assert own.ids.tolist() == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
         assert (laid_out.prompt[number], laid_out.chosen[number]) == (len(pair.prompt_ids), len(pair.chosen_ids))

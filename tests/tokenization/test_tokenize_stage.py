@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
+from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
 from snaketune.artifacts.manifest import Artifact, describe_files
@@ -123,7 +124,7 @@ def test_a_pair_as_it_is_written(tmp_path, tokenizer):
     rows = rows_of(TokenParts([made]), "train")
     own = pairs()
     for row, pair in zip(
-        rows, chat.encode_pairs(list(zip(own["prompt"], own["chosen"], own["rejected"]))), strict=True
+        rows, encode_pairs(chat, list(zip(own["prompt"], own["chosen"], own["rejected"]))), strict=True
     ):
         assert row["ids"] == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
         assert (row["prompt"], row["chosen"]) == (len(pair.prompt_ids), len(pair.chosen_ids))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -227,12 +228,18 @@ def test_templates_without_markers_that_hide_what_is_said_are_refused(tmp_path):
         adopt(tmp_path / "3", base, twice)
 
 
-def test_a_tokenizer_without_a_template_is_refused_and_the_shipped_ones_named(tmp_path):
+def test_a_tokenizer_without_a_template_is_for_documents_alone_and_the_shipped_ones_are_named(tmp_path, capsys):
     bare = metaspace(tmp_path / "base")
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(SnaketuneError, match=r"has no chat template.*chatml\.jinja.*mistral\.jinja"):
-        adopt(tmp_path, bare)
-    assert adopt(tmp_path, bare, template=MISTRAL)[1].about["adopted"]["chat_template"] == "given"
+    work, outcome = adopt(tmp_path / "1", bare)
+    assert re.search(r"no chat template.*chatml\.jinja.*mistral\.jinja", capsys.readouterr().out)
+    assert outcome.about["adopted"]["chat_template"] == outcome.about["spans"] == "none"
+    chat = ChatTokenizer.load(work.payload)
+    assert chat.stop_ids == (chat.eos_id,)
+    assert chat.text(chat.for_documents().render([[{"role": "text", "content": "the cat"}]])[0].ids).endswith("cat</s>")
+    with pytest.raises(SnaketuneError, match=r"no chat template.*chat_template"):
+        chat.render([messages("a", "b")])
+    assert adopt(tmp_path / "2", bare, template=MISTRAL)[1].about["adopted"]["chat_template"] == "given"
 
 
 MISTAKES = {

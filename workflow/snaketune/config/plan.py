@@ -131,8 +131,11 @@ class Plan:
 
     def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
         """The parts of a tokenized corpus; rows of any length are made of the same ones."""
-        # Pairs are learned from their completions, whatever is asked of conversations beside them.
-        train_on = train_on if kind == "sft" else "assistant"
+        # Pairs are learned from their completions and documents as a whole, whatever is asked of conversations beside them.
+        if self.config.corpora[corpus].kind == "text":
+            kind, train_on = "text", "all"
+        elif kind == "preference":
+            train_on = "assistant"
         whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
         name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
         parts = self._parts(corpus)
@@ -149,6 +152,7 @@ class Plan:
         )
 
     def _pack(self, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
+        packing = packing.model_copy(update={"overflow": packing.overflow_of(self.config.corpora[corpus].kind)})
         spec = PackSpec(kind=kind, **packing.model_dump())
         name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
         tokens = self._tokens(kind, corpus, tokenizer, packing.train_on)

@@ -68,12 +68,24 @@ class Packing(Model):
     strategy: Literal["best-fit-decreasing", "wrapped", "none"] = "best-fit-decreasing"
     """`wrapped` cuts conversations wherever a row ends, as pre-training does; `none` writes raw rows (format v2.0), which
     TRL's trainer reads."""
-    overflow: Literal["drop", "truncate", "split", "raise"] = "drop"
-    """What happens to a conversation or pair that is longer than a row. `truncate` and `split` cut behind a turn where they
-    can. Everything is counted, in rows and tokens."""
+    overflow: Literal["auto", "drop", "truncate", "split", "raise"] = "auto"
+    """What happens to what is longer than a row. `auto` truncates conversations, drops pairs and splits documents.
+    `truncate` and `split` cut after a turn where they can. Everything is counted, in rows and tokens."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are learned
-    from their completions."""
+    from their completions, documents as a whole."""
+
+    def overflow_of(self, kind: str) -> Literal["drop", "truncate", "split", "raise"]:
+        """What `auto` means for a corpus of this kind.
+
+        What is left of a truncated conversation was said in just this context; the second half of a split one wasn't. Nobody
+        compared the halves of a pair. Documents have no turns that need each other. Raw rows can't be cut.
+        """
+        if self.overflow != "auto":
+            return self.overflow
+        if self.strategy == "none":
+            return "drop"
+        return {"conversations": "truncate", "preferences": "drop", "text": "split"}[kind]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -99,6 +111,8 @@ class Packing(Model):
     def _fits_together(self) -> "Packing":
         if self.strategy != "best-fit-decreasing" and len(self.lengths) > 1:
             raise ValueError(f"strategy {self.strategy} has rows of one length, found {list(self.lengths)}")
+        if self.strategy == "none" and self.train_on != "assistant":
+            raise ValueError("strategy none has TRL's trainer learn what assistants say; leave train_on out here")
         if self.strategy == "none" and self.overflow in ("truncate", "split"):
             raise ValueError(
                 f"strategy none writes rows as they are; overflow can be drop or raise, found {self.overflow}"

@@ -30,7 +30,7 @@ class TokenizerSpec(Model):
 class TokenizeSpec(Model):
     """One part of a corpus; parts are numbered from 1."""
 
-    kind: Kind
+    kind: Literal["sft", "preference", "text"]
     train_on: Literal["assistant", "last", "all"]
     part: int
     parts: int

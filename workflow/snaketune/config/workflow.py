@@ -36,7 +36,9 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         for corpus in tokenizer.train.corpora if tokenizer.train else ():
             _known(f"tokenizers.{name}.train.corpora", corpus, config.corpora, "corpora")
     for name, run in config.sft.items():
-        _known_corpus(f"sft.{name}.corpus", run.corpus, config, "conversations")
+        _known_corpus(f"sft.{name}.corpus", run.corpus, config, "conversations", "text")
+        if config.corpora[run.corpus].kind == "text":
+            _suits_documents(f"sft.{name}.packing", run.packing)
         _trains(f"sft.{name}.corpus", run.corpus, config)
         _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
         _fits(f"sft.{name}", run.packing, run)
@@ -62,7 +64,9 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
                     config.sft[config.dpo[variant].from_ if kind == "dpo" else variant],
                 )
         for corpus in evaluation.conversations:
-            _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations")
+            _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations", "text")
+        if evaluation.conversations and all(config.corpora[c].kind == "text" for c in evaluation.conversations):
+            _suits_documents(f"eval.{name}.packing", evaluation.packing)
         for corpus in evaluation.preferences:
             _known_corpus(f"eval.{name}.preferences", corpus, config, "preferences")
         if evaluation.packing.strategy == "none":
@@ -94,7 +98,19 @@ def _trains(key: str, name: str, config: Workflow) -> None:
         raise SnaketuneError(f"{key}: {name!r} holds out all its rows (held_out: 1), so there are none to train on")
 
 
-def _known_corpus(key: str, name: str, config: Workflow, kind: str) -> None:
+def _known_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
     _known(key, name, config.corpora, "corpora")
-    if config.corpora[name].kind != kind:
-        raise SnaketuneError(f"{key}: {name!r} holds {config.corpora[name].kind}, expected {kind}")
+    if config.corpora[name].kind not in kinds:
+        raise SnaketuneError(f"{key}: {name!r} holds {config.corpora[name].kind}, expected {' or '.join(kinds)}")
+
+
+def _suits_documents(key: str, packing: Packing) -> None:
+    if "train_on" in packing.model_fields_set and packing.train_on != "all":
+        raise SnaketuneError(
+            f"{key}.train_on: every token of a document is learned, so there is nothing to choose; leave it out"
+        )
+    if packing.strategy == "none":
+        raise SnaketuneError(
+            f"{key}.strategy: `none` has TRL's trainer write a chat template around each row, and documents have none; "
+            "choose best-fit-decreasing or wrapped"
+        )

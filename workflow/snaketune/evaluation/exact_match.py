@@ -19,6 +19,7 @@ class Prompt:
     corpus: str
     task: str | None
     messages: list[dict[str, str]]
+    tools: str | None
     answer: str | None
 
 
@@ -38,12 +39,23 @@ class Response:
 
 
 def choose_prompts(corpus: str, held_out: pa.Table, limit: int | None, samples: int) -> list[Prompt]:
-    """The checkable rows, up to `limit`, and enough others for `samples`; the first by id, so that all models get the same."""
+    """The checkable rows, up to `limit`, and enough others for `samples`; the first by id, so that all models get the same.
+
+    Documents ask nothing, so there are none of a corpus of kind text.
+    """
     rows = sorted(held_out.to_pylist(), key=lambda row: row["id"])
+    rows = [row for row in rows if row["messages"][-1]["role"] == "assistant"]
     checkable = [row for row in rows if row["answer"] is not None][:limit]
     others = [row for row in rows if row["answer"] is None][: max(0, samples - len(checkable))]
     return [
-        Prompt(id=row["id"], corpus=corpus, task=row["task"], messages=row["messages"][:-1], answer=row["answer"])
+        Prompt(
+            id=row["id"],
+            corpus=corpus,
+            task=row["task"],
+            messages=[{"role": turn["role"], "content": turn["content"]} for turn in row["messages"][:-1]],
+            tools=row["tools"],
+            answer=row["answer"],
+        )
         for row in checkable + others
     ]
 
@@ -60,7 +72,10 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
         id=prompt.id,
         corpus=prompt.corpus,
         task=prompt.task,
-        prompt="\n".join(f"[{message['role']}] {message['content']}" for message in prompt.messages),
+        prompt="\n".join(
+            [f"[tools] {prompt.tools}"] * bool(prompt.tools)
+            + [f"[{message['role']}] {message['content']}" for message in prompt.messages]
+        ),
         response=response,
         tokens=tokens,
         answer=prompt.answer,

@@ -115,7 +115,7 @@ def build(
     written = generate(
         loaded,
         chat,
-        [chat.encode_prompt(prompt.messages) for prompt in prompts],
+        [chat.encode_prompt(prompt.messages, prompt.tools) for prompt in prompts],
         max_new_tokens=spec.exact_match.max_new_tokens,
         batch_size=spec.exact_match.batch_size,
         dtype=dtype,

@@ -33,9 +33,10 @@ def run_tasks(
         raise SnaketuneError(
             f"eval.tasks.names: {', '.join(missing)} not found in {folder}; it has {', '.join(manager.all_tasks) or 'none'}"
         )
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     wrapped = HFLM(
         pretrained=model,
-        tokenizer=AutoTokenizer.from_pretrained(tokenizer_folder),
+        tokenizer=tokenizer,
         batch_size=batch_size,
         backend="causal",
     )
@@ -44,7 +45,7 @@ def run_tasks(
         tasks=list(names),
         limit=limit,
         task_manager=manager,
-        apply_chat_template=True,
+        apply_chat_template=tokenizer.chat_template is not None,
         bootstrap_iters=0,
         log_samples=False,
         verbosity="WARNING",

@@ -17,6 +17,7 @@ from snaketune.artifacts.tables import write_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import PlanSpec
 from snaketune.errors import SnaketuneError
+from snaketune.packing.lost import lost_to_length, warning
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
 from snaketune.packing.plan import PackingPlan, lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.shards import DOCUMENTS, FORMAT_VERSION, RAW_FORMAT_VERSION, SPLITS
@@ -60,9 +61,15 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
                     f"{dict(losses.dropped_rows)}. Where nothing is learned, check what the chat template marks; where "
                     "rows are longer, raise packing.length, or set packing.overflow to truncate or split"
                 )
+            lost = lost_to_length(spec, lengths[-1], parts.index(split).to_batches(), losses, read)
+            unit = "pairs" if spec.kind == "preference" else "sequences"
+            if said := warning(split, unit, lengths[-1], spec.overflow, lost.as_json(), read):
+                print(f"warning: {said}", flush=True)
             pieces, plan, saved = _planned(spec, lengths, pieces, parts.index(split).to_batches(), losses)
             counts[split] = _counts(read, pieces, losses, saved)
-            metadata[split] = _packing_metadata(spec, lengths, pieces, plan, losses)
+            metadata[split] = _packing_metadata(spec, lengths, pieces, plan, losses) | {
+                "lost_to_length": lost.as_json()
+            }
             _write(work, split, pieces, plan)
             if spec.strategy != "none":
                 for batch in _documents(split, pieces, plan, parts):

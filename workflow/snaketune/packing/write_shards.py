@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder, sync
 from snaketune.config.specs import WriteSpec
+from snaketune.errors import SnaketuneError
 from snaketune.packing.sequences import PlannedRows, Sequences
 from snaketune.packing.shards import (
     FORMAT_VERSION,
@@ -112,7 +114,20 @@ class _RawRows:
 
     def write(self, shard: Shard, path: Path) -> None:
         table = read_table(self.corpus.file(f"{shard.split}.arrow"))
+        _check_weights(table)
         pieces, _ = PlannedRows(self.plan, shard.split).pieces(shard.first, shard.last)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             for start in range(0, len(pieces), RAW_ROWS_PER_BATCH):
                 writer.write_table(table.take(pieces.sequence[start : start + RAW_ROWS_PER_BATCH]))
+
+
+def _check_weights(table: pa.Table) -> None:
+    for chunk in table.column("messages").chunks:
+        if (
+            chunk.type.value_type.get_field_index("supervised") >= 0
+            and not pc.all(chunk.flatten().field("supervised")).as_py()
+        ):
+            raise SnaketuneError(
+                "packing.strategy none: some turns have weight 0, and TRL's trainer would learn them all the same; "
+                "choose best-fit-decreasing, or take the weights out of the source"
+            )

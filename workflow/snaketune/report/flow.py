@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from snaketune.packing.lost import warning
 from snaketune.report.findings import Findings, Result
 from snaketune.report.sums import unequal
 
@@ -63,6 +64,7 @@ class SplitFlow:
     rows: int | None
     capacity: int | None
     before: tuple[tuple[str, int, str], ...] = ()
+    lost_to_length: dict[str, Any] | None = None
 
     @property
     def reasons(self) -> list[str]:
@@ -131,6 +133,23 @@ class PackFlow:
     def unit(self) -> str:
         """What its sequences are called."""
         return "pairs" if self.kind == "preference" else "conversations"
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is lost because rows are short, where it is much."""
+        said = (
+            warning(
+                split.split,
+                self.unit,
+                self.length,
+                self.overflow,
+                split.lost_to_length,
+                {"rows": split.read, "tokens": split.read_tokens},
+            )
+            for split in self.splits
+            if split.lost_to_length
+        )
+        return [one for one in said if one]
 
     @property
     def gaps(self) -> list[str]:
@@ -236,6 +255,7 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
         shared=counts["shared_prompt_tokens"],
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
+        lost_to_length=metadata.get("lost_to_length"),
         before=tuple(before),
     )
 

@@ -17,7 +17,7 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     Returns:
         Where the chat template is from, and which token pads.
     Raises:
-        SnaketuneError: it can't be loaded, has no fast version, or no chat template.
+        SnaketuneError: it can't be loaded, or has no fast version.
     """
     from transformers import AutoTokenizer
 
@@ -43,9 +43,11 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     if isinstance(own, dict):
         own = own.get("default")
     if template is None and own is None:
-        raise SnaketuneError(
-            f"{name} has no chat template, so it doesn't say how a conversation is written. Name one under "
-            f"`chat_template`: {shipped()}"
+        # Documents need none; what holds conversations is refused when it is tokenized.
+        print(
+            f"{name} has no chat template, so only corpora of kind text can be tokenized. For conversations and pairs, name "
+            f"one under `chat_template`: {shipped()}",
+            flush=True,
         )
     tokenizer.chat_template = template or own
 
@@ -57,7 +59,8 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
             tokenizer.add_special_tokens({"pad_token": PAD})
     tokenizer.padding_side = "right"
     tokenizer.save_pretrained(folder)
-    return {"chat_template": "given" if template else "the model's own", "pad_token": tokenizer.pad_token}
+    source = "given" if template else "the model's own" if own else "none"
+    return {"chat_template": source, "pad_token": tokenizer.pad_token}
 
 
 def shipped() -> str:

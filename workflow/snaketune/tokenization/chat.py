@@ -15,7 +15,7 @@ This is the reference. Whole corpora go a faster way (see `columns`) that must g
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,17 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import ControlTokens, unused_characters
-from snaketune.tokenization.masks import shared_prefix, token_spans
+from snaketune.tokenization.masks import token_spans
+from snaketune.tokenization.offered import Tools, not_written, texts_in, with_texts
 from snaketune.tokenization.roles import render_by_roles
 from snaketune.tokenization.template import Message, Span, marks_generation, render
 
 # What templates can name, as transformers passes it to them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HARMLESS = "x"
+MAX_FRAMES = 4096
+# How a document is written, whatever the chat template: as the tokenizer opens a text, and ended by eos.
+DOCUMENT = "{{ opening }}{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -42,27 +46,16 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class EncodedPair:
-    """A preference pair whose sequences are `prompt_ids + chosen_ids` and `prompt_ids + rejected_ids`."""
-
-    prompt_ids: np.ndarray
-    chosen_ids: np.ndarray
-    chosen_supervised: np.ndarray
-    rejected_ids: np.ndarray
-    rejected_supervised: np.ndarray
-
-
-@dataclass(frozen=True)
 class Rendered:
     """A conversation's ids (int32[n]) and, per assistant turn, the tokens [start, end) that it says."""
 
     ids: np.ndarray
     spans: list[Span]
 
-    def supervised(self, first_span: int = 0) -> np.ndarray:
-        """bool[n]: the tokens of the spans from `first_span` on."""
+    def supervised(self, spans: list[Span]) -> np.ndarray:
+        """bool[n]: the tokens of these of the spans."""
         mask = np.zeros(len(self.ids), bool)
-        for start, end in self.spans[first_span:]:
+        for start, end in spans:
             mask[start:end] = True
         return mask
 
@@ -90,6 +83,7 @@ class ChatTokenizer:
         """
         # No post-processor: it would only trim the whitespace off the offsets, since the template writes every special
         # token itself.
+        given = description
         description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(description))
         self.description = description
@@ -118,7 +112,8 @@ class ChatTokenizer:
         if unk := self._variables.get("unk_token"):
             self._telling[vocab[unk]] = False
         self._frames: dict[tuple, np.ndarray] = {}
-        self._turns: dict[tuple[str, ...], tuple[int, list[int]]] = {}
+        self._turns: dict[tuple, tuple[int, list[int]]] = {}
+        self._given = given, config
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
@@ -126,14 +121,28 @@ class ChatTokenizer:
         try:
             description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+            path = folder / "chat_template.jinja"
+            template = path.read_text(encoding="utf-8") if path.exists() else ""
         except (OSError, ValueError) as error:
-            raise SnaketuneError(f"{folder} holds no tokenizer with a chat template: {error}") from None
+            raise SnaketuneError(f"{folder} holds no tokenizer: {error}") from None
         return cls(description, config, template)
+
+    def for_documents(self) -> "ChatTokenizer":
+        """This tokenizer for documents, each a conversation of one turn: its text alone, from what the tokenizer itself
+        puts before a text (bos, or nothing) to eos."""
+        description, config = self._given
+        bos = self._variables.get("bos_token")
+        first = Tokenizer.from_str(json.dumps(description)).encode("").ids[:1]
+        opened = bos is not None and first == [self._tokenizer.token_to_id(bos)]
+        documents = ChatTokenizer(description, config, DOCUMENT)
+        documents._variables["opening"] = bos if opened else ""
+        return documents
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """What ends a turn: eos, and the control token with which the template lets assistants end theirs."""
+        if not self.template:
+            return (self.eos_id,)
         probe = [{"role": "user", "content": HARMLESS}, {"role": "assistant", "content": HARMLESS}]
         rendered = self.render([probe])[0]
         ends = {int(rendered.ids[end - 1]) for start, end in rendered.spans if end > start}
@@ -147,7 +156,7 @@ class ChatTokenizer:
         """bool, shaped like `ids`: which of them only a template writes: control tokens without unk."""
         return self._telling[ids]
 
-    def turn_ends(self, messages: list[Message], ids: np.ndarray) -> np.ndarray:
+    def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
         """int64[m]: after how many of the tokens a turn is over.
 
         A turn is over behind the first control token after its content; one without (Mistral's system prompt) has no end
@@ -157,20 +166,23 @@ class ChatTokenizer:
 
         Args:
             ids: int32[n], of these messages.
+            tools: that they offer.
         """
-        roles = tuple(message["role"] for message in messages)
-        if roles not in self._turns:
-            self._turns[roles] = self._find_turns(roles)
-        count, ordinals = self._turns[roles]
+        frame = (tools, *(message["role"] for message in messages))
+        if frame not in self._turns:
+            _make_room(self._turns)
+            self._turns[frame] = self._find_turns(frame[1:], tools)
+        count, ordinals = self._turns[frame]
         control = np.flatnonzero(self._telling[ids])
         # It is otherwise only where a template writes other control tokens around other words.
         return control[ordinals] + 1 if len(control) == count else np.zeros(0, np.int64)
 
-    def _find_turns(self, roles: tuple[str, ...]) -> tuple[int, list[int]]:
+    def _find_turns(self, roles: tuple[str, ...], tools: str | None) -> tuple[int, list[int]]:
         """How many control tokens the template writes, and which of them end turns."""
-        left, right = unused_characters([self.template], 2)
+        left, right = unused_characters([self.template, tools or ""], 2)
         marks = [f"{left}{number}{right}" for number in range(len(roles))]
-        (text,), _ = self.render_texts([[{"role": role, "content": mark} for role, mark in zip(roles, marks)]])
+        marked = [{"role": role, "content": mark} for role, mark in zip(roles, marks)]
+        (text,), _ = self.render_texts([marked], tools=[tools])
         encoding = self.encode_text(text)
         control = [start for (start, _), id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
         starts = [*(text.find(mark) for mark in marks), len(text)]
@@ -185,66 +197,27 @@ class ChatTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def render_texts(
-        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False
+        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
     ) -> tuple[list[str], list[list[Span]]]:
         """Per conversation its text, and in characters of it, what assistants say."""
+        if not self.template:
+            raise SnaketuneError(
+                "the tokenizer has no chat template, so it doesn't say how a conversation is written; name one under "
+                "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
+            )
         if self.marked:
-            return render(self.template, conversations, self._variables, add_generation_prompt)
+            return render(self.template, conversations, self._variables, add_generation_prompt, tools)
         return render_by_roles(
-            self.template, conversations, self._variables, add_generation_prompt, list(self.control.ids)
+            self.template, conversations, self._variables, add_generation_prompt, list(self.control.ids), tools
         )
 
     def encode_conversations(self, conversations: Sequence[list[Message]]) -> list[Encoded]:
         """Encode conversations; all assistant turns are supervised, each with its end of turn."""
-        return [Encoded(rendered.ids, rendered.supervised()) for rendered in self.render(conversations)]
+        return [Encoded(rendered.ids, rendered.supervised(rendered.spans)) for rendered in self.render(conversations)]
 
-    def encode_pairs(self, pairs: Sequence[tuple[list[Message], list[Message], list[Message]]]) -> list[EncodedPair]:
-        """Encode preference pairs.
-
-        The prompt is what both sequences start with, up to the first supervised token of either. Only the completions
-        are supervised; assistant turns of the prompt are context.
-
-            prompt + chosen     [ 3 90 5 71 2 5 3 91 5 72  9 2 5]
-            prompt + rejected   [ 3 90 5 71 2 5 3 91 5 72 40 2 5]
-            prompt_ids          [ 3 90 5 71 2 5 3 91 5]             72 is shared too, but it is learned
-            chosen_ids          [72  9 2 5], supervised [1 1 1 0]
-            rejected_ids        [72 40 2 5], supervised [1 1 1 0]
-
-        Args:
-            pairs: (prompt, chosen, rejected), each a list of messages.
-        """
-        conversations = [prompt + completion for prompt, *both in pairs for completion in both]
-        rendered = self.render(conversations)
-        encoded = []
-        for number, (prompt, chosen, rejected) in enumerate(pairs):
-            context = _assistant_turns(prompt)
-            sequences = rendered[2 * number : 2 * number + 2]
-            masks = []
-            for sequence, completion in zip(sequences, (chosen, rejected)):
-                if len(sequence.spans) != context + _assistant_turns(completion):
-                    raise SnaketuneError(
-                        f"the chat template marks {len(sequence.spans)} generated blocks where the assistant has "
-                        f"{context + _assistant_turns(completion)} turns, so completions can't be told from their prompt; "
-                        "pairs need a template with one {% generation %} block per assistant turn"
-                    )
-                masks.append(sequence.supervised(first_span=context))
-            shared = shared_prefix(*(sequence.ids for sequence in sequences))
-            shared = min([shared, *(int(mask.argmax()) for mask in masks if mask.any())])
-            (chosen_ids, rejected_ids), (chosen_mask, rejected_mask) = [s.ids for s in sequences], masks
-            encoded.append(
-                EncodedPair(
-                    prompt_ids=chosen_ids[:shared],
-                    chosen_ids=chosen_ids[shared:],
-                    chosen_supervised=chosen_mask[shared:],
-                    rejected_ids=rejected_ids[shared:],
-                    rejected_supervised=rejected_mask[shared:],
-                )
-            )
-        return encoded
-
-    def encode_prompt(self, messages: list[Message]) -> np.ndarray:
-        """int32[n]: the conversation so far, and the frame that the assistant answers in."""
-        return self.render([messages], add_generation_prompt=True)[0].ids
+    def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
+        """int32[n]: the conversation so far, with the tools that it offers, and the frame that the assistant answers in."""
+        return self.render([messages], add_generation_prompt=True, tools=[tools])[0].ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`, without special tokens."""
@@ -254,16 +227,27 @@ class ChatTokenizer:
         """The text of `ids` with their special tokens, to look at."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=False)
 
-    def render(self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False) -> list[Rendered]:
-        """Render and encode conversations."""
+    def render(
+        self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
+    ) -> list[Rendered]:
+        """Render and encode conversations.
+
+        Args:
+            tools: that each of them offers, as JSON; nothing where none does.
+        Raises:
+            SnaketuneError: the template refuses a conversation, or leaves its tools out.
+        """
         if not conversations:
             return []
-        texts, spans = self.render_texts(conversations, add_generation_prompt)
+        tools = tools if any(tools) else ()
+        texts, spans = self.render_texts(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         rendered: list[Rendered | None] = []
-        for messages, encoding, own in zip(conversations, encodings, spans, strict=True):
+        for messages, offered, encoding, own in zip(
+            conversations, tools or [None] * len(texts), encodings, spans, strict=True
+        ):
             ids = np.array(encoding.ids, np.int32)
-            ordinary = self._is_ordinary(messages, ids, add_generation_prompt)
+            ordinary = self._is_ordinary(messages, offered, ids, add_generation_prompt)
             rendered.append(Rendered(ids, token_spans(encoding, own, self._is_control[ids])) if ordinary else None)
         to_guard = [number for number, done in enumerate(rendered) if done is None]
         if to_guard:
@@ -271,37 +255,50 @@ class ChatTokenizer:
                 [conversations[number] for number in to_guard],
                 [texts[number] for number in to_guard],
                 add_generation_prompt,
+                [tools[number] if tools else None for number in to_guard],
             )
             for number, done in zip(to_guard, guarded, strict=True):
                 rendered[number] = done
         return rendered
 
-    def _is_ordinary(self, messages: list[Message], ids: np.ndarray, add_generation_prompt: bool) -> bool:
+    def _is_ordinary(
+        self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
+    ) -> bool:
         """Whether the control tokens among `ids` are those that the template writes around any such messages."""
+        frame = (add_generation_prompt, tools, *(message["role"] for message in messages))
+        if frame not in self._frames:
+            _make_room(self._frames)
+            self._frames[frame] = self._control_of_frame(list(frame[2:]), tools, add_generation_prompt)
         if any(self.control.written_in(message["content"]) for message in messages):
             return False
-        frame = (add_generation_prompt, *(message["role"] for message in messages))
-        if frame not in self._frames:
-            harmless = [{**message, "content": HARMLESS} for message in messages]
-            texts, _ = render(self.template, [harmless], self._variables, add_generation_prompt)
-            own = np.array(self._tokenizer.encode(texts[0], add_special_tokens=False).ids, np.int32)
-            self._frames[frame] = own[self._telling[own]]
+        if tools and any(map(self.control.written_in, texts_in(tools))):
+            return False
         return np.array_equal(ids[self._telling[ids]], self._frames[frame])
 
+    def _control_of_frame(self, roles: list[str], tools: str | None, add_generation_prompt: bool) -> np.ndarray:
+        harmless = [{"role": role, "content": HARMLESS} for role in roles]
+        (text,), _ = render(self.template, [harmless], self._variables, add_generation_prompt, [tools])
+        if tools and [text] == render(self.template, [harmless], self._variables, add_generation_prompt)[0]:
+            raise not_written(roles, tools)
+        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        return ids[self._telling[ids]]
+
     def _guarded(
-        self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool
+        self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
     ) -> list[Rendered]:
-        """Render and encode conversations whose contents look like control tokens.
+        """Render and encode conversations whose contents, or tools, look like control tokens.
 
         Args:
             plain: the conversations rendered without guards.
         """
         lead, guard = unused_characters(plain, 2)
         texts, spans = [], []
-        for messages, expected in zip(conversations, plain, strict=True):
+        for messages, expected, offered in zip(conversations, plain, tools, strict=True):
+            # A template asks tools for their keys, which a guard at the ends would hide from it.
+            offered = with_texts(offered, partial(self.control.guarded, guard=guard, ends=False))
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (own,) = self.render_texts([guarded], add_generation_prompt)
+                (text,), (own,) = self.render_texts([guarded], add_generation_prompt, [offered])
                 if text.replace(guard, "") == expected:
                     break
             else:
@@ -324,9 +321,11 @@ class ChatTokenizer:
         return id
 
 
+def _make_room(known: dict[Any, Any]) -> None:
+    """Forget all where there may be no end of them, as with tools that are another set in every row."""
+    if len(known) >= MAX_FRAMES:
+        known.clear()
+
+
 def _token_string(token: str | dict[str, Any]) -> str:
     return token["content"] if isinstance(token, dict) else token
-
-
-def _assistant_turns(messages: list[Message]) -> int:
-    return sum(message["role"] == "assistant" for message in messages)

@@ -57,7 +57,13 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
     for messages, rendered in zip(samples, chat.render(samples), strict=True):
         _check_spans(chat, messages, rendered)
         learned = [_shortened(text) for text in _learned(chat, rendered)]
-        shown.append({"tokens": len(rendered.ids), "supervised": int(rendered.supervised().sum()), "learned": learned})
+        shown.append(
+            {
+                "tokens": len(rendered.ids),
+                "supervised": int(rendered.supervised(rendered.spans).sum()),
+                "learned": learned,
+            }
+        )
         print(f"what is learned of a conversation of {len(rendered.ids)} tokens: {learned}", flush=True)
     return shown
 

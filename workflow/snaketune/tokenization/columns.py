@@ -1,106 +1,30 @@
-"""Arrow columns of conversations and pairs, and their encoding by either of two ways that give the same.
+"""Conversations and pairs to tokens, by either of two ways that give the same.
 
 `Slow` is `ChatTokenizer`, row by row. `Fast` handles a batch at once: it lays literals and contents out as one run of bytes
 (see `frames`), encodes that chunk by chunk (see `chunks`), and finds what is learned from where the literals are. Rows for
 which that proves nothing go the slow way: a content that holds an added token's string, is empty, or where whitespace at
-its ends matters; and roles that the template treats in a way of their own.
+its ends matters; roles that the template treats in a way of their own; and prompts that offer tools.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.chat import ChatTokenizer, Rendered
 from snaketune.tokenization.chunks import Chunks, Encoded
 from snaketune.tokenization.frames import Frame, Frames
+from snaketune.tokenization.offered import texts_in
 from snaketune.tokenization.ragged import Sequences, concatenated, gather, offsets_of
 from snaketune.tokenization.separable import SPACE, NotSeparable, separable
 from snaketune.tokenization.template import Message
+from snaketune.tokenization.turns import Turns
 from snaketune.tokenization.verbatim import NotVerbatim, check_verbatim
 
 # What Python's strip() takes off, as a template's trim does.
 STRIPPED = "".join(character for code in range(0x3001) if (character := chr(code)).isspace())
-ALL, NOBODY = -1, np.iinfo(np.int64).max
-
-
-@dataclass(frozen=True)
-class Turns:
-    """n conversations: turns `index[offsets[i] : offsets[i + 1]]` of `roles` and `contents` are conversation i.
-
-    Attributes:
-        roles, contents: strings, of all turns.
-        index, offsets: int64.
-        context: int64[n]: how many of the first assistant turns aren't learned; ALL for learning every token.
-    """
-
-    roles: pa.StringArray
-    contents: pa.StringArray
-    index: np.ndarray
-    offsets: np.ndarray
-    context: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.context)
-
-    def rows(self, rows: np.ndarray) -> "Turns":
-        """Some of the conversations."""
-        at, offsets = gather(self.offsets[rows], np.diff(self.offsets)[rows])
-        return Turns(self.roles, self.contents, self.index[at], offsets, self.context[rows])
-
-    def messages(self) -> list[list[Message]]:
-        """As templates take them."""
-        turns = pa.array(self.index)
-        roles, contents = self.roles.take(turns).to_pylist(), self.contents.take(turns).to_pylist()
-        flat = [{"role": role, "content": content} for role, content in zip(roles, contents)]
-        return [flat[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist())]
-
-
-def conversations(table: pa.Table, train_on: str) -> Turns:
-    """The column `messages`, of which assistant, last, or all is learned."""
-    roles, contents, offsets = _column(table, "messages")
-    context = np.zeros(len(table), np.int64)
-    if train_on == "all":
-        context[:] = ALL
-    if train_on == "last":
-        context = np.maximum(_assistant_turns(roles, offsets) - 1, 0)
-    return Turns(roles, contents, np.arange(len(roles)), offsets, context)
-
-
-def pairs(table: pa.Table) -> Turns:
-    """Prompt and chosen, prompt and rejected, of each row in turn: 2n conversations, whose completions are learned."""
-    columns = [_column(table, name) for name in ("prompt", "chosen", "rejected")]
-    bases = offsets_of(np.array([len(roles) for roles, _, _ in columns]))
-    starts, lengths = [], []
-    for column in (0, 1, 0, 2):
-        offsets = columns[column][2]
-        starts.append(bases[column] + offsets[:-1])
-        lengths.append(np.diff(offsets))
-    index, ends = gather(np.stack(starts, 1).reshape(-1), np.stack(lengths, 1).reshape(-1))
-    context = np.repeat(_assistant_turns(columns[0][0], columns[0][2]), 2)
-    roles, contents = (pa.concat_arrays([column[part] for column in columns]) for part in (0, 1))
-    return Turns(roles, contents, index, np.ascontiguousarray(ends[::2]), context)
-
-
-def _column(table: pa.Table, name: str) -> tuple[pa.StringArray, pa.StringArray, np.ndarray]:
-    """Roles and contents of all turns, and int64[n + 1], where the rows start among them."""
-    column = table.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    offsets = column.offsets.to_numpy().astype(np.int64)
-    turns = column.flatten()
-    fields = dict(zip((field.name for field in turns.type), turns.flatten()))
-    roles, contents = (fields[part].cast(pa.string()) for part in ("role", "content"))
-    return roles, contents, offsets - offsets[0]
-
-
-def _assistant_turns(roles: pa.StringArray, offsets: np.ndarray) -> np.ndarray:
-    """int64[n]."""
-    before = offsets_of(pc.equal(roles, "assistant").to_numpy(zero_copy_only=False))
-    return np.diff(before[offsets])
 
 
 class Slow:
@@ -117,26 +41,60 @@ class Slow:
                 them aren't learned.
         """
         parts = [_nothing()]
-        messages = turns.messages()
-        for own, context, done in zip(messages, turns.context.tolist(), self._chat.render(messages), strict=True):
-            said = sum(message["role"] == "assistant" for message in own)
-            if context > 0 and len(done.spans) != said:
-                raise SnaketuneError(
-                    f"the chat template marks {len(done.spans)} generated blocks where the assistant has {said} turns, so "
-                    "it can't be told which of them are to be learned; that needs a template with one "
-                    "{% generation %} block per assistant turn"
-                )
-            learned = np.ones(len(done.ids), bool) if context == ALL else done.supervised(first_span=context)
+        messages, tools = turns.messages(), turns.tools.to_pylist()
+        bounds = turns.offsets.tolist()
+        rendered = self._chat.render(messages, tools=tools)
+        for number, (own, done) in enumerate(zip(messages, rendered, strict=True)):
+            turn_ends = self._chat.turn_ends(own, done.ids, tools[number])
+            wanted = turns.wanted[bounds[number] : bounds[number + 1]]
+            if turns.everything[number]:
+                learned = _everything(own, wanted, done, turn_ends)
+            else:
+                learned = _of_assistants(own, wanted, done)
             ends = np.zeros(len(done.ids), bool)
-            ends[self._chat.turn_ends(own, done.ids) - 1] = True
+            ends[turn_ends - 1] = True
             parts.append(Sequences(done.ids, np.array([0, len(done.ids)]), learned, ends))
         return concatenated(parts)
 
     def holds_control(self, turns: Turns) -> np.ndarray:
         """bool[n]: whether somebody wrote a control token."""
+        written = self._chat.control.written_in
         return np.array(
-            [any(self._chat.control.written_in(turn["content"]) for turn in own) for own in turns.messages()], bool
+            [
+                any(written(turn["content"]) for turn in own) or any(map(written, texts_in(tools)))
+                for own, tools in zip(turns.messages(), turns.tools.to_pylist())
+            ],
+            bool,
         )
+
+
+def _of_assistants(messages: list[Message], wanted: np.ndarray, done: Rendered) -> np.ndarray:
+    """bool: the tokens of the assistant's turns that are wanted."""
+    own = wanted[[message["role"] == "assistant" for message in messages]]
+    if own.all():
+        return done.supervised(done.spans)
+    if len(done.spans) != len(own):
+        raise SnaketuneError(
+            f"the chat template marks {len(done.spans)} generated blocks where the assistant has {len(own)} turns, so "
+            "it can't be told which of them are to be learned; that needs a template with one "
+            "{% generation %} block per assistant turn"
+        )
+    return done.supervised([span for span, learned in zip(done.spans, own) if learned])
+
+
+def _everything(messages: list[Message], wanted: np.ndarray, done: Rendered, turn_ends: np.ndarray) -> np.ndarray:
+    """bool: all tokens but those of the turns that aren't wanted, from the end of the turn before to their own."""
+    learned = np.ones(len(done.ids), bool)
+    if wanted.all():
+        return learned
+    if len(turn_ends) != len(messages):
+        raise SnaketuneError(
+            "some turns of a row have weight 0, and the chat template ends turns without control tokens of their own, so that "
+            "with train_on: all it can't be told where they are; use train_on: assistant, or a template that ends every turn"
+        )
+    for start, end, kept in zip([0, *turn_ends[:-1]], turn_ends, wanted):
+        learned[start:end] &= kept
+    return learned
 
 
 def _nothing() -> Sequences:
@@ -196,14 +154,19 @@ class Fast:
             uncertain = uncertain | _has_loose_ends(turns.contents)
         if self._separable.prefix == "unless_space":
             uncertain = uncertain | pc.starts_with(turns.contents, SPACE).to_numpy(zero_copy_only=False)
+        uncertain = uncertain[turns.index]
+        if turns.everything.any():
+            # Where other turns than the assistant's are is for the reference to tell.
+            uncertain |= ~turns.wanted & np.repeat(turns.everything, np.diff(turns.offsets))
         if uncertain.any():
-            before = offsets_of(uncertain[turns.index])
+            before = offsets_of(uncertain)
             sure &= np.diff(before[turns.offsets]) == 0
+        # Frames are known by roles; with tools they hold somebody's text.
+        sure &= turns.tools.is_null().to_numpy(zero_copy_only=False)
         return found, which, sure
 
     def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[Sequences, np.ndarray]:
         """The conversations, and which of them (bool[n]) hold what must be looked at as a whole."""
-        counts = np.diff(turns.offsets)
         if not len(turns):
             return _nothing(), np.zeros(0, bool)
         data, places, literals, row_starts = self._laid_out(turns, frames, which)
@@ -226,14 +189,13 @@ class Fast:
         starting, closing = starts >= 0, ends >= 0
         first = self._token_at(encoded, places[starting] + starts[starting])
         last = before[closing] + ends[closing]
-        row = np.repeat(np.arange(len(turns)), counts + 1)[starting]
-        number = np.arange(len(row)) - np.searchsorted(row, row)
-        wanted = number >= turns.context[row]
+        # Frames have one such stretch for each assistant turn, in their order.
+        wanted = turns.wanted[turns.assistants]
         # Not learned, learned, not learned, ...
         edges = np.stack([first[wanted], last[wanted]], 1).reshape(-1)
         lengths = np.diff(edges, prepend=0, append=len(encoded.ids))
         learned = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
-        everything = np.flatnonzero(turns.context == ALL)
+        everything = np.flatnonzero(turns.everything)
         if len(everything):
             learned[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True
 

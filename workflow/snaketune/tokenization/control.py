@@ -84,9 +84,10 @@ class ControlTokens:
         With guard `!`, the content ` a</s> ` becomes ` !a<!/s>! `: outside the ends there is only whitespace, which
         forms no control token, and a template that trims finds what to trim.
         """
-        return [{**message, "content": self._guarded(message["content"], guard, ends)} for message in messages]
+        return [{**message, "content": self.guarded(message["content"], guard, ends)} for message in messages]
 
-    def _guarded(self, text: str, guard: str, ends: bool) -> str:
+    def guarded(self, text: str, guard: str, ends: bool) -> str:
+        """One text with its guards."""
         inserts = []
         for match in self._everywhere.finditer(text):
             # A control token of one character has no inside: two guards before it mark it.

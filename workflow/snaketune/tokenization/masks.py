@@ -42,14 +42,3 @@ def token_spans(encoding: Encoding, spans: list[Span], is_control: np.ndarray) -
 def _holding(encoding: Encoding, characters: range) -> int | None:
     """The token that holds the first of `characters` that any token holds."""
     return next((token for at in characters if (token := encoding.char_to_token(at)) is not None), None)
-
-
-def shared_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """How many leading elements are equal.
-
-    >>> shared_prefix(np.array([3, 90, 5]), np.array([3, 90, 7, 2]))
-    2
-    """
-    length = min(len(a), len(b))
-    different = a[:length] != b[:length]
-    return int(different.argmax()) if different.any() else length

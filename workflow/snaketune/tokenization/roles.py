@@ -14,6 +14,7 @@ from typing import Any
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import any_of, unused_characters
+from snaketune.tokenization.offered import Tools
 from snaketune.tokenization.template import Message, Span, render
 
 
@@ -23,6 +24,7 @@ def render_by_roles(
     variables: dict[str, Any],
     add_generation_prompt: bool,
     control: Sequence[str],
+    tools: Tools = (),
 ) -> tuple[list[str], list[list[Span]]]:
     """What `template.render` returns, with the spans of assistant turns.
 
@@ -31,17 +33,17 @@ def render_by_roles(
     Raises:
         SnaketuneError: the template refuses a conversation, or doesn't write what assistants say as it is, once each.
     """
-    texts, _ = render(template, conversations, variables, add_generation_prompt)
+    texts, _ = render(template, conversations, variables, add_generation_prompt, tools)
     (guard,) = unused_characters(texts, 1)
     guarded = [_guarded(messages, guard, inside=False) for messages in conversations]
-    marked, _ = render(template, guarded, variables, add_generation_prompt)
+    marked, _ = render(template, guarded, variables, add_generation_prompt, tools)
     ends = re.compile(f" *(?:{any_of(control)})")
     spans = []
-    for messages, text, candidate in zip(conversations, texts, marked, strict=True):
+    for number, (messages, text, candidate) in enumerate(zip(conversations, texts, marked, strict=True)):
         if candidate.replace(guard, "") != text:
             # A template that trims finds what to trim.
             inside = _guarded(messages, guard, inside=True)
-            ((candidate,), _) = render(template, [inside], variables, add_generation_prompt)
+            ((candidate,), _) = render(template, [inside], variables, add_generation_prompt, tools[number : number + 1])
         turns = sum(message["role"] == "assistant" for message in messages)
         if candidate.replace(guard, "") != text or candidate.count(guard) != 2 * turns:
             raise SnaketuneError(

@@ -23,7 +23,7 @@ from snaketune.tokenization.check import PROBES, check
 from snaketune.tokenization.control import any_of
 from snaketune.tokenization.fast import fast_tokenizer, save
 from snaketune.tokenization.parity import compare
-from snaketune.tokenization.template import Message, render
+from snaketune.tokenization.template import TEXT, Message, render
 from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK, Texts, train
 
 SAMPLES = 3
@@ -68,11 +68,11 @@ def build(
         libraries = ("sentencepiece", "tokenizers", "transformers")
 
     chat = ChatTokenizer.load(work.payload)
-    if not chat.marked:
+    if chat.template and not chat.marked:
         print("the chat template marks nothing as generated; what is learned is found by roles", flush=True)
     about |= {
-        "spans": "markers" if chat.marked else "roles",
-        "samples": check(chat, samples),
+        "spans": "none" if not chat.template else "markers" if chat.marked else "roles",
+        "samples": check(chat, samples) if chat.template else [],
         "vocab_size": chat.vocab_size,
         "pad_id": chat.pad_id,
         "stop_ids": list(chat.stop_ids),
@@ -99,7 +99,7 @@ def _read_template(files: list[Path]) -> str | None:
 def _rows(tables: list[Path]) -> Iterator[dict[str, list[Message]]]:
     for path in tables:
         table = read_table(path)
-        columns = [name for name in ("messages", "prompt", "chosen", "rejected") if name in table.column_names]
+        columns = [name for name in ("messages", "prompt", "chosen", "rejected", "tools") if name in table.column_names]
         for batch in table.select(columns).to_batches(max_chunksize=ROWS_PER_BATCH):
             yield from batch.to_pylist()
 
@@ -118,16 +118,20 @@ def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
         return tuple(chunk for chunk in re.split(any_of(CONTROL), text) if chunk)
 
     for row in _rows(tables):
+        if tools := row.pop("tools", None):
+            yield tools
         for messages in row.values():
             yield from (message["content"] for message in messages)
         if template is not None:
-            yield from frame(tuple(message["role"] for message in _conversation(row)))
+            roles = tuple(message["role"] for message in _conversation(row))
+            # No template is written around documents.
+            yield from () if roles == (TEXT,) else frame(roles)
 
 
 def _short_conversations(tables: list[Path]) -> Iterator[list[Message]]:
     for row in _rows(tables):
         messages = _conversation(row)
-        if sum(len(message["content"]) for message in messages) <= SHORT:
+        if messages[0]["role"] != TEXT and sum(len(message["content"]) for message in messages) <= SHORT:
             yield messages
 
 

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.offered import Tools, parsed, runs
 
-Message = dict[str, str]
+Message = dict[str, Any]
 Span = tuple[int, int]
+# The role of a document's one turn.
+TEXT = "text"
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SHIPPED = "resources/chat_templates"
@@ -32,6 +35,7 @@ def render(
     conversations: Sequence[list[Message]],
     variables: dict[str, Any],
     add_generation_prompt: bool = False,
+    tools: Tools = (),
 ) -> tuple[list[str], list[list[Span]]]:
     """Render conversations.
 
@@ -40,6 +44,7 @@ def render(
 
     Args:
         variables: what the template can name besides the messages: `bos_token`, `eos_token` and so on.
+        tools: of each conversation, where there are any.
     Returns:
         Per conversation its text and its generation spans (start, end) in characters.
     Raises:
@@ -47,9 +52,10 @@ def render(
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def rendered(some: Sequence[list[Message]]) -> tuple[list[str], list[list[Span]]]:
+    def rendered(some: Sequence[list[Message]], offered: str | None) -> tuple[list[str], list[list[Span]]]:
         texts, spans = render_jinja_template(
             conversations=some,
+            tools=parsed(offered),
             chat_template=template,
             return_assistant_tokens_mask=marked,
             add_generation_prompt=add_generation_prompt,
@@ -61,11 +67,12 @@ def render(
 
     # A template is a program, and can fail in every way that a program can.
     try:
-        return rendered(conversations)
+        parts = [rendered(*run) for run in runs(conversations, tools)]
+        return [text for texts, _ in parts for text in texts], [own for _, spans in parts for own in spans]
     except Exception as error:
-        for conversation in conversations:
+        for conversation, offered in zip(conversations, tools or [None] * len(conversations)):
             try:
-                rendered([conversation])
+                rendered([conversation], offered)
             except Exception as own:
                 roles = ", ".join(str(message.get("role")) for message in conversation)
                 start = str(conversation[0].get("content"))[:80] if conversation else ""

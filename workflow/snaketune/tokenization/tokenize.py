@@ -24,9 +24,11 @@ from snaketune.artifacts.work import WorkFolder
 from snaketune.config.specs import TokenizeSpec
 from snaketune.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.columns import Slow, Turns, conversations, either, pairs
+from snaketune.tokenization.columns import Slow, either
 from snaketune.tokenization.ragged import Sequences
+from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.tokens import SPLITS, TokenRows, TokenWriter, of_conversations, of_pairs
+from snaketune.tokenization.turns import Turns, conversations, pairs
 
 # Text that is encoded at once: enough for numpy, little enough for the processor's cache.
 GROUP_BYTES, GROUP_ROWS = 4_000_000, 4096
@@ -43,6 +45,8 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
+    if spec.kind == TEXT:
+        chat = chat.for_documents()
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
     encoder = _Encoder(spec, chat)
     try:

@@ -42,7 +42,14 @@ def train_raw(
     set_seed(spec.training.seed)
     _, dtype, _ = computing(spec.training.precision)
     rows = Dataset.from_list(
-        [row for path in pack.files("train-") for row in read_table(path).select(["messages"]).to_pylist()]
+        [
+            {
+                "messages": [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]],
+                "tools": row["tools"],
+            }
+            for path in pack.files("train-")
+            for row in read_table(path).to_pylist()
+        ]
     )
     model = load_base(
         spec.base,
