@@ -79,8 +79,8 @@ PAIRS = 6
 
 def preferences(folder, model) -> tuple[Artifact, Artifact]:
     """Packed pairs, one to a row, and what `model` gives them."""
-    from snaketune.models.attention import use_segment_attention
     from snaketune.models.logprobs import pair_logprobs_of
+    from snaketune.models.selftest import self_test
     from snaketune.packing.reader import PackedRows
     from snaketune.packing.shards import DOCUMENTS, row_batch
     from snaketune.packing.shards import schema as columns
@@ -102,7 +102,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
         "payload": describe_files(folder / "shards"),
     }
     packed = Artifact(folder / "manifest.json", manifest, folder / "shards")
-    use_segment_attention(model)
+    self_test(model, [], "sdpa", torch.float32, training=False)
     sums, counts = pair_logprobs_of(model, PackedRows(packed, "train"), "sdpa", torch.float32, 2, "reference")
     (folder / "logps").mkdir()
     names = schema().names
@@ -186,10 +186,10 @@ def test_a_micro_batch_of_blank_items_teaches_nothing(tmp_path):
     rows = pack(tmp_path / "pack", rows=4)
     batch = TokenTrainer.collate([rows.blank(), rows.blank()], "sdpa")
     assert (len(batch["targets"]), batch["tokens"]) == (0, 0)
-    from snaketune.models.attention import use_segment_attention
     from snaketune.models.logprobs import token_losses
+    from snaketune.models.selftest import self_test
 
     model = tiny_model("llama")
-    use_segment_attention(model)
+    self_test(model, [], "sdpa", torch.float32, training=True)
     token_losses(model, batch).sum().backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
