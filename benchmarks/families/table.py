@@ -1,6 +1,6 @@
 """The table of families as Markdown."""
 
-from benchmarks.families.examine import Outcome
+from benchmarks.families.examine import ROUNDING, Outcome
 
 from snaketune.models.packable import INSTEAD
 
@@ -25,8 +25,6 @@ a model folder read back, and a vocabulary that grows.
 
 def as_markdown(outcomes: list[Outcome], versions: dict[str, str]) -> str:
     """The whole page."""
-    from benchmarks.families.examine import ROUNDING
-
     made = [found for found in outcomes if found.sft]
     both = sum(found.sft == found.dpo == "right" for found in made)
     sft_only = sum(found.sft == "right" and found.dpo != "right" for found in made)

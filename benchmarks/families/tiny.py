@@ -56,7 +56,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         family: {"layer_types": LINEAR}
         for family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax", "olmo_hybrid")
     },
-    "bailing_hybrid": {"head_dim": 4, "layer_types": LINEAR, "linear_head_dim": 8},
+    "bailing_hybrid": {"head_dim": 4, "num_key_value_heads": 4, "layer_types": LINEAR, "linear_head_dim": 8},
     "falcon_h1": {"mamba_expand": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},

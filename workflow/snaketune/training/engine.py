@@ -34,7 +34,7 @@ def train_packed(
     operation: Operation,
     work: WorkFolder,
     load: Load,
-    config: PretrainedConfig | None,
+    config: PretrainedConfig | None = None,
 ) -> Outcome:
     """Load a model, show that packing doesn't change what it sees, train it, and fill `work.payload` with it.
 
