@@ -1,4 +1,4 @@
-"""A change of code that changes no result: `snakemake --cores 1 accept_code` lets what is there count as made with it."""
+"""A change of code that changes no result: `snakemake accept_code` lets what is there count as made with it."""
 
 
 rule accept_code:
