@@ -28,9 +28,10 @@ include: "workflow/rules/dpo.smk"
 include: "workflow/rules/eval.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/clean.smk"
+include: "workflow/rules/accept.smk"
 
 
 rule all:
     default_target: True
     input:
-        report_files(),
+        all_results,

@@ -103,14 +103,19 @@ class Project:
             raise AssertionError(done.stdout[-6000:])
         return done.stdout
 
-    def stale(self) -> set[str]:
+    def stale(self, *arguments: str) -> set[str]:
         """The rules that a dry run would run."""
-        table = re.search(r"Job stats:\njob +count\n[- ]+\n((?:\S+ +\d+\n)+)", self.snakemake("--dry-run"))
-        rules = {line.split()[0] for line in table[1].splitlines()} if table else set()
-        return rules - {"total", "all"}
+        return rules_in(self.snakemake("--dry-run", *arguments))
 
     def read(self, path: str) -> str:
         return (self.folder / path).read_text(encoding="utf-8")
+
+
+def rules_in(said: str) -> set[str]:
+    """The rules in the table that Snakemake prints before it runs them."""
+    table = re.search(r"Job stats:\njob +count\n[- ]+\n((?:\S+ +\d+\n)+)", said)
+    rules = {line.split()[0] for line in table[1].splitlines()} if table else set()
+    return rules - {"total", "all"}
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -145,3 +150,18 @@ def project(finished, tmp_path) -> Project:
 def fresh(tmp_path) -> Project:
     """The micro project before any run."""
     return Project(tmp_path / "project").write_data()
+
+
+@pytest.fixture
+def own_code(finished, tmp_path) -> Project:
+    """A finished project with a copy of the code, to edit."""
+    for name in ("Snakefile", "workflow", "profiles", "envs", "resources"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (tmp_path / "code").mkdir(exist_ok=True)
+            shutil.copy(source, tmp_path / "code" / name)
+    project = finished.copy_to(tmp_path / "project")
+    project.code = tmp_path / "code"
+    return project

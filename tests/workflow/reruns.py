@@ -118,6 +118,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.tasks.limit": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "limit": 1}}, EVAL),
     "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "batch_size": 1}}, EVAL),
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
+    # Nothing was made with other versions here.
+    "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
 }  # fmt: skip

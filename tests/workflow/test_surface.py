@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from .conftest import ROOT, Project
+from .conftest import ROOT
 
 pytestmark = pytest.mark.workflow
 RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
@@ -203,16 +203,3 @@ def test_too_many_bad_rows_stop_the_run_with_where_they_are(fresh):
     fresh.snakemake("results/corpus/chat/manifest.json")
     quarantined = [json.loads(line) for line in fresh.read("results/corpus/chat/rows/quarantine.jsonl").splitlines()]
     assert [(row["file"], row["line"]) for row in quarantined] == [("data/chat.jsonl", 1), ("data/chat.jsonl", 2)]
-
-
-def test_touch_accepts_a_code_change(finished, tmp_path):
-    code = tmp_path / "code"
-    for name in ("workflow", "profiles", "envs", "resources"):
-        shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "Snakefile", code)
-    project = Project(finished.copy_to(tmp_path / "project").folder, code=code)
-    path = code / "workflow/snaketune/training/dpo_loss.py"
-    path.write_text(path.read_text(encoding="utf-8") + "\nNEW = 1\n", encoding="utf-8")
-    assert "dpo" in project.stale()
-    project.snakemake("--touch")
-    assert project.stale() == set()

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
+from snakemake.settings.types import DeploymentMethod, ExecMode, RerunTrigger
 
 PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
 sys.path.insert(0, str(PACKAGE_ROOT))
@@ -24,6 +26,8 @@ shell.prefix(
 )
 
 from snaketune.artifacts.code import code_digest
+from snaketune.artifacts.stage import installed_version
+from snaketune.artifacts.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
 from snaketune.config.plan import Plan
@@ -54,16 +58,82 @@ def job_of(stage, wildcards):
         raise WorkflowError(str(error)) from None
 
 
+def asked_for(job):
+    """Whether the user forces the job, so that what is made from it runs too."""
+    settings = workflow.dag_settings
+    asked = {str(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))}
+    return settings.forceall or not asked.isdisjoint((job.stage, job.manifest, job.payload, job.run))
+
+
+# A process that runs one job for another one that planned it leaves all decisions to that one.
+DECIDES = workflow.exec_mode == ExecMode.DEFAULT
+DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
+    DeploymentMethod.CONDA,
+    DeploymentMethod.APPTAINER,
+}
+results = Results(
+    code_of=lambda stage: code_digest(STAGES[stage].module),
+    asked_for=asked_for,
+    # In environments of their own, jobs find other versions than the ones here.
+    installed=(lambda library: None) if DEPLOYS else installed_version,
+    reruns_on=plan.config.reruns_on,
+)
+
+
+def let_manifests_decide():
+    """Snakemake orders and runs the jobs, but what is stale is for the manifests to say (artifacts/status.py).
+
+    Its own notes could only add jobs that then find nothing to compute, and miss others where the notes are lost. Called when it
+    asks for the first inputs: before that, neither the settings nor the graph are there; what needs to run is worked out after.
+    """
+    workflow.dag_settings.rerun_triggers = frozenset([RerunTrigger.MTIME])
+    # A manifest is written last, so a result that has one is complete.
+    workflow.dag.ignore_incomplete = True
+
+
+def mark_of(job):
+    """How the job's inputs are marked: those of a current result are ancient, since nothing has changed in them, however new
+    they look. A result that is stale by itself is forced, and the reason is told."""
+    if not DECIDES:
+        return ancient
+    let_manifests_decide()
+    try:
+        for line in results.tell(job):
+            logger.info(line)
+        standing = results.of(job)
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
+    if standing.why:
+        # Here, where Snakemake asks for the inputs of just the jobs that it plans; `--forcerun` would make them targets too.
+        workflow.dag.forcefiles.add(job.manifest)
+    return ancient if standing.current else str
+
+
 def inputs_of(stage):
-    """Manifests of what the job reads, by role; payload folders as ancient, since manifests speak for them."""
+    """What the job reads, by role: manifests and files from outside; and the payloads that the manifests speak for."""
 
     def inputs(wildcards):
         job = job_of(stage, wildcards)
-        found = {role: [made.manifest for made in jobs] for role, jobs in job.artifacts.items()}
-        payloads = [ancient(made.payload) for jobs in job.artifacts.values() for made in jobs]
-        return {**found, **{role: list(files) for role, files in job.files.items()}, "payloads": payloads}
+        mark = mark_of(job)
+        made = {role: [mark(one.manifest) for one in jobs] for role, jobs in job.artifacts.items()}
+        files = {role: [mark(file) for file in files] for role, files in job.files.items()}
+        payloads = [mark(one.payload) for one in made_from(job)]
+        # Two jobs that make the same run one after the other.
+        same = [mark(plan.same_as[job.manifest].manifest)] if job.manifest in plan.same_as else []
+        return {**made, **files, "payloads": payloads, "same": same}
 
     return inputs
+
+
+def report_inputs(wildcards):
+    """Of all jobs, what the report reads."""
+    job = plan.job("report", "report")
+    mark = mark_of(job)
+    return {
+        "manifests": [mark(one.manifest) for one in made_from(job)],
+        "runs": [mark(one.run) for one in made_from(job)],
+        "payloads": [mark(one.payload) for one in made_from(job)],
+    }
 
 
 def spec_of(stage):
@@ -91,16 +161,20 @@ def operation_of(stage, key):
     return operation
 
 
+def reruns_on(stage):
+    """Whether other versions of libraries count for the stage."""
+    return plan.config.reruns_on.get(stage, "code")
+
+
 def report_spec(wildcards):
     """The report's slice; a function, since Snakemake would look for wildcards in a plain text."""
     return canonical(plan.job("report", "report").spec)
 
 
-def reported_jobs():
-    """All jobs that the report tells of."""
-    return [job for jobs in plan.job("report", "report").artifacts.values() for job in jobs]
-
-
-def report_files():
-    """What the report consists of for this config."""
-    return ["results/report/manifest.json", *(f"results/report/pages/{page}" for page in pages_of(plan))]
+def all_results(wildcards):
+    """Everything that the config asks for."""
+    last = plan.job("report", "report")
+    # First of all, so that what is stale is told in one list.
+    mark_of(last)
+    made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
+    return [*made, last.manifest, *(f"{last.payload}/{page}" for page in pages_of(plan))]

@@ -20,7 +20,8 @@ rule corpus:
     params:
         spec=spec_of("corpus"),
         code=code_of("corpus"),
+        reruns_on=reruns_on("corpus"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune corpus --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune corpus --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --files {input.files:q} --against {input.against:q} --against-files {input.against_files:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

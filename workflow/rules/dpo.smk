@@ -24,8 +24,9 @@ rule dpo:
     params:
         spec=spec_of("dpo"),
         code=code_of("dpo"),
+        reruns_on=reruns_on("dpo"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune dpo --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune dpo --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --model {input.model:q} --pack {input.pack:q} --ref-logps {input.ref_logps:q}"
         " --gpus {resources.gpu} --checkpoint-steps {resources.checkpoint_steps} --log-steps {resources.log_steps}"
         " --load-in-memory {resources.load_in_memory}"

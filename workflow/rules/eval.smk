@@ -21,7 +21,8 @@ rule eval:
     params:
         spec=spec_of("eval"),
         code=code_of("eval"),
+        reruns_on=reruns_on("eval"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune eval --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune eval --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --model {input.model:q} --tokenizer {input.tokenizer:q} --corpora {input.corpora:q} --packs {input.packs:q} --ref-logps {input.ref_logps:q} --base {input.base:q} --tasks {input.tasks:q} --task-data {input.task_data:q} --gpus {resources.gpu}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -20,7 +20,8 @@ rule pack:
     params:
         spec=spec_of("pack"),
         code=code_of("pack"),
+        reruns_on=reruns_on("pack"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune pack --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune pack --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --plan {input.plan:q} --shards {input.shards:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

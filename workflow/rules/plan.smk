@@ -20,7 +20,8 @@ rule plan:
     params:
         spec=spec_of("plan"),
         code=code_of("plan"),
+        reruns_on=reruns_on("plan"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune plan --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune plan --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --tokens {input.tokens:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -21,7 +21,8 @@ rule ref_logps:
     params:
         spec=spec_of("ref_logps"),
         code=code_of("ref_logps"),
+        reruns_on=reruns_on("ref_logps"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune ref_logps --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune ref_logps --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --model {input.model:q} --pack {input.pack:q} --gpus {resources.gpu}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -3,9 +3,7 @@
 
 rule report:
     input:
-        manifests=[job.manifest for job in reported_jobs()],
-        payloads=[ancient(job.payload) for job in reported_jobs()],
-        runs=[ancient(job.run) for job in reported_jobs()],
+        unpack(report_inputs),
     output:
         manifest="results/report/manifest.json",
         run="results/report/run.json",
@@ -30,7 +28,8 @@ rule report:
     params:
         spec=report_spec,
         code=code_of("report"),
+        reruns_on=reruns_on("report"),
     shell:
-        "python -m snaketune report --spec {params.spec:q} --code {params.code}"
+        "python -m snaketune report --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --manifests {input.manifests:q} --runs {input.runs:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -24,8 +24,9 @@ rule sft:
     params:
         spec=spec_of("sft"),
         code=code_of("sft"),
+        reruns_on=reruns_on("sft"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune sft --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune sft --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --pack {input.pack:q} --tokenizer {input.tokenizer:q} --base {input.base:q}"
         " --gpus {resources.gpu} --checkpoint-steps {resources.checkpoint_steps} --log-steps {resources.log_steps}"
         " --load-in-memory {resources.load_in_memory}"

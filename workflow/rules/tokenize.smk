@@ -20,8 +20,9 @@ rule tokenize:
     params:
         spec=spec_of("tokenize"),
         code=code_of("tokenize"),
+        reruns_on=reruns_on("tokenize"),
     shell:
         "OMP_NUM_THREADS={threads} RAYON_NUM_THREADS={threads} python -m snaketune tokenize"
-        " --spec {params.spec:q} --code {params.code}"
+        " --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

@@ -20,7 +20,8 @@ rule tokenizer:
     params:
         spec=spec_of("tokenizer"),
         code=code_of("tokenizer"),
+        reruns_on=reruns_on("tokenizer"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune tokenizer --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune tokenizer --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --corpora {input.corpora:q} --chat-template {input.chat_template:q} --base {input.base:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

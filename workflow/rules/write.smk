@@ -20,7 +20,8 @@ rule write:
     params:
         spec=spec_of("write"),
         code=code_of("write"),
+        reruns_on=reruns_on("write"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune write --spec {params.spec:q} --code {params.code}"
+        "OMP_NUM_THREADS={threads} python -m snaketune write --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
         " --plan {input.plan:q} --tokens {input.tokens:q} --corpus {input.corpus:q}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"

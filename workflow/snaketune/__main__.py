@@ -5,6 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from snaketune.artifacts.accepted import accept
 from snaketune.artifacts.code import code_digest
 from snaketune.artifacts.disk import disk_trouble
 from snaketune.artifacts.stage import WORK_ROOT
@@ -23,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
 
             clean(WORK_ROOT, remove=options.remove)
             return 0
+        if options.command == "accept":
+            accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
+            return 0
         stage = STAGES[options.command]
         run(
             options.command,
@@ -30,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
             code=options.code or code_digest(stage.module),
             inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
             out=options.out,
+            reruns_on=options.reruns_on,
             operation=Operation(
                 gpus=options.gpus,
                 checkpoint_steps=options.checkpoint_steps,
@@ -55,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"the {name} stage")
         command.add_argument("--spec", required=True, help="the stage's spec as JSON")
         command.add_argument("--code", help="digest of the stage's code (default: computed now)")
+        command.add_argument(
+            "--reruns-on",
+            choices=("code", "versions"),
+            default="code",
+            help="versions: don't take a result that was made with other versions of the stage's libraries",
+        )
         command.add_argument("--out", required=True, type=Path, help="folder to publish the result in")
         for role in (*stage.one, *stage.many):
             command.add_argument(f"--{role.replace('_', '-')}", nargs="*", type=Path, default=[], metavar="MANIFEST")
@@ -67,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--load-in-memory", choices=("auto", "true", "false"), default=defaults.load_in_memory)
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
+    commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")
     return parser
 
 

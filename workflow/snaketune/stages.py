@@ -1,6 +1,7 @@
 """The stages: what each reads, where its code is, and how one is run."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +17,7 @@ from snaketune.config.base import Model
 from snaketune.config.jobs import PAYLOADS
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
+from snaketune.libraries import Inputs, always, of_corpus, of_evaluation, of_tokenizer, of_training
 from snaketune.models.gpus import claimed_gpus, visible_gpus
 
 
@@ -28,6 +30,7 @@ class Stage:
         module: where its `build(spec, work, **inputs)` is; imported only if there is something to build.
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
+        libraries: distributions whose version shapes the result, by its spec and artifacts.
         gpu: whether `build` also takes the `operation` and claims GPUs.
         launches: whether `build` starts another process, which imports what shapes the result, and checks that itself.
     """
@@ -37,39 +40,73 @@ class Stage:
     one: tuple[str, ...] = ()
     many: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     gpu: bool = False
     launches: bool = False
 
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(
-        spec=specs.CorpusSpec, module="snaketune.corpus.stage", many=("against",), files=("files", "against_files")
+        spec=specs.CorpusSpec,
+        module="snaketune.corpus.stage",
+        many=("against",),
+        files=("files", "against_files"),
+        libraries=of_corpus,
     ),
     "tokenizer": Stage(
         spec=specs.TokenizerSpec,
         module="snaketune.tokenization.stage",
         many=("corpora",),
         files=("chat_template", "base"),
+        libraries=of_tokenizer,
     ),
-    "tokenize": Stage(spec=specs.TokenizeSpec, module="snaketune.tokenization.tokenize", one=("corpus", "tokenizer")),
-    "plan": Stage(spec=specs.PlanSpec, module="snaketune.packing.plan_rows", many=("tokens",)),
+    "tokenize": Stage(
+        spec=specs.TokenizeSpec,
+        module="snaketune.tokenization.tokenize",
+        one=("corpus", "tokenizer"),
+        libraries=always("tokenizers", "transformers", "jinja2", "pyarrow"),
+    ),
+    "plan": Stage(
+        spec=specs.PlanSpec,
+        module="snaketune.packing.plan_rows",
+        many=("tokens",),
+        libraries=always("numpy", "pyarrow"),
+    ),
     "write": Stage(
-        spec=specs.WriteSpec, module="snaketune.packing.write_shards", one=("plan",), many=("tokens", "corpus")
+        spec=specs.WriteSpec,
+        module="snaketune.packing.write_shards",
+        one=("plan",),
+        many=("tokens", "corpus"),
+        libraries=always("pyarrow"),
     ),
-    "pack": Stage(spec=specs.PackSpec, module="snaketune.packing.collect", one=("plan",), many=("shards",)),
+    "pack": Stage(
+        spec=specs.PackSpec,
+        module="snaketune.packing.collect",
+        one=("plan",),
+        many=("shards",),
+        libraries=always("pyarrow"),
+    ),
     "sft": Stage(
         spec=specs.SftSpec,
         module="snaketune.training.sft",
         one=("pack", "tokenizer"),
         files=("base",),
+        libraries=of_training,
         gpu=True,
         launches=True,
     ),
-    "ref_logps": Stage(spec=specs.RefLogpsSpec, module="snaketune.training.ref_logps", one=("model", "pack"), gpu=True),
+    "ref_logps": Stage(
+        spec=specs.RefLogpsSpec,
+        module="snaketune.training.ref_logps",
+        one=("model", "pack"),
+        libraries=always("torch", "transformers"),
+        gpu=True,
+    ),
     "dpo": Stage(
         spec=specs.DpoSpec,
         module="snaketune.training.dpo",
         one=("model", "pack", "ref_logps"),
+        libraries=of_training,
         gpu=True,
         launches=True,
     ),
@@ -79,14 +116,27 @@ STAGES: dict[str, Stage] = {
         one=("tokenizer",),
         many=("model", "corpora", "packs", "ref_logps"),
         files=("base", "tasks", "task_data"),
+        libraries=of_evaluation,
         gpu=True,
     ),
-    "report": Stage(spec=specs.ReportSpec, module="snaketune.report.stage", files=("manifests", "runs")),
+    "report": Stage(
+        spec=specs.ReportSpec,
+        module="snaketune.report.stage",
+        files=("manifests", "runs"),
+        libraries=always("matplotlib", "jinja2"),
+    ),
 }
 
 
 def run(
-    stage_name: str, *, spec: str, code: str, inputs: dict[str, list[Path]], out: Path, operation: Operation
+    stage_name: str,
+    *,
+    spec: str,
+    code: str,
+    inputs: dict[str, list[Path]],
+    out: Path,
+    operation: Operation,
+    reruns_on: str = "code",
 ) -> None:
     """Run one stage from paths, as the command line does.
 
@@ -94,6 +144,7 @@ def run(
         spec: the spec as JSON.
         inputs: by role, manifests of artifacts or files from outside.
         out: folder that the result is published in.
+        reruns_on: `versions` if a result made with other versions of the stage's libraries isn't taken.
     Raises:
         SnaketuneError: a spec or an input that doesn't fit the stage.
     """
@@ -130,6 +181,8 @@ def run(
         out=out,
         payload=PAYLOADS[stage_name],
         build=build,
+        libraries=stage.libraries(typed, artifacts),
+        reruns_on=reruns_on,
         device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
     )
 

@@ -23,17 +23,21 @@ PACKAGE_FOLDER = Path(__file__).parent.parent
 SHAPELESS = {
     # A spec holds every value resolved, and a stage takes nothing else from here than the models that carry them.
     "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
+    "artifacts.accepted": "which code counts as which, as somebody said",
     "artifacts.attempt": "compares, and hands on",
     "artifacts.clean": "removes old work",
     "artifacts.code": "this",
     "artifacts.digests": "names contents: another digest is another fingerprint by itself",
     "artifacts.disk": "words for an error",
     "artifacts.manifest": "describes what was made; what readers go by is digested by content",
+    "artifacts.outside": "digests of contents",
     "artifacts.stage": "looks up, calls and publishes",
+    "artifacts.status": "says what is stale",
     "artifacts.work": "moves bytes, and verifies them",
     # artifacts.tables counts: it writes and reads the rows.
     "report": "draws what was made; in the report itself, everything counts",
     "errors": "the class of a message",
+    "libraries": "names whose versions are told",
     # In the path of the data, so a test holds it to hand on exactly what it gets.
     "progress": "prints",
     "stages": "which module, with which inputs; both are in the fingerprint",

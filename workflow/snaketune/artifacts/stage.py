@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from snaketune.artifacts.accepted import accepted_codes
 from snaketune.artifacts.attempt import Attempt, computing_with, cores, stamps_of, threads_of
-from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.outside import read_outside
 from snaketune.artifacts.work import WorkFolder, locked, publish
 from snaketune.errors import SnaketuneError
 
@@ -31,14 +34,12 @@ class Outcome:
         counts: what came in, was kept, and was dropped, by reason. Goes into the manifest.
         about: further deterministic facts for the manifest (formats, kernels, scores).
         records: payload files that describe the work and aren't read downstream, such as `quarantine.jsonl`.
-        libraries: distributions whose version shapes the content.
         run: facts that differ from run to run (throughput, device); go into run.json.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     records: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
     run: dict[str, Any] = field(default_factory=dict)
 
 
@@ -49,6 +50,8 @@ def fingerprint_of(
     files: dict[str, list[Path]],
     code: str,
     device: str = "",
+    versions: dict[str, str | None] | None = None,
+    work_root: Path = WORK_ROOT,
 ) -> tuple[str, dict[str, list[str]]]:
     """The fingerprint (32 hex digits) and the digest of every input by role.
 
@@ -60,9 +63,20 @@ def fingerprint_of(
         for path in found:
             if not path.is_file():
                 raise SnaketuneError(f"--{role.replace('_', '-')}: {path} is not a file")
-        inputs[role] = [digest_file(path) for path in found]
-    digest = digest_json({"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device})
-    return digest[:32], inputs
+        inputs[role] = [read_outside(path, work_root) for path in found]
+    return _fingerprint(stage, spec, inputs, code, device, versions), inputs
+
+
+def _fingerprint(
+    stage: str,
+    spec: dict[str, Any],
+    inputs: dict[str, list[str]],
+    code: str,
+    device: str,
+    versions: dict[str, str | None] | None,
+) -> str:
+    parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
+    return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
 
 
 def run_stage(
@@ -77,6 +91,8 @@ def run_stage(
     build: Callable[[WorkFolder], Outcome],
     work_root: Path = WORK_ROOT,
     device: str = "",
+    libraries: tuple[str, ...] = (),
+    reruns_on: str = "code",
 ) -> None:
     """Publish the stage's result at `out`, building it first if nobody has.
 
@@ -88,12 +104,23 @@ def run_stage(
         build: fills `payload` of the work folder; called only if there is no complete result.
         device: kind of device that a stage computes on, where it computes; a training begun on one kind isn't resumed, and
             a result made on one isn't taken, on another.
+        libraries: distributions whose version shapes the content.
+        reruns_on: `versions` if a result made with other versions of them isn't taken.
     Raises:
         SnaketuneError: a file changed after its digest was computed; nothing is kept, since it would be another file's result.
     """
     stamps = stamps_of(path for some in files.values() for path in some)
-    fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device)
+    versions = {name: installed_version(name) for name in sorted(libraries)}
+    counted = versions if reruns_on == "versions" else None
+    fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device, counted, work_root)
     work = WorkFolder(work_root / stage / fingerprint)
+    if not work.manifest.is_file():
+        # What counts as the same: made with code that was accepted since, or with these versions before they counted.
+        codes = (code, *accepted_codes(stage, code, work_root.parent))
+        for made_with, known in product(codes, (counted, None)):
+            same = WorkFolder(work_root / stage / _fingerprint(stage, spec, inputs, made_with, device, known))
+            if same.manifest.is_file() and _published(same, counted, out, payload):
+                return
     with locked(work.folder / "lock", f"{stage} {fingerprint}"):
         attempt = Attempt(stage=stage, code=code, stamps=stamps, threads=threads_of(work.state) if device else None)
         # Files may have changed while their digests were computed, or while somebody else held the folder.
@@ -117,13 +144,13 @@ def run_stage(
                 "counts": outcome.counts,
                 "payload": {name: entry for name, entry in described.items() if name not in outcome.records},
                 "records": {name: entry for name, entry in described.items() if name in outcome.records},
-                "versions": {name: _version(name) for name in sorted(outcome.libraries)},
+                "versions": versions,
             }
             work.finish(manifest, _run_facts(started) | outcome.run)
             result = Artifact(work.manifest, manifest, work.finished)
             print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         else:
-            print(f"{stage}: nothing to compute; {out} is the result of {work.made()} ({fingerprint})", flush=True)
+            _say_known(stage, out, work)
         publish(result, work.run, out, payload)
 
 
@@ -142,6 +169,22 @@ def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: At
             raise
 
 
+def _published(work: WorkFolder, versions: dict[str, str | None] | None, out: Path, payload: str) -> bool:
+    """Publish the result in a work folder, if there is one and it was made with `versions` (None: with any)."""
+    stage = work.folder.parent.name
+    with locked(work.folder / "lock", f"{stage} {work.folder.name}"):
+        result = work.result()
+        if result is None or versions not in (None, result.manifest["versions"]):
+            return False
+        _say_known(stage, out, work)
+        publish(result, work.run, out, payload)
+        return True
+
+
+def _say_known(stage: str, out: Path, work: WorkFolder) -> None:
+    print(f"{stage}: nothing to compute; {out} is the result of {work.made()} ({work.folder.name})", flush=True)
+
+
 def _run_facts(started: float) -> dict[str, Any]:
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
@@ -153,7 +196,8 @@ def _run_facts(started: float) -> dict[str, Any]:
     }
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution in this environment; None if it isn't there."""
     try:
         return version(distribution)
     except PackageNotFoundError:

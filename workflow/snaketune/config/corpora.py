@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveInt
+from snaketune.config.paths import LocalPath
 
 Layout = Literal[
     "auto",
@@ -71,7 +72,7 @@ class Fields(Model):
 class Source(Model):
     """One place that rows come from: local files, or a Hub dataset."""
 
-    files: tuple[str, ...] = ()
+    files: tuple[LocalPath, ...] = ()
     """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz or .zst;
     for corpora of kind text also plain text, where a file is a document. What is in a file counts, not what it is called."""
     hub: HubDataset | None = None

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
 from snaketune.config.corpora import regex_with_one_group
+from snaketune.config.paths import LocalPath
 from snaketune.config.runs import Packing
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
@@ -30,7 +31,7 @@ class ExactMatch(Model):
 class Tasks(Model):
     """Tasks of lm-evaluation-harness, from local YAML files."""
 
-    folder: str
+    folder: LocalPath
     """Folder with the task files."""
     names: Annotated[tuple[str, ...], Field(min_length=1)]
     limit: PositiveInt | None = None

@@ -5,7 +5,7 @@ log-probs) are named after what they are made of and a digest of their spec, so 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.config.evaluation import Evaluation
@@ -24,6 +24,7 @@ from snaketune.config.specs import (
     TokenizerSpec,
     TokenizeSpec,
     WriteSpec,
+    canonical,
 )
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
@@ -42,6 +43,7 @@ class Plan:
         """Args: config and variants from `load`; root: the workflow's folder, which holds the default chat template."""
         self.config = config
         self.root = root
+        # What a job is made from stands before it.
         self.jobs: dict[tuple[str, str], Job] = {}
         for name in config.corpora:
             self._corpus(name)
@@ -54,6 +56,7 @@ class Plan:
         for name, evaluation in config.eval.items():
             for model in _expand_models(evaluation, variants):
                 self._eval(name, model)
+        self.same_as = _same(self.jobs.values())
         self._report()
 
     def job(self, stage: str, name: str) -> Job:
@@ -298,6 +301,23 @@ class Plan:
                 },
             )
         )
+
+
+def _same(jobs: Iterable[Job]) -> dict[str, Job]:
+    """By manifest, the job planned before that makes the very same under another name: the second waits, and takes its result.
+
+    Such are a variant of a grid that equals the run it extends, two runs with the same keys, and all that is made of them.
+    """
+    first: dict[tuple, Job] = {}
+    same: dict[str, Job] = {}
+    for job in jobs:
+        made_from = {
+            role: [same.get(made.manifest, made).manifest for made in some] for role, some in job.artifacts.items()
+        }
+        before = first.setdefault((job.stage, canonical(job.spec), str(sorted((made_from | job.files).items()))), job)
+        if before is not job:
+            same[job.manifest] = before
+    return same
 
 
 def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, Name, PositiveInt
+from snaketune.config.paths import LocalPath
 
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -46,7 +47,7 @@ class Scratch(Model):
 class Pretrained(Model):
     """Weights to start from."""
 
-    path: str
+    path: LocalPath
     """Local folder (with safetensors) or Hub id."""
     revision: str | None = None
     """Commit, tag or branch of a Hub model."""

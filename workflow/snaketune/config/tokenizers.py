@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from snaketune.config.base import Fraction, Model, Name
+from snaketune.config.paths import LocalPath
 
 
 class TokenizerTraining(Model):
@@ -24,11 +25,11 @@ class Tokenizer(Model):
     """Trained here, or adopted from a base model."""
 
     train: TokenizerTraining | None = None
-    adopt: str | None = None
+    adopt: LocalPath | None = None
     """Local folder or Hub id of a model whose fast tokenizer is taken."""
     revision: str | None = None
     """Commit, tag or branch of an adopted Hub tokenizer."""
-    chat_template: str | None = None
+    chat_template: LocalPath | None = None
     """Jinja file with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a
     trained tokenizer, the model's own template for an adopted one if it has the markers."""
 

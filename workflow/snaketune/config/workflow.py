@@ -1,17 +1,20 @@
 """The whole config file as one model, with the references between its sections checked."""
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from snaketune.config.base import Model, Name
 from snaketune.config.corpora import Corpus
 from snaketune.config.evaluation import Evaluation, Report
+from snaketune.config.jobs import PAYLOADS
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.errors import SnaketuneError
+
+StageName = Literal[tuple(PAYLOADS)]
 
 
 class Workflow(Model):
@@ -23,6 +26,8 @@ class Workflow(Model):
     dpo: dict[Name, Dpo] = {}
     eval: dict[Name, Evaluation] = {}
     report: Report = Report()
+    reruns_on: dict[StageName, Literal["code", "versions"]] = {}
+    """By stage, what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its libraries too."""
 
 
 def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:

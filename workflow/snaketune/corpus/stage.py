@@ -105,7 +105,6 @@ def build(
             *((DUPLICATES,) if spec.near_duplicates else ()),
             *((CONTAMINATION,) if spec.decontamination else ()),
         ),
-        libraries=_libraries(spec),
     )
 
 
@@ -173,15 +172,3 @@ def _histogram(characters: np.ndarray, times: np.ndarray) -> dict[str, list[int]
 
 def _origin(source: Source) -> dict[str, Any]:
     return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}
-
-
-def _libraries(spec: CorpusSpec) -> tuple[str, ...]:
-    """The distributions whose version shapes the rows."""
-    used = {
-        "datasets": any(source.hub for source in spec.sources),
-        "ftfy": spec.cleaning.fix_mojibake,
-        "datafog": spec.cleaning.mask_personal_data,
-        "py3langid": spec.cleaning.languages,
-        "rensa": spec.near_duplicates,
-    }
-    return ("pyarrow", *(name for name, shapes in used.items() if shapes))

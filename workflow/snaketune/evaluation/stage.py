@@ -150,7 +150,6 @@ def build(
                 "stop_ids": list(chat.stop_ids),
             },
         },
-        libraries=("torch", "transformers", "lm_eval"),
         run=run | {"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},
     )
 

@@ -17,7 +17,7 @@ def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Arti
     for path in [*(path for part in shards for path in part.files()), *plan.files("documents")]:
         _link(path, work.payload / path.name)
     facts = json.loads(plan.file(FACTS).read_text(encoding="utf-8"))
-    return Outcome(counts=facts["counts"], about=facts["about"], libraries=("pyarrow",))
+    return Outcome(counts=facts["counts"], about=facts["about"])
 
 
 def _link(path: Path, target: Path) -> None:

@@ -85,7 +85,7 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
     }
     # The counts are told of the shards as well, so that they are part of what can be read from a plan.
     write_json(work.payload / FACTS, {"about": facts, "counts": counts})
-    return Outcome(counts=counts, about=facts, libraries=("numpy", "pyarrow"))
+    return Outcome(counts=counts, about=facts)
 
 
 def _planned(

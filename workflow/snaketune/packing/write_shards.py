@@ -73,7 +73,7 @@ def build(
             partial.rename(path)
     for shard in own:
         (finished / shard.name).rename(work.payload / shard.name)
-    return Outcome(counts={"shards": len(own), "rows": sum(s.last - s.first for s in own)}, libraries=("pyarrow",))
+    return Outcome(counts={"shards": len(own), "rows": sum(s.last - s.first for s in own)})
 
 
 def _shards(plan: Artifact) -> Iterator[Shard]:

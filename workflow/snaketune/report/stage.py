@@ -47,10 +47,7 @@ def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: li
                 write_json(path, scores.as_json(findings))
             case _:
                 _write(path, _csv(*_table(path.stem, findings)))
-    return Outcome(
-        counts={"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}},
-        libraries=("matplotlib", "jinja2"),
-    )
+    return Outcome(counts={"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}})
 
 
 def _charts(findings: Findings) -> dict[str, Chart]:

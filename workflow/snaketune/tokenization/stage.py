@@ -50,7 +50,6 @@ def build(
         about: dict[str, Any] = {"adopted": adopt(spec, template, work.payload)}
         counts = {}
         samples = list(PROBES)
-        libraries = ("tokenizers", "transformers")
     else:
         if template is None:
             raise SnaketuneError(f"tokenizers.chat_template: a trained tokenizer needs one; there are {shipped()}")
@@ -65,7 +64,6 @@ def build(
         about = {"parity": {"texts": parity}}
         counts = {"texts": texts.count, "bytes": texts.bytes, "reserved_characters_left_out": texts.reserved}
         samples = list(islice(_short_conversations(tables), SAMPLES)) or list(PROBES)
-        libraries = ("sentencepiece", "tokenizers", "transformers")
 
     chat = ChatTokenizer.load(work.payload)
     if chat.template and not chat.marked:
@@ -77,7 +75,7 @@ def build(
         "pad_id": chat.pad_id,
         "stop_ids": list(chat.stop_ids),
     }
-    return Outcome(counts=counts, about=about, libraries=libraries)
+    return Outcome(counts=counts, about=about)
 
 
 def _read_template(files: list[Path]) -> str | None:

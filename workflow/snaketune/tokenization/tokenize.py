@@ -70,7 +70,6 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
             "rows_by_reference": encoder.by_reference,
             "samples": samples,
         },
-        libraries=("tokenizers", "transformers", "jinja2", "pyarrow"),
     )
 
 

@@ -79,7 +79,6 @@ def train_packed(
     return Outcome(
         counts={"rows": len(rows), "tokens_per_epoch": rows.tokens, "steps": trainer.state.global_step},
         about=tested.about() | {"parameters": parameters, "trainable_parameters": trainable},
-        libraries=("torch", "transformers", "peft", "accelerate"),
         run=run | {"self_test_share": tested.share},
     )
 

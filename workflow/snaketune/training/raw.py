@@ -84,6 +84,5 @@ def train_raw(
     return Outcome(
         counts={"rows": len(rows), "steps": trainer.state.global_step},
         about={"trainer": "trl", "parameters": parameters, "dtype": str(dtype).removeprefix("torch.")},
-        libraries=("torch", "transformers", "trl"),
         run=run,
     )

@@ -69,7 +69,6 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     return Outcome(
         counts={"pairs": counts, "tokens": tokens},
         about=tested.about(),
-        libraries=("torch", "transformers"),
         run={
             "tokens_per_second": round(tokens / (time.monotonic() - started), 1),
             "device": str(where),

@@ -1,0 +1,107 @@
+"""One path, one job: however it is spelled."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.config.paths import one_spelling
+from snaketune.config.plan import Plan
+from snaketune.config.specs import canonical
+
+CONFIG = {
+    "corpora": {
+        "chat": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]},
+        "pairs": {"kind": "preferences", "sources": [{"files": ["data/pairs.jsonl"]}]},
+    },
+    "tokenizers": {"own": {"adopt": "data/base", "chat_template": "data/own.jinja"}},
+    "sft": {
+        "run": {
+            "base": {"path": "data/base"},
+            "corpus": "chat",
+            "tokenizer": "own",
+            "training": {"learning_rate": 1e-4},
+        }
+    },
+    "dpo": {"run": {"from": "run", "corpus": "pairs", "training": {"learning_rate": 1e-4}}},
+    "eval": {"both": {"models": ["sft:run"], "tasks": {"folder": "data/tasks", "names": ["t"]}}},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    for name in ("chat.jsonl", "pairs.jsonl", "own.jinja", "base/config.json", "tasks/t.yaml", "-x.jsonl"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("{}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan_of(config: dict) -> Plan:
+    return Plan(*load(config))
+
+
+def jobs_of(config: dict) -> dict:
+    return {job.manifest: (canonical(job.spec), job.files) for job in plan_of(config).jobs.values()}
+
+
+SPELLINGS = ["./data/{}", "data//{}", "data/./{}", "data/../data/{}", "{here}/data/{}", "{here}//data/{}"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_of_a_path_plans_the_same_jobs(here, spelling):
+    def spelled(value):
+        if isinstance(value, dict):
+            return {key: spelled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spelled(item) for item in value]
+        is_path = isinstance(value, str) and value.startswith("data/")
+        return spelling.format(value.removeprefix("data/"), here=here) if is_path else value
+
+    assert spelled(CONFIG) != CONFIG
+    assert jobs_of(spelled(CONFIG)) == jobs_of(CONFIG)
+
+
+def test_the_slash_at_the_end_of_a_folder_says_nothing():
+    config = copy.deepcopy(CONFIG)
+    config["eval"]["both"]["tasks"]["folder"] = "data/tasks/"
+    config["sft"]["run"]["base"]["path"] = config["tokenizers"]["own"]["adopt"] = "./data/base/"
+    assert jobs_of(config) == jobs_of(CONFIG)
+
+
+def test_a_path_through_a_link_keeps_its_meaning(here):
+    (here / "deep/er").mkdir(parents=True)
+    (here / "link").symlink_to(here / "deep/er")
+    (here / "deep/x").write_text("")
+    (here / "x").write_text("")
+    # Without its links the path would be `x`, which is another file.
+    assert one_spelling("link/../x") == "link/../x"
+    assert one_spelling("./link/../data/../x") == "./link/../data/../x"
+
+
+@pytest.mark.parametrize("path", ["owner/model", "./not-there", "", "a\0b", "x" * 5000])
+def test_what_is_not_there_stays_as_it_was_written(path):
+    assert one_spelling(path) == path
+
+
+def test_a_name_like_an_option_keeps_what_makes_it_a_path(here, monkeypatch):
+    monkeypatch.chdir(here / "data")
+    assert one_spelling("./-x.jsonl") == "./-x.jsonl"
+
+
+def same_as(edit: dict) -> dict[str, str]:
+    config = copy.deepcopy(CONFIG)
+    config["dpo"] |= edit
+    config["eval"]["both"]["models"] = ["dpo:run", *(f"dpo:{name}" for name in edit)]
+    return {manifest: job.manifest for manifest, job in plan_of(config).same_as.items()}
+
+
+def test_a_variant_that_equals_its_parent_waits_for_it_and_so_does_all_that_is_made_of_it():
+    assert same_as({"sweep": {"extends": "run", "grid": {"beta": [0.1, 0.3]}}}) == {
+        "results/dpo/sweep-beta0.1/manifest.json": "results/dpo/run/manifest.json",
+        "results/eval/both/dpo-sweep-beta0.1/manifest.json": "results/eval/both/dpo-run/manifest.json",
+    }
+    assert same_as({"other": {"extends": "run", "beta": 0.2}}) == {}
+    # How a job is run makes no other result.
+    assert len(same_as({"other": {"extends": "run", "operation": {"log_steps": 1}}})) == 2

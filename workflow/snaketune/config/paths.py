@@ -1,0 +1,30 @@
+"""One spelling for a path, so that `./data/x` and `data//x` are the same file to every job."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+
+def one_spelling(path: str) -> str:
+    """The path as short as it goes: relative where it lies in the working directory, without `./`, `//` and `/` at its end.
+
+    What isn't there stays as it was written: a Hub id, or a path that a message has to show.
+
+    >>> one_spelling("Qwen/Qwen2.5-0.5B"), one_spelling("./"), one_spelling(".//")
+    ('Qwen/Qwen2.5-0.5B', '.', '.')
+    """
+    try:
+        short = os.path.normpath(path)
+        # `a/link/../b` needn't be `a/b`.
+        if not path or not Path(path).samefile(short):
+            return path
+    except (OSError, ValueError):
+        return path
+    short = short.removeprefix(f"{Path.cwd()}{os.sep}")
+    # To a program, a name that begins with a dash is an option.
+    return f"./{short}" if short.startswith("-") else short
+
+
+LocalPath = Annotated[str, AfterValidator(one_spelling)]

@@ -1,0 +1,54 @@
+"""Which libraries shape a stage's result, so that a result made with other versions of them can be told.
+
+What a stage uses only for some specs is named only there: a new ftfy says nothing of a corpus that it didn't repair.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.specs import CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
+
+Inputs = dict[str, list[Artifact]]
+
+
+def always(*names: str) -> Callable[[Any, Inputs], tuple[str, ...]]:
+    """The same whatever the spec."""
+    return lambda spec, inputs: names
+
+
+def of_corpus(spec: CorpusSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(
+        pyarrow=True,
+        datasets=any(source.hub for source in spec.sources),
+        ftfy=spec.cleaning.fix_mojibake,
+        datafog=bool(spec.cleaning.mask_personal_data),
+        py3langid=bool(spec.cleaning.languages),
+        rensa=spec.near_duplicates is not None,
+    )
+
+
+def of_tokenizer(spec: TokenizerSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(tokenizers=True, transformers=True, sentencepiece=spec.adopt is None)
+
+
+def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
+    # Rows that aren't packed are trained on TRL's trainer, which takes them as a Hub dataset.
+    raw = any(pack.manifest.get("format_version") == "2.0" for pack in inputs["pack"])
+    return _used(
+        torch=True,
+        transformers=True,
+        accelerate=True,
+        peft=spec.lora is not None,
+        bitsandbytes=spec.quantization is not None or "8bit" in spec.training.optimizer,
+        trl=raw,
+        datasets=raw,
+    )
+
+
+def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(torch=True, transformers=True, lm_eval=bool(spec.task_names))
+
+
+def _used(**libraries: bool) -> tuple[str, ...]:
+    return tuple(name for name, used in libraries.items() if used)
