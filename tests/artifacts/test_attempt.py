@@ -13,6 +13,7 @@ import pytest
 from snaketune import stages
 from snaketune.__main__ import main
 from snaketune.artifacts import stage as stage_module
+from snaketune.artifacts.accepted import accept
 from snaketune.artifacts.attempt import Attempt, check_files, read_attempt, stamps_of
 from snaketune.artifacts.stage import Outcome, run_stage
 from snaketune.artifacts.work import locked
@@ -80,17 +81,17 @@ def test_a_file_that_changes_while_it_is_built_from(tmp_path, source):
 
 
 def test_a_file_that_changes_while_its_digest_is_computed(tmp_path, source, monkeypatch):
-    real = stage_module.digest_file
+    real = stage_module.read_outside
 
-    def slow(path):
-        digest = real(path)
+    def slow(path, work_root):
+        digest = real(path, work_root)
         path.write_text("new")
         return digest
 
-    monkeypatch.setattr(stage_module, "digest_file", slow)
+    monkeypatch.setattr(stage_module, "read_outside", slow)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source))
-    monkeypatch.setattr(stage_module, "digest_file", real)
+    monkeypatch.setattr(stage_module, "read_outside", real)
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
@@ -107,8 +108,10 @@ def test_a_file_that_changes_while_somebody_else_holds_the_folder(tmp_path, sour
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
-def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_path, source, monkeypatch):
+@pytest.mark.parametrize("code", ["c", "accepted"])
+def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_path, source, monkeypatch, code):
     published = run(tmp_path, source, reading(source))
+    accept({"demo": "accepted"}.get, tmp_path / "results")
     shutil.rmtree(tmp_path / "results/demo")
 
     def held(lock, what):
@@ -117,7 +120,7 @@ def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_pa
 
     monkeypatch.setattr(stage_module, "locked", held)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
-        run(tmp_path, source, reading(source))
+        run(tmp_path, source, reading(source), code=code)
     assert not published.exists()
 
 
@@ -255,7 +258,7 @@ def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch,
     monkeypatch.setattr(stages, "import_module", None)
     monkeypatch.setattr(stages, "_artifact", lambda path: None)
     one = STAGES[stage].one
-    stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec)
+    stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec, libraries=lambda spec, artifacts: ())
     monkeypatch.setitem(STAGES, stage, stage_of_any_spec)
     with pytest.raises(SnaketuneError, match=f"the code of the {stage} stage changed"):
         stages.run(

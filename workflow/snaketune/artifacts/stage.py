@@ -9,7 +9,7 @@ import platform
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
@@ -109,7 +109,7 @@ def run_stage(
     Raises:
         SnaketuneError: a file changed after its digest was computed; nothing is kept, since it would be another file's result.
     """
-    stamps = stamps_of(path for some in files.values() for path in some)
+    attempt = Attempt(stage=stage, code=code, stamps=stamps_of(path for some in files.values() for path in some))
     versions = {name: installed_version(name) for name in sorted(libraries)}
     counted = versions if reruns_on == "versions" else None
     fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device, counted, work_root)
@@ -119,16 +119,16 @@ def run_stage(
         codes = (code, *accepted_codes(stage, code, work_root.parent))
         for made_with, known in product(codes, (counted, None)):
             same = WorkFolder(work_root / stage / _fingerprint(stage, spec, inputs, made_with, device, known))
-            if same.manifest.is_file() and _published(same, counted, out, payload):
+            if same.manifest.is_file() and _published(same, attempt, counted, out, payload):
                 return
     with locked(work.folder / "lock", f"{stage} {fingerprint}"):
-        attempt = Attempt(stage=stage, code=code, stamps=stamps, threads=threads_of(work.state) if device else None)
         # Files may have changed while their digests were computed, or while somebody else held the folder.
         attempt.check_files()
         result = work.result()
         if result is None:
             started = time.time()
             work.start()
+            attempt = replace(attempt, threads=threads_of(work.state) if device else None)
             attempt.save(work.state)
             outcome = _built(build, work, attempt)
             described = describe_files(work.payload)
@@ -169,14 +169,16 @@ def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: At
             raise
 
 
-def _published(work: WorkFolder, versions: dict[str, str | None] | None, out: Path, payload: str) -> bool:
+def _published(
+    work: WorkFolder, attempt: Attempt, versions: dict[str, str | None] | None, out: Path, payload: str
+) -> bool:
     """Publish the result in a work folder, if there is one and it was made with `versions` (None: with any)."""
-    stage = work.folder.parent.name
-    with locked(work.folder / "lock", f"{stage} {work.folder.name}"):
+    with locked(work.folder / "lock", f"{attempt.stage} {work.folder.name}"):
+        attempt.check_files()
         result = work.result()
         if result is None or versions not in (None, result.manifest["versions"]):
             return False
-        _say_known(stage, out, work)
+        _say_known(attempt.stage, out, work)
         publish(result, work.run, out, payload)
         return True
 
