@@ -44,7 +44,7 @@ WRONG = [
     ("sft.demo.training.batch_rows", 3, ["sft.demo.training", "batch_rows 3", "micro_batch_rows 2"]),
     ("sft.demo.training", {"epochs": 1}, ["sft.demo.training.learning_rate", "is missing"]),
     ("sft.demo.corpus", "demo-chta", ["sft.demo.corpus", "'demo-chta'", "did you mean 'demo-chat'"]),
-    ("sft.demo.corpus", "demo-preferences", ["sft.demo.corpus", "holds preferences", "expected conversations"]),
+    ("sft.demo.corpus", "demo-preferences", ["sft.demo.corpus", "holds preferences", "expected conversations or text"]),
     ("sft.demo.tokenizer", "x", ["sft.demo.tokenizer", "'x'", "known: demo"]),
     ("sft.demo.packing.length", 4096, ["sft.demo.packing.length", "4096", "max_positions", "2048"]),
     ("sft.demo.packing.length", "x", ["sft.demo.packing.length: found 'x'; input should be a valid integer"]),
@@ -53,6 +53,7 @@ WRONG = [
     ("sft.demo.packing.length", [256, 4096], ["sft.demo.packing.length", "4096", "max_positions"]),
     ("sft.demo.packing", {"length": [256, 512], "strategy": "wrapped"}, ["sft.demo.packing", "rows of one length"]),
     ("sft.demo.packing", {"strategy": "none", "overflow": "split"}, ["sft.demo.packing", "found split"]),
+    ("sft.demo.packing", {"strategy": "none", "train_on": "all"}, ["sft.demo.packing", "leave train_on out"]),
     ("dpo.demo.packing", {"overflow": "split"}, ["dpo.demo", "pairs are never split"]),
     ("dpo.demo.packing", {"train_on": "all"}, ["dpo.demo", "leave packing.train_on out"]),
     ("eval.demo.packing", {"overflow": "split"}, ["eval.demo.packing", "pairs are never split"]),
@@ -244,3 +245,36 @@ def test_file_names_with_shell_characters_stay_file_names(raw, tmp_path):
     name.write_text("{}\n", encoding="utf-8")
     raw["corpora"]["odd"] = {"kind": "conversations", "sources": [{"files": [str(name)]}]}
     assert Plan(*load(raw)).job("corpus", "odd").files["files"] == (str(name),)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "said"),
+    [
+        ("sft.demo.packing.train_on", "last", ["sft.demo.packing.train_on", "every token of a document"]),
+        ("sft.demo.packing.strategy", "none", ["sft.demo.packing.strategy", "chat template"]),
+        ("eval.demo.packing.train_on", "last", ["eval.demo.packing.train_on", "every token of a document"]),
+        ("dpo.demo.corpus", "demo-chat", ["dpo.demo.corpus", "holds text", "expected preferences"]),
+        ("corpora.demo-chat.answer_pattern", "(.*)", ["corpora.demo-chat", "answer_pattern is for turns"]),
+    ],
+)
+def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
+    raw["corpora"]["demo-chat"]["kind"] = "text"
+    load(raw)
+    raw = put(raw, dotted, value)
+    with pytest.raises(SnaketuneError) as error:
+        load(raw)
+    assert all(part in str(error.value) for part in said), str(error.value)
+
+
+def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
+    raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
+    raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
+    plan = Plan(*load(raw))
+    found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in plan.stage("plan")}
+    assert found == {
+        "demo-chat": ("sft", "truncate"),
+        "demo-preferences": ("preference", "drop"),
+        "book": ("sft", "split"),
+    }
+    tokens = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.train_on) for job in plan.stage("tokenize")}
+    assert tokens["book"] == ("text", "all") and tokens["demo-chat"] == ("sft", "assistant")

@@ -142,6 +142,16 @@ def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(pack, tokenizer)
         PackedRows(packed, "train")
 
 
+def test_raw_rows_with_turns_of_weight_0_are_refused(pack):
+    rows = [
+        {**row, "messages": [turn | {"supervised": True} for turn in row["messages"]]} for row in rows_of("chat", 20)
+    ]
+    assert pack("sft", rows, strategy="none").manifest["counts"]["train"]["kept"] == 15
+    rows[3]["messages"][-1]["supervised"] = False
+    with pytest.raises(SnaketuneError, match="weight 0, and TRL's trainer would learn them"):
+        pack("sft", rows, strategy="none")
+
+
 def test_rows_are_views_into_the_mapped_file_also_over_several_batches_and_shards(pack, monkeypatch):
     monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 3 * 256)
     monkeypatch.setattr(write_shards, "TOKENS_PER_BATCH", 2 * 256)

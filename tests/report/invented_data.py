@@ -208,6 +208,8 @@ class DataResults:
             written += documents if raw else rows
             key = "packing_metadata" if is_train else "packing_metadata_held_out"
             about[key] = _metadata(own, rows_by_length, lengths) if not raw else {"enabled": False, "strategy": "none"}
+            gone = {"rows": dropped + cut * is_train, "tokens": 200 * dropped + 10 * cut * is_train, "enough": 448}
+            about[key] |= {"lost_to_length": gone}
         counts["train"] |= counted
         corpus_name = name.partition("-")[0]
         more = {"tokens": tokens, "train": train, "held_out": held_out} | (tokenized or {})

@@ -255,6 +255,16 @@ def test_rows_of_several_lengths_are_counted_by_length(sweep_pages):
     assert re.search(r"<b>\d+</b> rows of 64 tokens", page)
 
 
+def test_what_rows_are_too_short_for_is_told_on_both_pages_where_it_is_much(results):
+    results.pack("much-demo-128-aa", results.corpus("much"), results.tokenizer(), long=6)
+    results.pack("little-demo-128-aa", results.corpus("little"), results.tokenizer(), train=100, cut=1)
+    _, pages = results.report()
+    for page in ("index", "packing"):
+        text = (pages / f"{page}.html").read_text("utf-8")
+        assert text.count("packing.length 448 would keep 99% of the tokens") == 1
+        assert "train: 10.0% of the conversations and" in text
+
+
 def test_a_model_has_one_colour_everywhere(sweep_pages):
     page = (sweep_pages / "index.html").read_text("utf-8")
     found = set(re.findall(r'background: var\(--([\w-]+)\)"></span>dpo:soft', page))

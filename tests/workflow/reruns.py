@@ -33,6 +33,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.sources.fields.tools": ({"corpora.chat.sources.0.fields": {"tools": "functions"}}, CORPUS),
     "corpora.sources.fields.answer": ({"corpora.chat.sources.0.fields": {"answer": "task"}}, CORPUS),
     "corpora.sources.fields.task": ({"corpora.chat.sources.0.fields": {"task": "answer"}}, CORPUS),
+    "corpora.sources.fields.text": ({"corpora.chat.kind": "text", "corpora.chat.sources.0.fields": {"text": "t"}}, CORPUS),
     "corpora.held_out": ({"corpora.chat.held_out": 0.3}, CORPUS),
     "corpora.split_seed": ({"corpora.pairs.split_seed": 1}, CORPUS),
     "corpora.answer_pattern": ({"corpora.chat.answer_pattern": "Answer: (.*)"}, CORPUS),

@@ -28,6 +28,7 @@ class Tokenized:
     """
 
     name: str
+    kind: str
     train_on: str
     counts: dict[str, Counter[str]]
     paths: dict[tuple[str, str], int]
@@ -132,7 +133,8 @@ class PackFlow:
     @property
     def unit(self) -> str:
         """What its sequences are called."""
-        return "pairs" if self.kind == "preference" else "conversations"
+        documents = self.tokenized is not None and self.tokenized.kind == "text"
+        return "documents" if documents else "pairs" if self.kind == "preference" else "conversations"
 
     @property
     def warnings(self) -> list[str]:
@@ -216,6 +218,7 @@ def tokenized(parts: list[Result]) -> Tokenized:
             counts[split].update({name: part.counts[split][name] for name in TOKEN_COUNTS})
     return Tokenized(
         name=parts[0].whole,
+        kind=parts[0].spec["kind"],
         train_on=parts[0].manifest["train_on"],
         counts=counts,
         paths=dict(Counter((part.manifest["path"], part.manifest["why"]) for part in parts)),
