@@ -119,7 +119,7 @@ def test_the_command_line_makes_nothing_by_halves(tmp_path, monkeypatch, capsys,
     sources = [{"files": [str(path)], "layout": given.layout}]
     spec = {"kind": given.kind, "sources": sources, "held_out": 0.0, "max_quarantined_fraction": 1.0}
     out = Path("results/corpus/broken")
-    status = main(["corpus", "--spec", json.dumps(spec), "--code", "0", "--out", str(out), "--files", str(path)])
+    status = main(["corpus", "--spec", json.dumps(spec), "--out", str(out), "--files", str(path)])
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if status:
@@ -143,5 +143,5 @@ def test_the_command_line_without_a_file(tmp_path, monkeypatch, capsys, what):
     elif what == "pipe":
         os.mkfifo(path)
     spec = {"kind": CONVERSATIONS, "sources": [{"files": [str(path)]}]}
-    assert main(["corpus", "--spec", json.dumps(spec), "--code", "0", "--out", "out", "--files", str(path)]) == 1
+    assert main(["corpus", "--spec", json.dumps(spec), "--out", "out", "--files", str(path)]) == 1
     assert "rows.jsonl" in capsys.readouterr().err and not Path("out").exists()
