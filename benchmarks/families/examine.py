@@ -119,12 +119,13 @@ def _difference(packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows) 
     found.sum().backward()
     expected.sum().backward()
     scale = max(p.grad.abs().max().item() for p in separate.parameters() if p.grad is not None)
-    worst = ((found - expected).abs().max() / expected.abs().max()).item()
+    shares = [((found - expected).abs().max() / expected.abs().max()).item()]
     for one, other in zip(packed.parameters(), separate.parameters(), strict=True):
         # Experts that no token came to have none.
         found_grad, expected_grad = (torch.zeros_like(p) if p.grad is None else p.grad for p in (one, other))
-        worst = max(worst, (found_grad - expected_grad).abs().max().item() / scale)
-    return worst
+        shares.append((found_grad - expected_grad).abs().max().item() / scale)
+    # Not a number comes out as one.
+    return float(np.max(shares))
 
 
 def _train_and_keep(config: PretrainedConfig) -> None:
