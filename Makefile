@@ -1,10 +1,11 @@
 # make run    the embedded default, from raw demo files to results/report/pages/index.html
 # make test   the whole test suite
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
+# make families   every causal language model of transformers through the packed engine; writes docs/models.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint lock bench-data
+.PHONY: run test lint lock bench-data families
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -21,6 +22,9 @@ test: .venv/installed
 bench-data: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	  $(BIN)/python -m benchmarks.data_path $(BENCH)
+
+families: .venv/installed
+	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -27,7 +27,7 @@ SIZES = {
         linear_num_heads""",
     2: """num_key_value_heads num_kv_heads n_head_kv num_experts_per_tok top_k moe_topk moe_k num_experts_per_token
         top_k_experts swa_num_key_value_heads""",
-    1: "n_group topk_group num_expert_group num_kv_shared_layers n_shared_experts",
+    1: "n_group topk_group num_expert_group n_shared_experts",
     VOCABULARY: "vocab_size vocab_size_per_layer_input",
     512: "max_position_embeddings n_positions n_ctx max_seq_len seq_length max_sequence_length",
 }
@@ -46,6 +46,15 @@ NEEDED = (
 LATENT = {"num_key_value_heads": 4, "head_dim": 4}
 CONV = ["conv", "full_attention", "conv", "full_attention"]
 LINEAR = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+INDEXER = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+    "output_gate_type": "sigmoid",
+}
 HYBRID = ["linear_attention", "linear_attention", "hybrid", "hybrid"]
 # What a family needs besides: values that depend on each other, and layers of every kind.
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -58,7 +67,14 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "bailing_hybrid": {"head_dim": 4, "num_key_value_heads": 4, "layer_types": LINEAR, "linear_head_dim": 8},
     "falcon_h1": {"mamba_expand": 2},
+    **{family: {"layer_types": SLIDING} for family in ("gemma3_text", "kolibri1")},
+    "gemma3n_text": {"layer_types": SLIDING, "num_kv_shared_layers": 1},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "kimi_linear": {"layer_types": LINEAR},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "qwen4_exp_text": INDEXER,
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
     "mamba2": {"num_heads": 8},
     "reformer": {"is_decoder": True},

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, beyond_window, segments_for, use_segment_attention
 from snaketune.packing.segments import layout
@@ -30,19 +30,19 @@ def check_config(config: PretrainedConfig, longest: int, prefixes: bool) -> None
         Unpackable: with the model's name, the reason, and what can be done.
     """
     text = config.get_text_config()
-    if reason := _reason(config, text, prefixes) or _dry_run(config):
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if reason := _reason(text, known, prefixes) or (_dry_run(config) if known else ""):
         raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
     if reason := _too_long(text, longest):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
-def _reason(config: PretrainedConfig, text: PretrainedConfig, prefixes: bool) -> str:
+def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool) -> str:
     if getattr(text, "attn_logit_softcapping", None):
         return "its attention is soft-capped (attn_logit_softcapping), which no kernel here does"
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
     if strange:
         return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:
         return ""
     if model_class._is_stateful:
@@ -76,7 +76,7 @@ def _dry_run(config: PretrainedConfig) -> str:
                 use_cache=False,
             )
         except (Unpackable, TypeError, AttributeError) as error:
-            return str(error).splitlines()[0]
+            return (str(error).splitlines() or [type(error).__name__])[0]
         except Exception:
             return ""
     return ""
