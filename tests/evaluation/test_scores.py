@@ -42,7 +42,8 @@ def test_summary_counts_by_task_and_leaves_the_uncheckable_out():
 def test_every_model_gets_the_same_prompts_the_first_by_id():
     user, assistant = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     rows = [
-        {"id": str(n), "messages": [user, assistant], "answer": "a" if n % 2 else None, "task": None} for n in range(9)
+        {"id": str(n), "messages": [user, assistant], "answer": "a" if n % 2 else None, "task": None, "tools": None}
+        for n in range(9)
     ]
     table = pa.Table.from_pylist(rows[::-1])
     chosen = choose_prompts("c", table, limit=2, samples=3)

@@ -19,7 +19,7 @@ class Prompt:
     corpus: str
     task: str | None
     messages: list[dict[str, str]]
-    tools: str | None
+    tools: str | None = None
     answer: str | None
 
 
