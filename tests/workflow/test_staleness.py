@@ -79,7 +79,8 @@ def ready(finished, tmp_path) -> Project:
     """A finished project with the files that edits of the table name."""
     project = finished.copy_to(tmp_path / "ready")
     shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
-    shutil.copy(project.folder / "data/chatml.jinja", project.folder / "data/other.jinja")
+    # The same text by another name would change nothing.
+    (project.folder / "data/other.jinja").write_text(project.read("data/chatml.jinja") + "{# other #}", encoding="utf-8")
     (project.folder / "data/tasks").mkdir()
     (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
     return project
