@@ -74,16 +74,22 @@ def test_every_config_key_has_a_row():
     assert leaves(Workflow) - REFUSED == set(TABLE) - {"corpora"}
 
 
-@pytest.fixture
-def ready(finished, tmp_path) -> Project:
-    """A finished project with the files that edits of the table name."""
-    project = finished.copy_to(tmp_path / "ready")
+@pytest.fixture(scope="module")
+def ready_once(finished, tmp_path_factory) -> Project:
+    """A finished project with the files that edits of the table name. Nothing runs in it, it is only looked at."""
+    project = finished.copy_to(tmp_path_factory.mktemp("staleness") / "ready")
     shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
     # The same text by another name would change nothing.
     (project.folder / "data/other.jinja").write_text(project.read("data/chatml.jinja") + "{# other #}", encoding="utf-8")
     (project.folder / "data/tasks").mkdir()
     (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
     return project
+
+
+@pytest.fixture
+def ready(ready_once) -> Project:
+    """The same with a config of one's own."""
+    return Project(ready_once.folder, ready_once.config)
 
 
 @pytest.mark.parametrize("key", TABLE)
