@@ -12,8 +12,8 @@ package's own functions, float32 on the CPU. Made with torch {torch} and transfo
     make families
 
 `right`: losses and gradients of packed rows equal those of every sequence run alone (within {rounding:.0e} of the largest).
-`refused`: the run stops before anything is trained, with the reason given here. {instead}. Evaluation
-runs a refused model one sequence at a time. The last column is a step of training, a checkpoint read back into another model,
+`refused`: the run stops before anything is trained, with the reason given here ({instead}).
+Evaluation runs a refused model one sequence at a time. The last column is a step of training, a checkpoint read back into another model,
 a model folder read back, and a vocabulary that grows.
 
 {counts}
@@ -32,7 +32,7 @@ def as_markdown(outcomes: list[Outcome], versions: dict[str, str]) -> str:
         f"{len(outcomes)} families: {both} right in both, {sft_only} right in sft alone, "
         f"{sum(found.sft == 'refused' for found in made)} refused, {len(outcomes) - len(made)} not examined."
     )
-    head = HEAD.format(**versions, rounding=ROUNDING, instead=INSTEAD.capitalize(), counts=counts)
+    head = HEAD.format(**versions, rounding=ROUNDING, instead=INSTEAD, counts=counts)
     lines = [_line(found) for found in sorted(made, key=lambda found: found.family)]
     missing = [f"- {found.family}: {_short(found.reason)}" for found in outcomes if not found.sft]
     tail = "\nNot examined, since no tiny model could be made of the default config:\n\n" if missing else ""
