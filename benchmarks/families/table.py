@@ -13,8 +13,8 @@ package's own functions, float32 on the CPU. Made with torch {torch} and transfo
 
 `right`: losses and gradients of packed rows equal those of every sequence run alone (within {rounding:.0e} of the largest).
 `refused`: the run stops before anything is trained, with the reason given here ({instead}).
-Evaluation runs a refused model one sequence at a time. The last column is a step of training, a checkpoint read back into another model,
-a model folder read back, and a vocabulary that grows.
+Evaluation runs a refused model one sequence at a time. The last column is a step of training, a checkpoint read back into
+another model, a model folder read back, and a vocabulary that grows.
 
 {counts}
 
