@@ -80,7 +80,9 @@ def ready_once(finished, tmp_path_factory) -> Project:
     project = finished.copy_to(tmp_path_factory.mktemp("staleness") / "ready")
     shutil.copy(project.folder / "data/chat.jsonl", project.folder / "data/chat2.jsonl")
     # The same text by another name would change nothing.
-    (project.folder / "data/other.jinja").write_text(project.read("data/chatml.jinja") + "{# other #}", encoding="utf-8")
+    (project.folder / "data/other.jinja").write_text(
+        project.read("data/chatml.jinja") + "{# other #}", encoding="utf-8"
+    )
     (project.folder / "data/tasks").mkdir()
     (project.folder / "data/tasks/t.yaml").write_text("task: t\n", encoding="utf-8")
     return project

@@ -40,7 +40,7 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
 
     >>> sampler = EpochPermutation(5, seed=0, multiple=4)
     >>> list(sampler)
-    [4, 2, 3, 1, 0, 5, 5, 5]
+    [2, 4, 3, 0, 1, 5, 5, 5]
     """
 
     def __init__(self, items: int, seed: int, multiple: int = 1):
