@@ -96,6 +96,14 @@ def examine(family: str) -> Outcome:
     return found
 
 
+def _read_back(folder: str) -> PreTrainedModel:
+    try:
+        return load_folder(folder, weights_dtype=torch.float32).eval()
+    except SnaketuneError as error:
+        # The folder has another name at every run.
+        raise AssertionError(str(error).replace(folder, "FOLDER")) from None
+
+
 def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
     """Losses of the supervised tokens, every sequence alone, written down without the package's help."""
     losses = []
@@ -148,7 +156,7 @@ def _train_and_keep(config: PretrainedConfig) -> None:
         if not torch.equal(separate_token_losses(other, rows, batch), trained):
             raise AssertionError("another model after the checkpoint was read back")
         model.save_pretrained(folder)
-        kept = load_folder(folder, weights_dtype=torch.float32).eval()
+        kept = _read_back(folder)
         difference = (separate_token_losses(kept, rows, batch) - trained).abs().max().item()
         if not difference < ROUNDING:
             raise AssertionError(f"another model after the folder was read back: losses differ by {difference:.1e}")
