@@ -156,3 +156,11 @@ def test_bad_completions_are_learned_only_if_asked_for():
     with pytest.raises(Malformed, match=r"wrong_kind: .*unpaired.*layout: prompt-response"):
         read(single("a", "x", False))
     assert read(single("a", "x", False), CONVERSATIONS, "prompt-response")[1].messages == turns("U a", "A x")
+
+
+def test_two_columns_that_tell_different_verdicts_are_refused():
+    """One of them is about something else: `label` beside `winner`, say."""
+    raw = {"prompt": "hi", "response_a": "x", "response_b": "y", "winner": "model_a"}
+    with pytest.raises(Malformed, match="winner 'model_a', label 2: not the same verdict"):
+        read(raw | {"label": 2}, PREFERENCES)
+    assert read(raw | {"label": 1}, PREFERENCES)[1].chosen == turns("A x")

@@ -194,3 +194,13 @@ def test_a_micro_batch_of_blank_items_teaches_nothing(tmp_path):
     self_test(model, [], "sdpa", torch.float32, training=True)
     token_losses(model, batch).sum().backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_a_threshold_of_routers_is_no_dropout():
+    """phimoe's, which counts in evaluation as well."""
+    model = tiny_model("llama")
+    model.model.layers[0].router_jitter_noise, model.model.layers[0].input_jitter_noise = 0.01, 0.02
+    with without_dropout(model):
+        assert model.model.layers[0].router_jitter_noise == 0.01
+        assert model.model.layers[0].input_jitter_noise == 0.0
+    assert model.model.layers[0].input_jitter_noise == 0.02

@@ -65,6 +65,10 @@ def winner(raw: dict[str, Any]) -> int:
     answers = two_answers(tuple(raw))
     from_zero = answers is not None and answers[0].endswith("0")
     votes = Counter(_vote(raw[column], column, from_zero=from_zero) for column in columns)
+    # Annotators may differ. Two columns that each tell the verdict can't: one of them is about something else.
+    if len(votes) > 1 and not VOTER.fullmatch(columns[0]):
+        said = ", ".join(f"{column} {raw[column]!r}" for column in columns)
+        raise Malformed("verdicts_differ", f"{said}: not the same verdict; keep one of the columns")
     (first, most), *others = votes.most_common(2)
     return 0 if others and others[0][1] == most else first
 

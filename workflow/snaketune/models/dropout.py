@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.nn.modules.dropout import _DropoutNd
 
-# Names of probabilities in modules and configs: dropout, attn_pdrop, layerdrop, and the noise on what routers of experts read.
-RANDOM = re.compile(r".*(dropout|pdrop|layerdrop|jitter_noise|moe_jitter_eps).*")
+# Names of probabilities in modules and configs: dropout, attn_pdrop, layerdrop, and the noise on what experts and their routers
+# read. phimoe's `router_jitter_noise` isn't one: it is a threshold, in evaluation too.
+RANDOM = re.compile(r"(?!router_jitter_noise).*(dropout|pdrop|layerdrop|jitter_noise|moe_jitter_eps).*")
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
@@ -23,6 +25,7 @@ def load_base(
     if isinstance(base, Scratch):
         model = _from_scratch(base, chat).to(weights_dtype)
     else:
+        _check_tokenizer(base, chat)
         model = load_folder(
             base.path,
             weights_dtype=weights_dtype,
@@ -46,15 +49,18 @@ def load_folder(
     """A causal language model from a local folder or the Hub.
 
     Raises:
-        SnaketuneError: no such model, no safetensors, or quantization without a GPU.
+        SnaketuneError: no such model, no safetensors, weights that lack something, or quantization without a GPU.
     """
     arguments: dict[str, Any] = {}
     if quantization:
         arguments["quantization_config"] = _bitsandbytes(quantization, weights_dtype)
         arguments["device_map"] = {"": torch.cuda.current_device()}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
+            output_loading_info=True,
+            # So that they are told below, by name.
+            ignore_mismatched_sizes=True,
             dtype=weights_dtype,
             revision=revision or "main",
             use_safetensors=True,
@@ -64,12 +70,46 @@ def load_folder(
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = (str(error).strip().splitlines() or [repr(error)])[0]
         raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+    _check_loaded(str(path), loaded)
     if quantization:
         from peft import prepare_model_for_kbit_training
 
         # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model
+
+
+def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
+    """Refuse tokens that the base has learned as other ones; new ones beside its own are fine."""
+    file = cached_file(
+        base.path,
+        "tokenizer.json",
+        revision=base.revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    if file is None:
+        return
+    known = Tokenizer.from_file(file).get_vocab(with_added_tokens=False)
+    if strangers := chat.strangers(known):
+        raise SnaketuneError(
+            f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
+            f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"
+        )
+
+
+def _check_loaded(path: str, loaded: dict[str, Any]) -> None:
+    """transformers draws what it doesn't find at random, and leaves out what it can't use, with a warning that passes by."""
+    mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in loaded["mismatched_keys"]]
+    if lacking := sorted({*loaded["missing_keys"], *mismatched}):
+        raise SnaketuneError(
+            f"the model {path!r} lacks weights that its config.json asks for, or has them in another shape: "
+            f"{', '.join(lacking[:3])} ({len(lacking)} in all). They would be random; get the folder again, or one whose "
+            "weights are those of a causal language model"
+        )
+    if unused := sorted(loaded["unexpected_keys"]):
+        print(f"{path} holds weights that this model has no place for: {', '.join(unused[:3])} ({len(unused)} in all)")
 
 
 @torch.no_grad()

@@ -219,6 +219,10 @@ class ChatTokenizer:
         """int32[n]: the conversation so far, with the tools that it offers, and the frame that the assistant answers in."""
         return self.render([messages], add_generation_prompt=True, tools=[tools])[0].ids
 
+    def strangers(self, vocabulary: dict[str, int]) -> list[str]:
+        """The tokens of a vocabulary that have another id here, or none."""
+        return [token for token, id in vocabulary.items() if self._tokenizer.id_to_token(id) != token]
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`, without special tokens."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=True)
