@@ -137,6 +137,59 @@ def test_a_file_replaced_by_an_older_one_of_the_same_size_and_time_is_seen(sourc
         attempt.check_files()
 
 
+def test_a_hard_link_to_a_file_is_no_change_of_it(tmp_path, source):
+    """As `cp -al` makes them, for a backup; rights count as little."""
+
+    def build(work):
+        os.link(source, tmp_path / "backup")
+        source.chmod(0o600)
+        check_files(work.state)
+        return reading(source)(work)
+
+    assert run(tmp_path, source, build).read_text() == "old"
+
+
+def test_an_edit_in_place_that_sets_the_times_back_is_a_change(tmp_path, source):
+    def build(work):
+        times = source.stat()
+        source.write_text("new")
+        os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
+        return reading(source)(work)
+
+    with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
+        run(tmp_path, source, build)
+    nothing_is_kept_under_the_old_content(tmp_path, source)
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_result_names_the_versions_that_it_was_begun_with(tmp_path, source, monkeypatch, capsys, checkpoint):
+    installed = {"torch": "2", "numpy": "1"}
+    monkeypatch.setattr(stage_module, "installed_version", installed.get)
+
+    def killed(work):
+        if checkpoint:
+            (work.state / "checkpoints/checkpoint-1").mkdir(parents=True, exist_ok=True)
+            (work.state / "checkpoints/checkpoint-1/complete").touch()
+        raise SnaketuneError("killed")
+
+    # Also over a further attempt that got nowhere.
+    for version in ("2", "3"):
+        installed["torch"] = version
+        with pytest.raises(SnaketuneError, match="killed"):
+            run(tmp_path, source, killed, libraries=tuple(installed))
+    installed["torch"] = "4"
+    capsys.readouterr()
+    run(tmp_path, source, reading(source), libraries=tuple(installed))
+    manifest = json.loads((tmp_path / "results/demo/x/manifest.json").read_text())
+    assert manifest["versions"] == {"torch": "4", "numpy": "1"}
+    assert manifest.get("begun_with") == ({"torch": "2"} if checkpoint else None)
+    assert ("begun with other versions: torch 2, now 4\n" in capsys.readouterr().out) == checkpoint
+    # Where versions count, it isn't taken for one made with those of now.
+    built: list = []
+    run(tmp_path, source, reading(source, built), libraries=tuple(installed), reruns_on="versions")
+    assert len(built) == checkpoint
+
+
 def test_a_failure_because_of_the_change_is_told_as_the_change(tmp_path, source):
     def build(work):
         source.unlink()

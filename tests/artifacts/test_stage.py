@@ -11,6 +11,9 @@ import pytest
 from snaketune.artifacts.clean import clean
 from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command
 from snaketune.artifacts.stage import Outcome, fingerprint_of, run_stage
+from snaketune.artifacts.status import Results
+from snaketune.config.base import Model
+from snaketune.config.jobs import Job
 from snaketune.errors import SnaketuneError
 
 
@@ -67,6 +70,33 @@ def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
     digests = [fingerprint_of("s", {}, {}, {"files": [tmp_path / name / "f"]}, "c")[0] for name in ("a", "b")]
     (tmp_path / "b/f").write_text("edited")
     assert digests[0] == digests[1] != fingerprint_of("s", {}, {}, {"files": [tmp_path / "b/f"]}, "c")[0]
+
+
+def in_folder(role: str, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The fingerprint of a folder's files, and what the plan's look at the same files calls changed."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    fingerprint, inputs = fingerprint_of("eval", {}, {}, {role: files}, "c")
+    job = Job(stage="eval", name="x", spec=Model(), files={role: tuple(map(str, files))})
+    assert not list(Results(code_of=str)._inputs(job, inputs))
+    return fingerprint, inputs
+
+
+@pytest.mark.parametrize(("role", "counts"), [("base", True), ("tasks", True), ("task_data", True), ("files", False)])
+def test_names_count_where_files_are_read_as_a_folder(tmp_path, role, counts):
+    folder = tmp_path / "one"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("chat_template.jinja", "config.json", "deep/data.json"):
+        (folder / name).write_text(name)
+    before, inputs = in_folder(role, folder)
+    moved = folder.rename(tmp_path / "other")
+    assert in_folder(role, moved)[0] == before
+    # Its place in the order stays.
+    (moved / "chat_template.jinja").rename(moved / "chat_template_old.jinja")
+    assert (in_folder(role, moved)[0] != before) == counts
+    files = tuple(str(path) for path in sorted(moved.rglob("*")) if path.is_file())
+    job = Job(stage="eval", name="x", spec=Model(), files={role: files})
+    told = list(Results(code_of=str)._inputs(job, inputs))
+    assert ["chat_template_old.jinja" in why for why in told] == ([True] if counts else [])
 
 
 def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):

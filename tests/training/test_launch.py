@@ -8,7 +8,12 @@ import pytest
 
 from snaketune.artifacts.attempt import Attempt, stamps_of
 from snaketune.artifacts.code import code_digest
+from snaketune.artifacts.manifest import read_artifact, write_json
+from snaketune.artifacts.work import WorkFolder
+from snaketune.config.runs import Operation
+from snaketune.config.specs import DpoSpec, SftSpec
 from snaketune.errors import SnaketuneError
+from snaketune.training import dpo, launch, sft
 from snaketune.training.launch import run_worker
 
 MODULE = "snaketune.training.ref_logps"
@@ -40,6 +45,62 @@ def test_it_trains_with_no_other_code(worker):
     with pytest.raises(SystemExit, match="error: the code of the sft stage changed since this run was planned"):
         worker(trained.append, "0" * 16)
     assert not trained
+
+
+class Reached(Exception):
+    """All artifacts are read."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "spec", "roles", "replaced"),
+    [
+        (stage, spec, roles, replaced)
+        for stage, spec, roles in (
+            (sft, SftSpec, ("pack", "tokenizer")),
+            (dpo, DpoSpec, ("model", "pack", "ref_logps")),
+        )
+        for replaced in (None, *roles)
+    ],
+)
+def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(
+    tmp_path, monkeypatch, stage, spec, roles, replaced
+):
+    """Whose content the result is kept under; a job written by hand says nothing of it."""
+
+    def put(role: str, content: str) -> None:
+        payload = {"rows": {"digest": content}} if role != "tokenizer" else {}
+        write_json(tmp_path / f"{role}.json", {"payload": payload, "records": {}, "format_version": content})
+
+    for role in roles:
+        put(role, "old")
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: type("Done", (), {"returncode": 1}))
+    with pytest.raises(SnaketuneError, match="ended early"):
+        stage.build(
+            spec.model_construct(),
+            work,
+            operation=Operation(gpus=0),
+            **{role: read_artifact(tmp_path / f"{role}.json", "rows") for role in roles},
+            **({"base": []} if stage is sft else {}),
+        )
+    job = json.loads((work.state / "job.json").read_text(encoding="utf-8"))
+    if replaced:
+        put(replaced, "new")
+
+    def reached(*_, **__):
+        raise Reached
+
+    monkeypatch.setattr(spec, "model_validate", lambda _: None)
+    monkeypatch.setattr("snaketune.artifacts.manifest.Artifact.files", lambda self: [])
+    monkeypatch.setattr("snaketune.tokenization.chat.ChatTokenizer.load", reached)
+    monkeypatch.setattr(dpo, "_train", reached)
+    with pytest.raises(SnaketuneError if replaced else Reached) as caught:
+        stage.train(job)
+    if replaced:
+        assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
+        with pytest.raises(Reached):
+            stage.train({name: value for name, value in job.items() if name != "contents"})
 
 
 def test_a_full_disk_is_told_and_no_traceback(worker, tmp_path):

@@ -8,16 +8,19 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from snaketune.artifacts.code import import_checked
+from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
 
 FILE = "attempt.json"
 # Size, times of the last change of content and of the entry, inode; of a file that is gone, nothing.
 Stamp = tuple[int, ...]
+# What a later attempt goes on with: checkpoints of a training, shards already written.
+HALF_DONE = ("checkpoints/checkpoint-*/complete", "shards/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:
@@ -39,19 +42,30 @@ class Attempt:
     Attributes:
         code: digest of the stage's code that the fingerprint holds.
         stamps: of the files from outside, taken before the fingerprint was computed.
+        digests: of the same files, as the fingerprint holds them.
+        versions: of the libraries that the work was begun with.
         threads: that torch sums with; None where a stage doesn't compute with torch.
     """
 
     stage: str
     code: str
     stamps: dict[str, Stamp]
+    digests: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str | None] = field(default_factory=dict)
     threads: int | None = None
 
     def check_files(self) -> None:
         """Raise SnaketuneError if a file isn't any more what it was before its digest was computed."""
-        now = stamps_of(Path(path) for path in self.stamps)
-        if changed := [path for path, stamp in self.stamps.items() if tuple(stamp) != now[path]]:
+        if changed := [path for path, stamp in self.stamps.items() if self._changed(path, tuple(stamp))]:
             raise SnaketuneError(f"{', '.join(changed)} changed while the {self.stage} stage read it; run again")
+
+    def _changed(self, path: str, before: Stamp) -> bool:
+        now = stamps_of([Path(path)])[path]
+        if now == before:
+            return False
+        # A hard link or other rights change the entry's time (the third) alone; so does an edit that sets its times back.
+        entry_alone = before and now and before[:2] + before[3:] == now[:2] + now[3:]
+        return not entry_alone or digest_file(Path(path)) != self.digests.get(path)
 
     def import_code(self, module: str) -> None:
         """Import all that shapes the stage's result; SnaketuneError if that isn't the code of the fingerprint."""
@@ -74,6 +88,18 @@ def check_files(state: Path) -> None:
     """Called where the files have been read, and before anything that comes of them is kept."""
     if attempt := read_attempt(state):
         attempt.check_files()
+
+
+def begun_with(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
+    """The libraries that half-done work was begun with in another version than that of `versions`, and in which."""
+    before = read_attempt(state)
+    if before is None or not any(found for pattern in HALF_DONE for found in state.glob(pattern)):
+        return {}
+    older = {name: then for name, then in before.versions.items() if name in versions and then != versions[name]}
+    if older:
+        told = ", ".join(f"{name} {then}, now {versions[name]}" for name, then in older.items())
+        print(f"going on with what was begun with other versions: {told}", flush=True)
+    return older
 
 
 def cores() -> int:

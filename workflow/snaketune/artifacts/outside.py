@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from snaketune.artifacts.attempt import stamps_of
@@ -18,6 +19,25 @@ from snaketune.artifacts.digests import digest_file
 NOTED_BYTES = 1 << 20
 # Two changes within one tick of the file system's clock leave the same stamp; ticks are up to two seconds long.
 TICK_NS = 2_000_000_000
+# Roles whose files are read as a folder, where a name tells a library what a file is for.
+FOLDERS = ("base", "tasks", "task_data")
+
+
+def entries(role: str, paths: Iterable[Path], digest: Callable[[Path], str]) -> list[str]:
+    """What a role's files are in a fingerprint: each one's digest and, in a role read as a folder, its name below it.
+
+    The folder is the innermost one that holds all of them, so that moving it as a whole changes nothing.
+    """
+    paths = list(paths)
+    if role not in FOLDERS or not paths:
+        return [digest(path) for path in paths]
+    folder = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    return [f"{digest(path)} {path.absolute().relative_to(folder).as_posix()}" for path in paths]
+
+
+def digest_in(entry: str) -> str:
+    """The digest in one of `entries`."""
+    return entry.split(" ", 1)[0]
 
 
 def outside_digest(path: Path, work_root: Path) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.accepted import accepted_codes
-from snaketune.artifacts.attempt import Attempt, computing_with, cores, stamps_of, threads_of
+from snaketune.artifacts.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
 from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.outside import read_outside
+from snaketune.artifacts.outside import digest_in, entries, read_outside
 from snaketune.artifacts.work import WorkFolder, locked, publish
 from snaketune.errors import SnaketuneError
 
@@ -53,7 +53,7 @@ def fingerprint_of(
     versions: dict[str, str | None] | None = None,
     work_root: Path = WORK_ROOT,
 ) -> tuple[str, dict[str, list[str]]]:
-    """The fingerprint (32 hex digits) and the digest of every input by role.
+    """The fingerprint (32 hex digits) and what it holds of every input by role.
 
     Raises:
         SnaketuneError: a file from outside isn't there.
@@ -63,7 +63,7 @@ def fingerprint_of(
         for path in found:
             if not path.is_file():
                 raise SnaketuneError(f"--{role.replace('_', '-')}: {path} is not a file")
-        inputs[role] = [read_outside(path, work_root) for path in found]
+        inputs[role] = entries(role, found, lambda path: read_outside(path, work_root))
     return _fingerprint(stage, spec, inputs, code, device, versions), inputs
 
 
@@ -113,6 +113,8 @@ def run_stage(
     versions = {name: installed_version(name) for name in sorted(libraries)}
     counted = versions if reruns_on == "versions" else None
     fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device, counted, work_root)
+    digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
+    attempt = replace(attempt, digests=digests)
     work = WorkFolder(work_root / stage / fingerprint)
     if not work.manifest.is_file():
         # What counts as the same: made with code that was accepted since, or with these versions before they counted.
@@ -128,7 +130,8 @@ def run_stage(
         if result is None:
             started = time.time()
             work.start()
-            attempt = replace(attempt, threads=threads_of(work.state) if device else None)
+            older = begun_with(work.state, versions)
+            attempt = replace(attempt, threads=threads_of(work.state) if device else None, versions=versions | older)
             attempt.save(work.state)
             outcome = _built(build, work, attempt)
             described = describe_files(work.payload)
@@ -145,6 +148,7 @@ def run_stage(
                 "payload": {name: entry for name, entry in described.items() if name not in outcome.records},
                 "records": {name: entry for name, entry in described.items() if name in outcome.records},
                 "versions": versions,
+                **({"begun_with": older} if older else {}),
             }
             work.finish(manifest, _run_facts(started) | outcome.run)
             result = Artifact(work.manifest, manifest, work.finished)
@@ -172,11 +176,13 @@ def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: At
 def _published(
     work: WorkFolder, attempt: Attempt, versions: dict[str, str | None] | None, out: Path, payload: str
 ) -> bool:
-    """Publish the result in a work folder, if there is one and it was made with `versions` (None: with any)."""
+    """Publish the result in a work folder, if there is one, made with `versions` from its beginning (None: with any)."""
     with locked(work.folder / "lock", f"{attempt.stage} {work.folder.name}"):
         attempt.check_files()
         result = work.result()
-        if result is None or versions not in (None, result.manifest["versions"]):
+        if result is None:
+            return False
+        if versions is not None and (versions != result.manifest["versions"] or "begun_with" in result.manifest):
             return False
         _say_known(attempt.stage, out, work)
         publish(result, work.run, out, payload)

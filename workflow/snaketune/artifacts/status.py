@@ -15,7 +15,7 @@ from typing import Any
 from snaketune.artifacts.accepted import accepted_codes
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest
-from snaketune.artifacts.outside import outside_digest
+from snaketune.artifacts.outside import entries, outside_digest
 from snaketune.artifacts.stage import WORK_ROOT
 from snaketune.config.jobs import Job
 from snaketune.config.specs import canonical
@@ -127,7 +127,8 @@ class Results:
         """By role, name and digest of every input."""
         made = {role: [(_name(one), str(self.of(one).content)) for one in jobs] for role, jobs in job.artifacts.items()}
         return made | {
-            role: [(file, outside_digest(Path(file), WORK_ROOT)) for file in files] for role, files in job.files.items()
+            role: list(zip(files, entries(role, map(Path, files), lambda path: outside_digest(path, WORK_ROOT))))
+            for role, files in job.files.items()
         }
 
     def _versions(self, job: Job, versions: tuple[tuple[str, str, str], ...]) -> Iterator[str]:

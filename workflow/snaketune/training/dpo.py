@@ -9,12 +9,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import DpoSpec
-from snaketune.training.launch import is_first_process, launch, run_worker, writing
+from snaketune.training.launch import is_first_process, launch, passed, read_passed, run_worker, writing
 
 
 def build(
@@ -27,9 +27,7 @@ def build(
         {
             "spec": spec.model_dump(mode="json"),
             "operation": operation.model_dump(mode="json"),
-            "model": str(model.manifest_path),
-            "pack": str(pack.manifest_path),
-            "ref_logps": str(ref_logps.manifest_path),
+            **passed(model=model, pack=pack, ref_logps=ref_logps),
             "work": str(work.folder),
         },
     )
@@ -38,7 +36,7 @@ def build(
 def train(job: dict[str, Any]) -> None:
     """The launched process."""
     work = WorkFolder(Path(job["work"]))
-    model = read_artifact(Path(job["model"]), "model")
+    model = read_passed(job, "model", "model")
     model.files()
     with writing(work):
         outcome = _train(
@@ -46,8 +44,8 @@ def train(job: dict[str, Any]) -> None:
             Operation.model_validate(job["operation"]),
             work,
             model,
-            read_artifact(Path(job["pack"]), "shards"),
-            read_artifact(Path(job["ref_logps"]), "logps"),
+            read_passed(job, "pack", "shards"),
+            read_passed(job, "ref_logps", "logps"),
         )
         if is_first_process():
             for name in model.manifest["payload"]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from snaketune.artifacts.attempt import read_attempt
 from snaketune.artifacts.disk import disk_trouble
-from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder, locked
 from snaketune.errors import SnaketuneError
@@ -49,6 +49,24 @@ def launch(module: str, work: WorkFolder, job: dict[str, Any]) -> Outcome:
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     raise SnaketuneError(f"the training process ended early ({how}); what it said stands above. Run again to resume")
+
+
+def passed(**artifacts: Artifact) -> dict[str, Any]:
+    """What of a job names these artifacts, and tells what they held when its fingerprint was computed."""
+    paths = {role: str(artifact.manifest_path) for role, artifact in artifacts.items()}
+    return paths | {"contents": {role: artifact.content for role, artifact in artifacts.items()}}
+
+
+def read_passed(job: dict[str, Any], role: str, payload: str) -> Artifact:
+    """An artifact that a job names. One written by hand has no `contents`, and takes what there is.
+
+    Raises:
+        SnaketuneError: somebody has replaced it since; the result would be kept as that of the old one.
+    """
+    artifact = read_artifact(Path(job[role]), payload)
+    if artifact.content != job.get("contents", {}).get(role, artifact.content):
+        raise SnaketuneError(f"{artifact.manifest_path} changed since this job began; run again")
+    return artifact
 
 
 def parent_is_gone() -> bool:

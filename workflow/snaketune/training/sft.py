@@ -9,13 +9,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
+from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import SftSpec
 from snaketune.packing.shards import FORMAT_VERSION
-from snaketune.training.launch import is_first_process, launch, run_worker, writing
+from snaketune.training.launch import is_first_process, launch, passed, read_passed, run_worker, writing
 
 
 def build(
@@ -28,8 +28,7 @@ def build(
         {
             "spec": spec.model_dump(mode="json"),
             "operation": operation.model_dump(mode="json"),
-            "pack": str(pack.manifest_path),
-            "tokenizer": str(tokenizer.manifest_path),
+            **passed(pack=pack, tokenizer=tokenizer),
             "work": str(work.folder),
         },
     )
@@ -41,8 +40,8 @@ def train(job: dict[str, Any]) -> None:
 
     spec, operation = SftSpec.model_validate(job["spec"]), Operation.model_validate(job["operation"])
     work = WorkFolder(Path(job["work"]))
-    pack = read_artifact(Path(job["pack"]), "shards")
-    tokenizer = read_artifact(Path(job["tokenizer"]), "tokenizer")
+    pack = read_passed(job, "pack", "shards")
+    tokenizer = read_passed(job, "tokenizer", "tokenizer")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     with writing(work):
