@@ -42,6 +42,7 @@ def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
         ("dataset_kwargs: {data_dir: data/rows, data_files: {test: c.csv}}", ["rows/c.csv"]),
         ("dataset_path: ./data/rows", ["rows/c.csv", "rows/d.csv"]),
         ("dataset_path: data/rows", ["rows/c.csv", "rows/d.csv"]),
+        ("dataset_path: data", ["a.parquet", "b.jsonl.gz", "base.yml", "helpers.py", "rows/c.csv", "rows/d.csv"]),
         ("dataset_kwargs: {data_dir: data/rows}", ["rows/c.csv", "rows/d.csv"]),
         ("include: ../data/base.yml", ["a.parquet", "base.yml"]),
         ("include: [../data/base.yml]", ["a.parquet", "base.yml"]),

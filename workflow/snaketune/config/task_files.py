@@ -132,7 +132,7 @@ def _dataset(task: Path, value: dict[str, Any]) -> Iterator[Path]:
     arguments = arguments if isinstance(arguments, dict) else {}
     path = path if isinstance(path, str) else ""
     files, folder = _texts(arguments.get("data_files")), arguments.get("data_dir")
-    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and Path(path).exists())
+    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or bool(path and Path(path).exists())
     if "/" in path and not is_local:
         # A dataset on the Hub; its data files lie there too.
         return
