@@ -42,6 +42,8 @@ def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
         ("dataset_kwargs: {data_dir: data/rows, data_files: {test: c.csv}}", ["rows/c.csv"]),
         ("dataset_path: ./data/rows", ["rows/c.csv", "rows/d.csv"]),
         ("dataset_path: data/rows", ["rows/c.csv", "rows/d.csv"]),
+        ("dataset_path: data", ["a.parquet", "b.jsonl.gz", "base.yml", "helpers.py", "rows/c.csv", "rows/d.csv"]),
+        ("dataset_path: json\ndataset_kwargs: {data_files: data/a.parquet}", ["a.parquet"]),
         ("dataset_kwargs: {data_dir: data/rows}", ["rows/c.csv", "rows/d.csv"]),
         ("include: ../data/base.yml", ["a.parquet", "base.yml"]),
         ("include: [../data/base.yml]", ["a.parquet", "base.yml"]),
@@ -57,6 +59,8 @@ def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
 def test_what_a_task_names_elsewhere_counts(write, task, outside):
     for name in ("a.parquet", "b.jsonl.gz", "rows/c.csv", "rows/d.csv", "helpers.py"):
         write(f"data/{name}")
+    # Not what `dataset_path: json` means.
+    write("json/e.json")
     write("data/base.yml", "dataset_kwargs: {data_files: data/a.parquet}")
     write("tasks/t.yaml", f"task: t\n{task}\n")
     found = [path.replace("tasks/../", "") for path in task_files("tasks").outside]

@@ -132,7 +132,8 @@ def _dataset(task: Path, value: dict[str, Any]) -> Iterator[Path]:
     arguments = arguments if isinstance(arguments, dict) else {}
     path = path if isinstance(path, str) else ""
     files, folder = _texts(arguments.get("data_files")), arguments.get("data_dir")
-    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or ("/" in path and Path(path).exists())
+    is_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    is_local = is_local or (path != "" and Path(path).exists() and not _is_reader(path))
     if "/" in path and not is_local:
         # A dataset on the Hub; its data files lie there too.
         return
@@ -155,6 +156,14 @@ def _dataset(task: Path, value: dict[str, Any]) -> Iterator[Path]:
     if not files and (is_local or isinstance(folder, str)):
         key = "data_dir" if isinstance(folder, str) else "dataset_path"
         yield from [root] if root.is_file() else _below(_existing(task, key, root))
+
+
+def _is_reader(name: str) -> bool:
+    """Whether `datasets` takes this for one of its readers (`json`), even beside a folder of that name."""
+    # Slow to import, and rarely asked.
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
+
+    return name in _PACKAGED_DATASETS_MODULES
 
 
 def _existing(task: Path, key: str, path: Path) -> Path:

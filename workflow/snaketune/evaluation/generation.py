@@ -19,6 +19,17 @@ def generates_plainly(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     )
 
 
+def left_padded(prompts: list[np.ndarray], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and attention mask, int64[B, W] each, padded on the left, so that all prompts end where writing begins."""
+    width = max(map(len, prompts))
+    ids_BW = torch.full((len(prompts), width), pad_id)
+    mask_BW = torch.zeros_like(ids_BW)
+    for row, prompt in enumerate(prompts):
+        ids_BW[row, width - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
+        mask_BW[row, width - len(prompt) :] = 1
+    return ids_BW, mask_BW
+
+
 @torch.no_grad()
 def generate(
     model: PreTrainedModel,
@@ -28,11 +39,13 @@ def generate(
     max_new_tokens: int,
     batch_size: int,
     dtype: torch.dtype,
+    cached: bool = True,
 ) -> list[tuple[str, int]]:
     """Continue prompts greedily until a stop token, by the settings of `generates_plainly`.
 
     Args:
         prompts: int32[n] each.
+        batch_size, cached: as `continuing.how_to_continue` allows.
     Returns:
         For each prompt what was written, without special tokens, and its length in tokens (the stop token included).
     """
@@ -43,21 +56,16 @@ def generate(
     starts = range(0, len(order), batch_size)
     for start in progress(starts, "generating", f"batches of {batch_size}", len(starts)):
         chunk = order[start : start + batch_size]
-        width = max(len(prompts[i]) for i in chunk)
-        ids_BW = torch.full((len(chunk), width), chat.pad_id)
-        mask_BW = torch.zeros_like(ids_BW)
-        for row, i in enumerate(chunk):
-            # Padding goes to the left, so that all prompts end where writing begins.
-            ids_BW[row, width - len(prompts[i]) :] = torch.from_numpy(prompts[i].astype(np.int64))
-            mask_BW[row, width - len(prompts[i]) :] = 1
+        ids_BW, mask_BW = left_padded([prompts[i] for i in chunk], chat.pad_id)
         with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
             out_BX = model.generate(
                 input_ids=ids_BW.to(model.device),
                 attention_mask=mask_BW.to(model.device),
                 max_new_tokens=max_new_tokens,
+                use_cache=cached,
             )
         for row, i in enumerate(chunk):
-            new = out_BX[row, width:].tolist()
+            new = out_BX[row, ids_BW.shape[1] :].tolist()
             length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
             written[i] = (chat.decode(new[:length]), length)
     return written

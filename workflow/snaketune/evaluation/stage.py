@@ -20,6 +20,8 @@ from snaketune.artifacts.tables import read_table
 from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
 from snaketune.config.specs import EvalSpec
+from snaketune.errors import SnaketuneError
+from snaketune.evaluation.continuing import how_to_continue
 from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.preferences import preference_scores
@@ -83,6 +85,13 @@ def build(
         loaded = load_base(spec.base, chat, weights_dtype=dtype)
     loaded = loaded.to(where)
     scores: dict[str, Any] = {"parameters": parameter_count(loaded)}
+    # By the model's own attention, which nothing has replaced yet.
+    continuing = how_to_continue(loaded, chat, dtype)
+    if spec.task_names and not continuing.cached:
+        raise SnaketuneError(
+            f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives other "
+            "logits than its forward: leave the tasks out of this model's evaluation"
+        )
 
     held_out = [PackedRows(pack, "held_out") for pack in packs]
     about, run = _how_to_run(loaded, config, held_out, kernel, dtype)
@@ -117,8 +126,9 @@ def build(
         chat,
         [chat.encode_prompt(prompt.messages, prompt.tools) for prompt in prompts],
         max_new_tokens=spec.exact_match.max_new_tokens,
-        batch_size=spec.exact_match.batch_size,
+        batch_size=continuing.batch_size(spec.exact_match.batch_size),
         dtype=dtype,
+        cached=continuing.cached,
     )
     responses = [
         judge(prompt, text, length, spec.exact_match) for prompt, (text, length) in zip(prompts, written, strict=True)
@@ -135,7 +145,8 @@ def build(
             Path(os.path.commonpath([path.parent for path in tasks])),
             spec.task_names,
             spec.task_limit,
-            spec.task_batch_size,
+            continuing.batch_size(spec.task_batch_size),
+            work.state,
         )
     write_json(work.payload / "scores.json", scores)
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
@@ -148,6 +159,7 @@ def build(
                 "strategy": "greedy",
                 "max_new_tokens": spec.exact_match.max_new_tokens,
                 "stop_ids": list(chat.stop_ids),
+                **continuing.about(),
             },
         },
         run=run | {"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},

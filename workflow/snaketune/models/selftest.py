@@ -99,8 +99,7 @@ def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, A
     limits = (window_of(text), batch_dependent_rope(text), getattr(text, "max_position_embeddings", None))
     # A prefix and its completion take half each.
     half = max(min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=2**20) // 2, 2)
-    special = _special_ids(config)
-    allowed = np.array([token for token in range(text.vocab_size) if token not in special])
+    allowed = ordinary_ids(config)
     generator = np.random.default_rng(0)
     batches = []
     for shapes in (DOCUMENTS, PAIRS) if prefixes else (DOCUMENTS,):
@@ -118,6 +117,12 @@ def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, A
             )
         batches.append(rows)
     return batches
+
+
+def ordinary_ids(config: PretrainedConfig) -> np.ndarray:
+    """All tokens but those that mean something to the model's code."""
+    special = _special_ids(config)
+    return np.array([token for token in range(config.get_text_config().vocab_size) if token not in special])
 
 
 def _special_ids(config: PretrainedConfig) -> set[int]:
@@ -177,8 +182,8 @@ def _difference_from_separate(
                     alone.append(logits_at(model, inputs, torch.arange(own.start, own.stop, device=model.device))[0])
         use_segment_attention(model)
         alone_NV = torch.cat(alone)
-        worst.append(_largest_difference(packed_NV, alone_NV))
-        scales.append(_scale(alone_NV))
+        worst.append(largest_difference(packed_NV, alone_NV))
+        scales.append(scale_of(alone_NV))
     return (torch.stack(worst).max() / torch.stack(scales).max()).item()
 
 
@@ -204,8 +209,8 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype
             torch.manual_seed(seed)
             after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, everywhere_T, dtype)
             untouched_T = torch.from_numpy(~placed.mask()[:, changed_T].any(1))
-            worst.append(_largest_difference(after_TV[untouched_T], before_TV[untouched_T]))
-    return (torch.stack(worst).max() / _scale(before_TV)).item()
+            worst.append(largest_difference(after_TV[untouched_T], before_TV[untouched_T]))
+    return (torch.stack(worst).max() / scale_of(before_TV)).item()
 
 
 def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], places_N: torch.Tensor, dtype: torch.dtype):
@@ -227,11 +232,13 @@ def _on_device(batch: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     return {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
 
 
-def _largest_difference(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
+def largest_difference(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
+    """Of logits [..., V], a scalar."""
     # Equal infinities, as of tokens that a model never writes, differ by nothing.
     return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().max()
 
 
-def _scale(logits_NV: torch.Tensor) -> torch.Tensor:
+def scale_of(logits_NV: torch.Tensor) -> torch.Tensor:
+    """What differences are a share of: see above."""
     deviation_NV = logits_NV.float() - logits_NV.float().mean(0)
     return deviation_NV.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-9)

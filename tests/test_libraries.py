@@ -1,0 +1,28 @@
+"""A stage names the libraries that shape its result with the spec that it has, and no others."""
+
+from snaketune.config.corpora import CorpusContent
+from snaketune.config.runs import Lora, Scratch, Training
+from snaketune.config.specs import SftSpec
+from snaketune.libraries import of_corpus, of_training
+
+CORPUS = {"kind": "conversations", "sources": [{"files": ["a.jsonl"]}]}
+
+
+def test_a_corpus_names_what_it_was_cleaned_with():
+    assert of_corpus(CorpusContent(**CORPUS), {}) == ("pyarrow",)
+    near = CorpusContent(**CORPUS, near_duplicates={"threshold": 0.8}, cleaning={"fix_mojibake": True})
+    assert set(of_corpus(near, {})) == {"pyarrow", "rensa", "ftfy"}
+
+
+class Pack:
+    def __init__(self, version: str):
+        self.manifest = {"format_version": version}
+
+
+def test_a_training_names_what_trained_it():
+    shape = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1)
+    full = SftSpec(base=shape, training=Training(learning_rate=1.0), lora=None, quantization=None)
+    assert set(of_training(full, {"pack": [Pack("3.0")]})) == {"torch", "transformers", "accelerate"}
+    adapters = full.model_copy(update={"lora": Lora()})
+    assert "peft" in of_training(adapters, {"pack": [Pack("3.0")]})
+    assert {"trl", "datasets"} <= set(of_training(full, {"pack": [Pack("2.0")]}))

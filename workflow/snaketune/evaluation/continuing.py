@@ -1,0 +1,130 @@
+"""How a model can be asked to continue prompts: does it write in batches, and with its cache, what it writes alone and without?
+
+Asked once per model on made prompts of different lengths. Models that overlook left padding (recurrent ones, absolute
+positions), and caches that lose something, give other logits without any error.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from snaketune.errors import SnaketuneError
+from snaketune.evaluation.generation import generates_plainly, left_padded
+from snaketune.models.selftest import TOLERANCE, largest_difference, ordinary_ids, scale_of
+from snaketune.tokenization.chat import ChatTokenizer
+
+# Prompt lengths: the longest passes the windows and chunks that are usual.
+LENGTHS = (5, 30, 140)
+NEW_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Continuing:
+    """The fastest way that is right."""
+
+    batched: bool
+    cached: bool
+
+    def batch_size(self, wanted: int) -> int:
+        return wanted if self.batched else 1
+
+    def about(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"batched": self.batched, "cached": self.cached}
+
+
+WAYS = (Continuing(True, True), Continuing(False, True), Continuing(False, False))
+
+
+@torch.no_grad()
+def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, dtype: torch.dtype) -> Continuing:
+    """The first of WAYS whose logits are those of plain forwards of single prompts within TOLERANCE, a share of their scale.
+
+    Raises:
+        SnaketuneError: there is none.
+    """
+    model.eval()
+    generates_plainly(model, chat)
+    prompts = _made_prompts(model, chat)
+    with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        expected = [_plainly(model, prompt, chat) for prompt in prompts]
+        scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
+        wrong = []
+        for way in WAYS:
+            fault = _fault(model, chat, prompts, expected, way, TOLERANCE[dtype] * scale)
+            if not fault:
+                break
+            how = f"{'batches' if way.batched else 'single prompts'} {'with' if way.cached else 'without'} cache"
+            wrong.append(f"{how}: {fault}")
+    name = model.config.model_type
+    if fault:
+        raise SnaketuneError(
+            f"{name} doesn't generate what its forward says ({'; '.join(wrong)}), so no response of it can be trusted: "
+            "leave the model out of the evaluation"
+        )
+    if wrong:
+        now = "one prompt at a time" + ("" if way.cached else ", without cache")
+        print(f"{name} can't generate as usual ({'; '.join(wrong)}). It therefore generates {now}", flush=True)
+    return way
+
+
+def _made_prompts(model: PreTrainedModel, chat: ChatTokenizer) -> list[np.ndarray]:
+    text = model.config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    room = max(limit - NEW_TOKENS, 1) if isinstance(limit, int) and limit > 0 else max(LENGTHS)
+    allowed = np.setdiff1d(ordinary_ids(model.config), [chat.pad_id, *chat.stop_ids])
+    generator = np.random.default_rng(0)
+    return [generator.choice(allowed, min(length, room)).astype(np.int32) for length in LENGTHS]
+
+
+def _plainly(model: PreTrainedModel, prompt: np.ndarray, chat: ChatTokenizer) -> tuple[list[int], torch.Tensor]:
+    """The likeliest tokens, one forward of everything for each, up to a stop token; and their logits [N, V]."""
+    ids_1L = torch.from_numpy(prompt.astype(np.int64))[None].to(model.device)
+    new: list[int] = []
+    logits = []
+    while len(new) < NEW_TOKENS and not (new and new[-1] in chat.stop_ids):
+        logits.append(model(input_ids=ids_1L, use_cache=False).logits[0, -1].float())
+        new.append(int(logits[-1].argmax()))
+        ids_1L = torch.cat([ids_1L, ids_1L.new_tensor([[new[-1]]])], 1)
+    return new, torch.stack(logits)
+
+
+def _fault(
+    model: PreTrainedModel,
+    chat: ChatTokenizer,
+    prompts: list[np.ndarray],
+    expected: list[tuple[list[int], torch.Tensor]],
+    way: Continuing,
+    tolerance: float,
+) -> str:
+    """What is wrong with this way; empty if nothing is."""
+    numbers = list(range(len(prompts)))
+    for chunk in [numbers] if way.batched else [[number] for number in numbers]:
+        ids_BW, mask_BW = left_padded([prompts[number] for number in chunk], chat.pad_id)
+        try:
+            out = model.generate(
+                input_ids=ids_BW.to(model.device),
+                attention_mask=mask_BW.to(model.device),
+                max_new_tokens=NEW_TOKENS,
+                use_cache=way.cached,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            return f"{type(error).__name__}, {(str(error).strip().splitlines() or [''])[0]}"
+        for row, number in enumerate(chunk):
+            tokens, logits_NV = expected[number]
+            written = out.sequences[row, ids_BW.shape[1] :].tolist()
+            for step, token in enumerate(tokens):
+                # Not a number is a fault too.
+                if not largest_difference(out.logits[step][row], logits_NV[step]).item() <= tolerance:
+                    return f"other logits for token {step + 1} after {len(prompts[number])}"
+                # Two that are equally likely within rounding: what follows differs rightly.
+                if written[step] != token:
+                    break
+    return ""
