@@ -4,11 +4,12 @@ import math
 
 import pyarrow as pa
 import pytest
+import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
 from snaketune.errors import SnaketuneError
-from snaketune.training.reference import check_ref_logps, read_ref_logps, schema
+from snaketune.training.reference import ROUNDING, check_policy_is_reference, check_ref_logps, read_ref_logps, schema
 
 
 def artifact(tmp_path, chosen: float | None = -1.0, **manifest) -> Artifact:
@@ -55,3 +56,15 @@ def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, wh
     check_ref_logps(made, **arguments)
     with pytest.raises(SnaketuneError, match=rf"\({what}: .*--forcerun"):
         check_ref_logps(made, **(arguments | expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_policy_with_noise_in_training_is_refused_though_the_noise_is_small(dtype):
+    """phimoe's experts are drawn in training, which no setting turns off."""
+    counts, zero = torch.full((2, 2), 10), torch.zeros(2, 2)
+    rounding = 10 * ROUNDING[dtype]
+    check_policy_is_reference(zero + 0.9 * rounding, zero + 0.85 * rounding, counts, dtype)
+    with pytest.raises(SnaketuneError, match="in training from itself in evaluation"):
+        check_policy_is_reference(zero + 0.9 * rounding, zero + 0.5 * rounding, counts, dtype)
+    with pytest.raises(SnaketuneError, match="from its own reference"):
+        check_policy_is_reference(zero + 1.1 * rounding, zero + 1.1 * rounding, counts, dtype)

@@ -96,12 +96,15 @@ def _train(
 
         def check_start(self):
             batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
-            check_policy_is_reference(*self.log_ratios_before(batch), dtype)
+            trained_P2, counts_P2 = self.log_ratios_before(batch, training=True)
+            evaluated_P2, _ = self.log_ratios_before(batch, training=False)
+            self.model.train()
+            check_policy_is_reference(trained_P2, evaluated_P2, counts_P2, dtype)
 
         @torch.no_grad()
-        def log_ratios_before(self, batch):
-            """As in training, but without a trace of it."""
-            self.model.train()
+        def log_ratios_before(self, batch, training):
+            """As in training or in evaluation, but without a trace of it."""
+            self.model.train(training)
             cuda = [where.index] if where.type == "cuda" else []
             with torch.random.fork_rng(cuda), self.compute_loss_context_manager():
                 return self.log_ratios(self.model, batch)
