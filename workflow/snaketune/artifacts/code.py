@@ -140,15 +140,25 @@ def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)
     ours = {name for name in imports if name.startswith(f"{PACKAGE}.") and _file(name)}
-    return hashlib.sha256(repr(_shape(tree)).encode()).hexdigest(), tuple(sorted(ours))
+    return hashlib.sha256(_shape(tree).encode()).hexdigest(), tuple(sorted(ours))
 
 
-def _shape(node: Any) -> Any:
-    """A tree as nested lists, the same under every Python: no positions, and no fields that only newer ones have."""
-    if isinstance(node, ast.AST):
-        fields = ((name, getattr(node, name, None)) for name in node._fields if name not in ("type_params", "kind"))
-        return [type(node).__name__, *([name, _shape(value)] for name, value in fields if value not in (None, []))]
-    return [_shape(item) for item in node] if isinstance(node, list) else repr(node)
+def _shape(node: Any) -> str:
+    """A tree as text, the same under every Python: no positions, and no fields that only newer ones have.
+
+    >>> _shape(ast.parse("x = 1").body[0].value)
+    '(Constant value=1)'
+    """
+    if isinstance(node, list):
+        return f"[{' '.join([_shape(item) for item in node])}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = [type(node).__name__]
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if value is not None and value != [] and name not in ("type_params", "kind"):
+            parts.append(f"{name}={_shape(value)}")
+    return f"({' '.join(parts)})"
 
 
 def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:

@@ -67,7 +67,7 @@ def train_raw(
 
     class RawTrainer(OwnOrder, SafeCheckpoints, SFTTrainer):
         def items_of_an_epoch(self):
-            # Behind them is the blank one.
+            # After them comes the blank one.
             return len(self.train_dataset) - 1
 
     trainer = RawTrainer(

@@ -63,7 +63,7 @@ class OwnOrder:
     """Mixed into a transformers Trainer: its rows come as EpochPermutation has them, also after a resume."""
 
     def items_of_an_epoch(self) -> int:
-        """Items of the training set, a blank one behind them not counted."""
+        """Items of the training set, a blank one after them not counted."""
         return len(self.train_dataset)
 
     def _get_train_sampler(self, train_dataset=None):
