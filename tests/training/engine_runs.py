@@ -76,7 +76,9 @@ def train(
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
     work = WorkFolder(folder)
-    work.start()
+    if "RANK" not in os.environ:
+        # Of several processes none empties the folder: who launches them has done so.
+        work.start()
 
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()

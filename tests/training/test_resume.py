@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
@@ -99,6 +100,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(tmp_path,
 
 
 def in_processes(count: int, folder, stop: int = 0) -> None:
+    WorkFolder(folder).start()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count),
          "-m", "tests.training.engine_runs", str(folder), str(stop)],
