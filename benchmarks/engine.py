@@ -25,7 +25,7 @@ from snaketune.models.devices import computing
 from snaketune.models.forward import packed_logits
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
-from snaketune.packing.plan import plan_best_fit_decreasing
+from snaketune.packing.best_fit import plan_best_fit_decreasing
 from snaketune.packing.shards import IGNORED
 
 LENGTH = 1024

@@ -24,13 +24,14 @@ from benchmarks.data_path.timing import compared, in_turn
 
 from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import PlanSpec, WriteSpec
-from snaketune.packing import plan_rows, write_shards
+from snaketune.packing import plan as planning
+from snaketune.packing import write as writing
+from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.pieces import Losses, Pieces, pieces_of
-from snaketune.packing.plan import lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.sequences import Sequences
+from snaketune.stages.specs import PlanSpec, WriteSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.tokens import TokenParts
 
 # Texts that our encoder gets at once.
@@ -92,13 +93,13 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
         work = WorkFolder(folder / "plan")
         work.start()
         spec = PlanSpec(kind="sft", lengths=(CAPACITY,), strategy="best-fit-decreasing", overflow="drop")
-        outcome = plan_rows.build(spec, work, tokens=[tokens])
+        outcome = planning.build(spec, work, tokens=[tokens])
         manifest = {**outcome.about, "payload": describe_files(work.payload), "records": {}}
         planned = Artifact(folder / "plan/manifest.json", manifest, work.payload)
         work = WorkFolder(folder / "write")
         work.start()
         spec = WriteSpec(part=1, parts=1)
-        rows["stages"] = write_shards.build(spec, work, plan=planned, tokens=[tokens], corpus=[]).counts["rows"]
+        rows["stages"] = writing.build(spec, work, plan=planned, tokens=[tokens], corpus=[]).counts["rows"]
 
     def as_shipped() -> None:
         rows["trl"] = len(pack_dataset(dataset, CAPACITY, "bfd"))

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.artifacts.code import code_digest
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import TokenizerSpec
-from snaketune.stages import STAGES, run
+from snaketune.stages.code import code_digest
+from snaketune.stages.run import run
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.stages.table import STAGES
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.ragged import Sequences
 from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter, of_conversations
 

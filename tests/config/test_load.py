@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from snaketune.config.load import load
-from snaketune.config.plan import Plan
 from snaketune.config.schema import config_schema
-from snaketune.config.specs import canonical
 from snaketune.errors import SnaketuneError
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.specs import canonical
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,7 +153,7 @@ def test_a_grid_makes_one_run_per_combination_that_share_all_before_them(raw):
         "grid": {"beta": [0.1, 0.5], "training.learning_rate": [1e-4]},
     }
     raw["eval"]["demo"]["models"] = ["dpo:sweep"]
-    plan = Plan(*load(raw))
+    plan = JobGraph(*load(raw))
     names = ["sweep-beta0.1-learning_rate0.0001", "sweep-beta0.5-learning_rate0.0001"]
     assert [job.name for job in plan.stage("dpo")] == ["demo", *names]
     assert [job.name for job in plan.stage("eval")] == [f"demo/dpo-{name}" for name in names]
@@ -166,7 +166,7 @@ def test_the_canonical_spec_knows_no_key_order_and_spells_defaults_out(raw):
     turned = {key: dict(reversed(section.items())) for key, section in reversed(raw.items())}
     turned["sft"]["demo"] = dict(reversed(raw["sft"]["demo"].items()))
     turned["sft"]["demo"]["lora"] = None
-    one, other = Plan(*load(raw)), Plan(*load(turned))
+    one, other = JobGraph(*load(raw)), JobGraph(*load(turned))
     assert {key: canonical(job.spec) for key, job in one.jobs.items()} == {
         key: canonical(job.spec) for key, job in other.jobs.items()
     }
@@ -188,7 +188,7 @@ def test_jobs_are_never_mixed_up_by_their_names(raw):
         "one": raw["sft"]["demo"] | {"corpus": "a", "tokenizer": "b-c"},
         "two": raw["sft"]["demo"] | {"corpus": "a-b", "tokenizer": "c"},
     }
-    plan = Plan(*load(raw))
+    plan = JobGraph(*load(raw))
     one, two = (plan.job("sft", name).artifacts["pack"][0] for name in ("one", "two"))
     assert one.manifest != two.manifest
     (tokens,) = two.artifacts["plan"][0].artifacts["tokens"]
@@ -202,7 +202,7 @@ def test_a_corpus_has_a_part_for_each_256_mb_of_its_files_or_as_many_as_asked_fo
     raw["corpora"]["demo-chat"]["sources"] = [{"files": [str(large)]}]
 
     def parts() -> list[str]:
-        pack = Plan(*load(raw)).job("sft", "demo").artifacts["pack"][0]
+        pack = JobGraph(*load(raw)).job("sft", "demo").artifacts["pack"][0]
         tokens = pack.artifacts["plan"][0].artifacts["tokens"]
         assert [job.name.split("/")[1] for job in pack.artifacts["shards"]] == [j.name.split("/")[1] for j in tokens]
         return [job.name.split("/")[1] for job in tokens]
@@ -215,7 +215,7 @@ def test_a_corpus_has_a_part_for_each_256_mb_of_its_files_or_as_many_as_asked_fo
 def test_other_row_lengths_tokenize_nothing_anew(raw):
     raw["sft"]["short"] = {"extends": "demo", "packing": {"length": 256, "overflow": "truncate"}}
     raw["sft"]["all"] = {"extends": "demo", "packing": {"train_on": "all"}}
-    plan = Plan(*load(raw))
+    plan = JobGraph(*load(raw))
     tokens = {
         name: plan.job("sft", name).artifacts["pack"][0].artifacts["plan"][0].artifacts["tokens"]
         for name in ("demo", "short", "all")
@@ -230,21 +230,21 @@ def test_a_corpus_is_decontaminated_against_what_is_evaluated(raw):
     raw["corpora"]["demo-chat"]["decontamination"] = {}
     # One that is cleaned itself can't be waited for.
     raw["corpora"]["clean-bench"] |= {"decontamination": {}, "held_out": 0.5}
-    job = Plan(*load(raw)).job("corpus", "demo-chat")
+    job = JobGraph(*load(raw)).job("corpus", "demo-chat")
     assert [against.name for against in job.artifacts["against"]] == ["bench", "demo-preferences"]
     assert [Path(file).name for file in job.files["against_files"]] == ["demo_choice.jsonl"]
 
 
 def test_a_grid_over_lists_is_named_by_place(raw):
     raw["sft"]["sweep"] = {"extends": "demo", "grid": {"training.betas": [[0.9, 0.95], [0.9, 0.99]]}}
-    assert {"sweep-betas0", "sweep-betas1"} <= {job.name for job in Plan(*load(raw)).stage("sft")}
+    assert {"sweep-betas0", "sweep-betas1"} <= {job.name for job in JobGraph(*load(raw)).stage("sft")}
 
 
 def test_file_names_with_shell_characters_stay_file_names(raw, tmp_path):
     name = tmp_path / "it's $(touch gone) & co.jsonl"
     name.write_text("{}\n", encoding="utf-8")
     raw["corpora"]["odd"] = {"kind": "conversations", "sources": [{"files": [str(name)]}]}
-    assert Plan(*load(raw)).job("corpus", "odd").files["files"] == (str(name),)
+    assert JobGraph(*load(raw)).job("corpus", "odd").files["files"] == (str(name),)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
 def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
     raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
-    plan = Plan(*load(raw))
+    plan = JobGraph(*load(raw))
     found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in plan.stage("plan")}
     assert found == {
         "demo-chat": ("sft", "truncate"),

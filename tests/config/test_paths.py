@@ -7,8 +7,8 @@ import pytest
 
 from snaketune.config.load import load
 from snaketune.config.paths import one_spelling
-from snaketune.config.plan import Plan
-from snaketune.config.specs import canonical
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.specs import canonical
 
 CONFIG = {
     "corpora": {
@@ -38,8 +38,8 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def plan_of(config: dict) -> Plan:
-    return Plan(*load(config))
+def plan_of(config: dict) -> JobGraph:
+    return JobGraph(*load(config))
 
 
 def jobs_of(config: dict) -> dict:

@@ -10,11 +10,11 @@ import pytest
 from flow_of_rows import balances
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import CorpusSpec
-from snaketune.corpus.stage import build
+from snaketune.corpus.corpus import build
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import CorpusSpec
+from snaketune.stages.work import WorkFolder
 
 
 @dataclass

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import CorpusSpec
+from snaketune.corpus.corpus import build
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.corpus.stage import build
 from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import CorpusSpec
+from snaketune.stages.work import WorkFolder
 
 
 def prompts(rows):

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import CorpusSpec
-from snaketune.corpus.stage import build
+from snaketune.corpus.corpus import build
+from snaketune.stages.specs import CorpusSpec
+from snaketune.stages.work import WorkFolder
 
 
 def test_a_cap_takes_the_same_rows_whatever_else_is_there(make, chat):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.work import WorkFolder
 from snaketune.errors import SnaketuneError
+from snaketune.stages.work import WorkFolder
 
 MASKED = {"mask_personal_data": ["email", "phone"]}
 

@@ -9,7 +9,7 @@ from benchmarks.families.examine import DOCUMENTS, PAIRS, Rows, examine
 from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from snaketune.evaluation.stage import _how_to_run, held_out_loss
+from snaketune.evaluation.eval import _how_to_run, held_out_loss
 from snaketune.models.attention import Unpackable, attend, segments_for
 from snaketune.models.batches import collate, layout_of
 from snaketune.models.logprobs import SEPARATE, separate_token_losses, token_losses

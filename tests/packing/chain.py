@@ -1,4 +1,4 @@
-"""From a corpus artifact to a pack artifact: tokenize in parts, plan, write in parts, collect."""
+"""From a corpus artifact to a pack artifact: tokenize in parts, plan, write in parts, pack."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import write_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec
-from snaketune.packing import collect, plan_rows, write_shards
+from snaketune.packing.pack import build as build_pack
+from snaketune.packing.plan import build as build_plan
+from snaketune.packing.write import build as build_write
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import tokenize
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +61,12 @@ def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: in
         tokens.append(made(own.folder, outcome, tokenize_spec))
     plan_spec = PlanSpec(kind=kind, lengths=spec.lengths, strategy=spec.strategy, overflow=spec.overflow)
     own = work("plan")
-    plan = made(own.folder, plan_rows.build(plan_spec, own, tokens=tokens), plan_spec)
+    plan = made(own.folder, build_plan(plan_spec, own, tokens=tokens), plan_spec)
     shards = []
     for part in range(1, parts + 1):
         write_spec = WriteSpec(part=part, parts=parts)
         own = work(f"shards-{part}")
-        outcome = write_shards.build(write_spec, own, plan=plan, tokens=tokens, corpus=[rows])
+        outcome = build_write(write_spec, own, plan=plan, tokens=tokens, corpus=[rows])
         shards.append(made(own.folder, outcome, write_spec))
     own = work("pack")
-    return made(own.folder, collect.build(spec, own, plan=plan, shards=shards), spec)
+    return made(own.folder, build_pack(spec, own, plan=plan, shards=shards), spec)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from snaketune.config.runs import Packing
-from snaketune.config.specs import PlanSpec
 from snaketune.packing.lost import STEP, lost_to_length, warning
 from snaketune.packing.pieces import Losses, pieces_of
+from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.config.specs import PlanSpec
 from snaketune.errors import SnaketuneError
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, learned
 
 CHAT = {"length": 30, "learned": [5, 10, 20, 30], "turn_ends": [4, 10, 14, 30]}

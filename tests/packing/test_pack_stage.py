@@ -9,14 +9,14 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
-from snaketune.packing import write_shards
+from snaketune.packing import write
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import IGNORED, schema
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.stage import build as build_tokenizer
+from snaketune.tokenization.tokenizer import build as build_tokenizer
 from tests.packing import chain
 from tests.packing.chain import ROOT, rows_of
 
@@ -153,8 +153,8 @@ def test_raw_rows_with_turns_of_weight_0_are_refused(pack):
 
 
 def test_rows_are_views_into_the_mapped_file_also_over_several_batches_and_shards(pack, monkeypatch):
-    monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 3 * 256)
-    monkeypatch.setattr(write_shards, "TOKENS_PER_BATCH", 2 * 256)
+    monkeypatch.setattr(write, "TOKENS_PER_SHARD", 3 * 256)
+    monkeypatch.setattr(write, "TOKENS_PER_BATCH", 2 * 256)
     packed = pack("sft", rows_of("chat", 60))
     assert len(packed.files("train-")) > 1
     train = PackedRows(packed, "train")
@@ -181,7 +181,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_result_is_the_same_whatever_the_parts(pack, settings, monkeypatch):
-    monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 4 * 256)
+    monkeypatch.setattr(write, "TOKENS_PER_SHARD", 4 * 256)
     rows = rows_of("chat", 80)
     one, two, eight = (pack("sft", rows, parts, **settings).manifest for parts in (1, 2, 8))
     assert len(one["payload"]) > 3
@@ -273,18 +273,18 @@ def test_pairs_of_one_prompt_share_it(pack, tokenizer):
 
 
 def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(write_shards, "TOKENS_PER_SHARD", 2 * 256)
+    monkeypatch.setattr(write, "TOKENS_PER_SHARD", 2 * 256)
     rows = chain.corpus(tmp_path / "corpus", "sft", rows_of("chat", 60))
     whole = chain.pack(tmp_path / "whole", rows, tokenizer, "sft").manifest["payload"]
-    write, written, lives = write_shards._PackedRows.write, [], 2
+    write_row, written, lives = write._PackedRows.write, [], 2
 
     def dies(self, shard, path):
         if len(written) == lives:
             raise KeyboardInterrupt
-        write(self, shard, path)
+        write_row(self, shard, path)
         written.append(shard.name)
 
-    monkeypatch.setattr(write_shards._PackedRows, "write", dies)
+    monkeypatch.setattr(write._PackedRows, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         chain.pack(tmp_path / "killed", rows, tokenizer, "sft")
     before, lives = list(written), 999
@@ -310,7 +310,7 @@ def test_a_split_without_rows_reads_as_none(pack):
 
 
 def test_data_stages_import_no_torch():
-    stages = ("corpus.stage", "tokenization.tokenize", "packing.plan_rows", "packing.write_shards", "packing.collect")
+    stages = ("corpus.corpus", "tokenization.tokenize", "packing.plan", "packing.write", "packing.pack")
     code = "\n".join(f"import snaketune.{stage}" for stage in stages) + "\nimport sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaketune.packing.best_fit import plan_best_fit_decreasing
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces
-from snaketune.packing.plan import plan_best_fit_decreasing
 from snaketune.packing.units import shared_prompts, singles
 from snaketune.packing.wrapped import wrap
 from tests.packing.made_index import index

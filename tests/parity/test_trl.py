@@ -30,9 +30,9 @@ def tokenizer_folder(tmp_path_factory) -> Path:
 
     from snaketune.artifacts.manifest import Artifact, describe_files
     from snaketune.artifacts.tables import write_table
-    from snaketune.artifacts.work import WorkFolder
-    from snaketune.config.specs import TokenizerSpec
-    from snaketune.tokenization.stage import build
+    from snaketune.stages.specs import TokenizerSpec
+    from snaketune.stages.work import WorkFolder
+    from snaketune.tokenization.tokenizer import build
 
     folder = tmp_path_factory.mktemp("tokenizer")
     rows = folder / "rows"

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import content_digest, describe_files, write_json
 from snaketune.artifacts.tables import write_table
-from snaketune.config.jobs import PAYLOADS
+from snaketune.stages.table import STAGES
 
 LENGTH = 128
 
@@ -35,7 +35,7 @@ class DataResults:
         **about: Any,
     ) -> str:
         folder = self.folder / "results" / stage / name
-        payload = folder / PAYLOADS[stage]
+        payload = folder / STAGES[stage].payload
         payload.mkdir(parents=True, exist_ok=True)
         (payload / "only.txt").write_text(f"{stage} {name}")
         files = describe_files(payload)
@@ -58,7 +58,7 @@ class DataResults:
         return content_digest(manifest)
 
     def payload(self, stage: str, name: str, file: str) -> Path:
-        path = self.folder / "results" / stage / name / PAYLOADS[stage] / file
+        path = self.folder / "results" / stage / name / STAGES[stage].payload / file
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

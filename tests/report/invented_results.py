@@ -8,10 +8,10 @@ from typing import Any
 from invented_data import LENGTH, DataResults, bad, hit
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import ReportSpec
-from snaketune.report.stage import build
+from snaketune.report.report import build
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import ReportSpec
+from snaketune.stages.work import WorkFolder
 
 
 class Results(DataResults):

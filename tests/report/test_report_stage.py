@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from invented_data import bad, hit
 
-from snaketune.config.jobs import PAYLOADS
 from snaketune.config.load import load
-from snaketune.config.plan import Plan
 from snaketune.report.pages import pages_for, pages_of
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.table import STAGES
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7 }} $\\frac{1}{2}$ & \x00\x1b[31m\u202e"
 
@@ -100,7 +100,7 @@ def test_exactly_the_promised_pages_are_written(results, fill):
 
 
 def test_a_sweep_has_every_page(sweep_pages):
-    assert names(sweep_pages) == set(pages_for(PAYLOADS))
+    assert names(sweep_pages) == set(pages_for(STAGES))
 
 
 def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
         "corpora": {"chat": {"kind": "conversations", "sources": [{"files": ["chat.jsonl"]}]}},
         "tokenizers": {"demo": {"train": {"corpora": ["chat"], "model": "bpe", "vocab_size": 400}}},
     }
-    assert list(pages_of(Plan(*load(config)))) == [
+    assert list(pages_of(JobGraph(*load(config)))) == [
         "index.html",
         "data.csv",
         "corpus.html",
@@ -120,7 +120,7 @@ def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
 
 def test_every_caption_is_there_and_says_something():
     captions = Path(__file__).parents[2] / "workflow" / "report"
-    promised = {caption for _, caption in pages_for(PAYLOADS).values()}
+    promised = {caption for _, caption in pages_for(STAGES).values()}
     assert {path.stem for path in captions.glob("*.rst")} == promised
     assert all(len((captions / f"{name}.rst").read_text("utf-8").split()) > 30 for name in promised)
 
@@ -272,5 +272,5 @@ def test_a_model_has_one_colour_everywhere(sweep_pages):
 
 
 def test_no_torch_is_imported():
-    code = "import sys, snaketune.report.stage; sys.exit('torch' in sys.modules)"
+    code = "import sys, snaketune.report.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

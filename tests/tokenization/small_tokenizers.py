@@ -10,11 +10,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizerSpec
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.separable import PATTERNS
-from snaketune.tokenization.stage import build
+from snaketune.tokenization.tokenizer import build
 
 TEMPLATES = Path(__file__).parents[2] / "resources" / "chat_templates"
 CHATML, MISTRAL, PHI3 = (TEMPLATES / f"{name}.jinja" for name in ("chatml", "mistral", "phi3"))

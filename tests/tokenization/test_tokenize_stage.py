@@ -13,9 +13,9 @@ from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizeSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import TokenizeSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.chunks import FastEncoder
@@ -279,8 +279,8 @@ def test_tokenizing_imports_no_torch(tmp_path, corpus, tokenizer):
 import json, sys
 from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizeSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.stages.specs import TokenizeSpec
 from snaketune.tokenization.tokenize import build
 def artifact(folder):
     return Artifact(folder / "manifest.json", {{"payload": describe_files(folder), "records": {{}}}}, folder)

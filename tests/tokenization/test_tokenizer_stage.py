@@ -25,15 +25,15 @@ from small_tokenizers import (
 )
 from tokenizers import Tokenizer
 
-from snaketune.artifacts.code import shaping_modules
 from snaketune.artifacts.manifest import describe_files
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.code import shaping_modules
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.fast import fast_tokenizer
 from snaketune.tokenization.parity import NASTY, compare
-from snaketune.tokenization.stage import build
+from snaketune.tokenization.tokenizer import build
 from snaketune.tokenization.train import Texts, train
 
 MODELS = ("bpe", "unigram")
@@ -91,9 +91,9 @@ def test_same_corpus_same_bytes_in_another_process(trained, tmp_path, model):
 import sys
 from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizerSpec
-from snaketune.tokenization.stage import build
+from snaketune.stages.work import WorkFolder
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.tokenization.tokenizer import build
 rows = Path({str(corpus.folder)!r})
 work = WorkFolder(Path({str(tmp_path / "again")!r}))
 work.start()
@@ -281,4 +281,4 @@ def test_slow_missing_and_endless_tokenizers_are_refused(tmp_path):
 
 
 def test_code_digest_sees_this_room():
-    assert "snaketune.tokenization.control" in shaping_modules("snaketune.tokenization.stage")
+    assert "snaketune.tokenization.control" in shaping_modules("snaketune.tokenization.tokenizer")

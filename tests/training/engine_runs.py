@@ -10,13 +10,13 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Lora, Operation, Scratch, Training
-from snaketune.config.specs import SftSpec
 from snaketune.models.logprobs import token_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import SftSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training import checkpoints
 from snaketune.training.engine import train_packed
 from snaketune.training.trainer import PackedTrainer

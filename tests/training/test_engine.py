@@ -9,12 +9,12 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Lora, Operation, Training
-from snaketune.config.specs import DpoSpec
 from snaketune.errors import SnaketuneError
 from snaketune.models.dropout import without_dropout
 from snaketune.models.loading import grow_vocabulary
+from snaketune.stages.specs import DpoSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training import dpo
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from snaketune.artifacts.attempt import Attempt, stamps_of
-from snaketune.artifacts.code import code_digest
 from snaketune.artifacts.manifest import read_artifact, write_json
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import DpoSpec, SftSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.attempt import Attempt, stamps_of
+from snaketune.stages.code import code_digest
+from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training import dpo, launch, sft
 from snaketune.training.launch import run_worker
 

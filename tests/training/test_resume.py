@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
+from snaketune.stages.work import WorkFolder
 from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
 from tests.models.conftest import tiny_model
 

@@ -14,14 +14,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from snaketune.artifacts import code
-from snaketune.artifacts.code import code_digest
-from snaketune.artifacts.status import Results
 from snaketune.config.load import load
-from snaketune.config.plan import Plan
-from snaketune.config.specs import canonical
 from snaketune.config.workflow import Workflow
-from snaketune.stages import STAGES
+from snaketune.stages import code
+from snaketune.stages.code import code_digest
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.specs import canonical
+from snaketune.stages.status import Results
+from snaketune.stages.table import STAGES
 
 from .conftest import ROOT, Project
 from .reruns import CORPUS, DPO, EVAL, PACK_SFT, REF, REFUSED, REPORT, SFT, SINGLE, TABLE, TOKENIZER, TOKENS
@@ -34,7 +34,7 @@ def test_a_key_alone_changes_the_jobs_that_read_it(finished, key, monkeypatch):
     monkeypatch.chdir(finished.folder)
     before, edit, expected = SINGLE[key]
     one = put(finished.config, before)
-    plans = [Plan(*load(config)) for config in (one, put(one, edit))]
+    plans = [JobGraph(*load(config)) for config in (one, put(one, edit))]
     specs = [{(j.stage, j.name.split("-")[0]): canonical(j.spec) for j in plan.jobs.values()} for plan in plans]
     changed = {name[0] for name in specs[0] if specs[0][name] != specs[1].get(name)} - {"report"}
     assert changed == expected
@@ -97,7 +97,7 @@ def ready(ready_once) -> Project:
 @pytest.mark.parametrize("key", TABLE)
 def test_every_config_key_makes_exactly_the_jobs_of_its_row_stale(ready, key, monkeypatch):
     monkeypatch.chdir(ready.folder)
-    plan = Plan(*load(put(ready.config, TABLE[key][0])))
+    plan = JobGraph(*load(put(ready.config, TABLE[key][0])))
     results = Results(code_of=lambda stage: code_digest(STAGES[stage].module), reruns_on=plan.config.reruns_on)
     assert {job.stage for job in plan.jobs.values() if not results.of(job).current} == TABLE[key][1]
 
@@ -119,7 +119,7 @@ def test_snakemake_reruns_exactly_the_rules_of_the_row(ready, key):
 def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch):
     said = ready.snakemake("--dry-run", "--forceall", "--printshellcmds")
     monkeypatch.chdir(ready.folder)
-    plan = Plan(*load(ready.config))
+    plan = JobGraph(*load(ready.config))
     commands = {}
     for line in said.splitlines():
         if "python -m snaketune" in line:
@@ -165,29 +165,29 @@ CODE = {
     "corpus/layouts.py": CORPUS,
     "tokenization/train.py": TOKENIZER,
     "tokenization/tokenize.py": TOKENS | SFT,
-    "packing/plan.py": PACK_SFT,
-    "packing/write_shards.py": {"write", "pack"} | SFT,
+    "packing/best_fit.py": PACK_SFT,
+    "packing/write.py": {"write", "pack"} | SFT,
     "packing/reader.py": SFT,
     "training/sft.py": SFT,
     "training/ref_logps.py": REF,
     "training/dpo_loss.py": DPO,
     "training/dpo.py": DPO,
     "evaluation/exact_match.py": EVAL,
-    "report/stage.py": REPORT,
-    "artifacts/work.py": set(),
+    "report/report.py": REPORT,
+    "stages/work.py": set(),
     "artifacts/tables.py": TOKENIZER,
     "training/checkpoints.py": SFT,
     "training/launch.py": SFT,
     "models/selftest.py": SFT,
-    "models/gpus.py": set(),
-    "progress.py": set(),
+    "stages/gpus.py": set(),
+    "stages/progress.py": set(),
     "config/runs.py": set(),
 }
 
 
 def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp_path, monkeypatch):
     monkeypatch.chdir(finished.folder)
-    plan = Plan(*load(finished.config))
+    plan = JobGraph(*load(finished.config))
     monkeypatch.setattr(code, "PACKAGE_FOLDER", tmp_path / "snaketune")
     shutil.copytree(ROOT / "workflow/snaketune", code.PACKAGE_FOLDER, ignore=shutil.ignore_patterns("__pycache__"))
 

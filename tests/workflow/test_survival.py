@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from snaketune.artifacts.work import WorkFolder
+from snaketune.stages.work import WorkFolder
 
 from .conftest import ROOT
 

@@ -25,20 +25,20 @@ shell.prefix(
     .replace("}", "}}")
 )
 
-from snaketune.artifacts.code import code_digest
-from snaketune.artifacts.stage import installed_version
-from snaketune.artifacts.status import Results, made_from
+from snaketune.stages.code import code_digest
+from snaketune.stages.libraries import installed_version
+from snaketune.stages.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
-from snaketune.config.plan import Plan
-from snaketune.config.specs import canonical
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
 from snaketune.report.pages import pages_of
-from snaketune.stages import STAGES
+from snaketune.stages.table import STAGES
 
 try:
     # Relative, so that a moved repository has the same input files as before.
-    plan = Plan(*load(config), root=Path(os.path.relpath(workflow.basedir)))
+    plan = JobGraph(*load(config), root=Path(os.path.relpath(workflow.basedir)))
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 
@@ -81,7 +81,7 @@ results = Results(
 
 
 def let_manifests_decide():
-    """Snakemake orders and runs the jobs, but what is stale is for the manifests to say (artifacts/status.py).
+    """Snakemake orders and runs the jobs, but what is stale is for the manifests to say (stages/status.py).
 
     Its own notes could only add jobs that then find nothing to compute, and miss others where the notes are lost. Called when it
     asks for the first inputs: before that, neither the settings nor the graph are there; what needs to run is worked out after.

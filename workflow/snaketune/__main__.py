@@ -5,13 +5,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from snaketune.artifacts.accepted import accept
-from snaketune.artifacts.code import code_digest
-from snaketune.artifacts.disk import disk_trouble
-from snaketune.artifacts.stage import WORK_ROOT
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
-from snaketune.stages import STAGES, run
+from snaketune.stages.accepted import accept
+from snaketune.stages.code import code_digest
+from snaketune.stages.disk import disk_trouble
+from snaketune.stages.run import run
+from snaketune.stages.table import STAGES
+from snaketune.stages.work import WORK_ROOT
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("$ python -m snaketune", shlex.join(sys.argv[1:] if arguments is None else arguments), flush=True)
     try:
         if options.command == "clean":
-            from snaketune.artifacts.clean import clean
+            from snaketune.stages.clean import clean
 
             clean(WORK_ROOT, remove=options.remove)
             return 0

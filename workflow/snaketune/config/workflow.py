@@ -8,13 +8,14 @@ from pydantic import Field
 from snaketune.config.base import Model, Name
 from snaketune.config.corpora import Corpus
 from snaketune.config.evaluation import Evaluation, Report
-from snaketune.config.jobs import PAYLOADS
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.errors import SnaketuneError
 
-StageName = Literal[tuple(PAYLOADS)]
+StageName = Literal[
+    "corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "ref_logps", "dpo", "eval", "report"
+]
 
 
 class Workflow(Model):

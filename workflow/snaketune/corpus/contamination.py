@@ -27,7 +27,7 @@ from snaketune.corpus.rows import Malformed, Message, id_of
 from snaketune.corpus.sources import open_unpacked, read_file
 from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.words import split_words, windows, words_of
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
 
 SHORTEST_WORDS = 5
 TEXTS_PER_BATCH = 4096

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from snaketune.config.specs import CorpusSpec
 from snaketune.corpus.duplicates import Groups, first_of
 from snaketune.corpus.mixing import over_cap, times_used
 from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.scan import Scan, SourceCounts
 from snaketune.corpus.splits import is_held_out
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import CorpusSpec
 
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")
 

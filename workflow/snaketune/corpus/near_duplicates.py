@@ -19,7 +19,7 @@ from rensa import RMinHash
 
 from snaketune.corpus.duplicates import Groups
 from snaketune.corpus.words import FACTOR, Runs, mix, windows
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
 
 SLOTS = 128
 SIGNATURE_BYTES = 4 * SLOTS

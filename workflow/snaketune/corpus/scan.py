@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.config.corpora import Source
-from snaketune.config.specs import CorpusSpec
 from snaketune.corpus.cleaning import Cleaner
 from snaketune.corpus.contamination import Contamination, texts_of
 from snaketune.corpus.layouts import canonical_rows
@@ -30,7 +29,8 @@ from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.words import Runs, words_of
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import CorpusSpec
 
 LONGEST = 2**32 - 1
 MOST_NAMES = 200

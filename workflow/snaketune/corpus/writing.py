@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from snaketune.corpus.rows import excerpt, id_of
 from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
 
 GROUPS_SHOWN = 1000
 ROWS_SHOWN = 20

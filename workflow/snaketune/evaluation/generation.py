@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 
 

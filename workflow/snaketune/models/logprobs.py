@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from snaketune.models.batches import collate, separate_sequences, supervised_places
 from snaketune.models.forward import logits_at, packed_logits
 from snaketune.packing.reader import PackedRows
-from snaketune.progress import progress
+from snaketune.stages.progress import progress
 
 # In the place of a kernel's name: no packed forward, every sequence alone.
 SEPARATE = "separate"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.config.specs import PlanSpec
 from snaketune.packing.pieces import Losses, pieces_of
+from snaketune.stages.specs import PlanSpec
 
 # Reasons to drop that longer rows would take away.
 TOO_SHORT = ("longer_than_row", "prompt_fills_row", "nothing_learned_in_a_row", "nothing_learned_in_a_piece")

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.config.specs import PlanSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import PlanSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,187 +1,196 @@
-"""Which sequence goes into which row: global best-fit-decreasing over a histogram of lengths.
+"""The `plan` stage: which piece of which sequence goes into which row, from lengths alone.
 
-Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row is the
-shortest that holds it. Sequences of one length are interchangeable, and so are rows with one amount of free space, so whole
-groups move at once and the cost is that of sorting by length: some ten million sequences per second on one core, and about
-40 bytes for each.
-
-That freedom also spreads what is learned: among rows with the same free space, the one with the fewest supervised tokens
-so far gets the sequence with the most. It costs no row.
+Payload, per split: `<split>-rows.arrow` (tokens and pieces of each row), `<split>-pieces.arrow` (the pieces, row after row);
+`documents.arrow`; and `facts.json`, which the shards' manifest repeats. It depends on the sequences and their order only, not
+on the parts that they were tokenized in. Some 120 bytes of memory per sequence, 200 where rows are wrapped.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+
+from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.artifacts.tables import write_table
+from snaketune.errors import SnaketuneError
+from snaketune.packing.best_fit import PackingPlan, lower_bound_rows, plan_best_fit_decreasing
+from snaketune.packing.lost import lost_to_length, warning
+from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.packing.shards import DOCUMENTS, FORMAT_VERSION, RAW_FORMAT_VERSION, SPLITS
+from snaketune.packing.units import shared_prompts, singles
+from snaketune.packing.wrapped import wrap
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import PlanSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tokenization.tokens import TokenParts
+
+ROWS_PER_BATCH = 2**16
+FACTS = "facts.json"
+ROWS = pa.schema([("length", pa.int32()), ("pieces", pa.int32())])
+PIECES = pa.schema([(name, pa.int32()) for name in COLUMNS])
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackingPlan:
-    """Rows, each a run of `order`.
-
-    Row r holds the sequences `order[starts[r]:starts[r + 1]]`, in this order.
-
-    Attributes:
-        order: int32[N], the sequences, row after row.
-        starts: int64[R + 1].
-        capacities: int32[R], tokens that each row can hold, from short to long.
-    """
-
-    order: np.ndarray
-    starts: np.ndarray
-    capacities: np.ndarray
-
-    @property
-    def rows(self) -> int:
-        return len(self.starts) - 1
-
-    def row(self, r: int) -> np.ndarray:
-        return self.order[self.starts[r] : self.starts[r + 1]]
-
-
-def plan_best_fit_decreasing(
-    lengths: np.ndarray, capacities: Sequence[int], supervised: np.ndarray | None = None
-) -> PackingPlan:
-    """Pack sequences into rows.
-
-    Deterministic: equal sequences keep their order. For one capacity Johnson's bound for best-fit-decreasing holds: at most
-    11/9 of the best possible number of rows, plus one.
+def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
+    """Fill `work.payload`.
 
     Args:
-        lengths: int[N], tokens of each sequence, each in 1..capacities[-1].
-        capacities: the row lengths that there are, from short to long.
-        supervised: int[N], tokens of each sequence that are learned, to be spread over the rows.
+        tokens: the parts of a tokenized corpus, in order.
     Raises:
-        ValueError: a length outside 1..capacities[-1].
-
-    >>> plan = plan_best_fit_decreasing(np.array([3, 6, 5, 4, 2]), capacities=[10])
-    >>> [plan.row(r).tolist() for r in range(plan.rows)]
-    [[1, 3], [2, 0, 4]]
-
-    Rows of 4 are opened for what fits into them, once no begun row of 10 has room:
-
-    >>> plan = plan_best_fit_decreasing(np.array([3, 6, 9, 4, 2]), capacities=[5, 10])
-    >>> [(plan.row(r).tolist(), int(plan.capacities[r])) for r in range(plan.rows)]
-    [([0, 4], 5), ([2], 10), ([1, 3], 10)]
+        SnaketuneError: a sequence longer than a row where `overflow` is `raise`; nothing left of a split that has rows.
     """
-    lengths, capacity = np.asarray(lengths), capacities[-1]
-    if len(lengths) and not (lengths.min() >= 1 and lengths.max() <= capacity):
-        raise ValueError(f"lengths must lie in 1..{capacity}, found {lengths.min()}..{lengths.max()}")
-    by_length = _longest_first(lengths, supervised, capacity)
-    learned = np.zeros(len(lengths), np.int32) if supervised is None else np.asarray(supervised, np.int32)[by_length]
-    rows = _Rows(capacities, learned)
-    counts = np.bincount(lengths, minlength=capacity + 1)
-    for length in np.flatnonzero(counts)[::-1].tolist():
-        rows.place(length, int(counts[length]))
-    return rows.plan(by_length)
-
-
-def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
-    """No packing needs fewer rows: all tokens must fit, and two sequences over half a row can't share one.
-
-    >>> lower_bound_rows(np.array([6, 6, 6]), capacity=10)
-    3
-    """
-    return int(max(-(-int(np.sum(lengths)) // capacity), np.count_nonzero(np.asarray(lengths) > capacity / 2)))
-
-
-def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity: int) -> np.ndarray:
-    """int32[N]: from long to short, among equals roughly from many supervised tokens to few, then in order.
-
-    One stable sort of 16-bit keys, which is a radix sort; what the length leaves of the 16 bits holds the supervised share.
-    """
-    if capacity >= 2**16:
-        return np.argsort(capacity - lengths, kind="stable").astype(np.int32)
-    keys = (capacity - lengths).astype(np.uint16)
-    spare = 16 - capacity.bit_length()
-    if supervised is not None and spare:
-        share = supervised.astype(np.float32) / lengths.astype(np.float32)
-        keys = (keys << spare) | ((1 - share) * (2**spare - 1)).astype(np.uint16)
-    return np.argsort(keys, kind="stable").astype(np.int32)
-
-
-class _Rows:
-    """Rows while they fill. Sequences are known by their place in the order from long to short."""
-
-    def __init__(self, capacities: Sequence[int], learned: np.ndarray):
-        self.capacities, self.learned = capacities, learned
-        self.row_at = np.empty(len(learned), np.int32)
-        self.slot_at = np.empty(len(learned), np.int32)
-        self.taken = self.rows = 0
-        # Per row: its capacity, sequences and supervised tokens so far. They grow by doubling.
-        self.capacity = np.empty(1024, np.int32)
-        self.count = np.zeros(1024, np.int32)
-        self.load = np.zeros(1024, np.int64)
-        # Rows with f tokens left, in groups; bit f of `open` is set where there are any.
-        self.free: dict[int, list[np.ndarray]] = {}
-        self.open = 0
-
-    def place(self, length: int, count: int) -> None:
-        """Find rows for the next `count` sequences, all of `length` tokens."""
-        while count:
-            space, group = self._tightest(length, count)
-            # A row once begun stays the tightest fit for its length until nothing more fits in.
-            each = space // length
-            full, rest = divmod(min(count, each * len(group)), each)
-            self._put(group[:full], each, space - each * length)
-            if rest:
-                self._put(group[full : full + 1], rest, space - rest * length)
-            self._keep(space, group[full + bool(rest) :])
-            count -= full * each + rest
-
-    def plan(self, by_length: np.ndarray) -> PackingPlan:
-        capacity = self.capacity[: self.rows]
-        by_capacity = np.argsort(capacity, kind="stable")
-        count = self.count[: self.rows][by_capacity]
-        starts = np.concatenate([[0], np.cumsum(count, dtype=np.int64)])
-        place = np.empty(self.rows, np.int64)
-        place[by_capacity] = starts[:-1]
-        order = np.empty(len(by_length), np.int32)
-        order[place[self.row_at] + self.slot_at] = by_length
-        return PackingPlan(order=order, starts=starts, capacities=capacity[by_capacity])
-
-    def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
-        """Rows with the least space that holds `length`, those with the fewest supervised tokens first; or new ones."""
-        fitting = self.open >> length
-        if not fitting:
-            capacity = next(capacity for capacity in self.capacities if capacity >= length)
-            return capacity, self._new(-(-count // (capacity // length)), capacity)
-        # The lowest set bit is the tightest fit.
-        space = length + (fitting & -fitting).bit_length() - 1
-        group = self.free[space].pop()
-        if not self.free[space]:
-            del self.free[space]
-            self.open &= ~(1 << space)
-        load = self.load[group]
-        if self.capacities[-1] < 2**16:
-            load = load.astype(np.uint16)
-        return space, group[np.argsort(load, kind="stable")]
-
-    def _new(self, rows: int, capacity: int) -> np.ndarray:
-        group = np.arange(self.rows, self.rows + rows, dtype=np.int32)
-        self.rows += rows
-        while self.rows > len(self.capacity):
-            self.capacity, self.count, self.load = (
-                np.concatenate([column, np.zeros_like(column)]) for column in (self.capacity, self.count, self.load)
+    parts = TokenParts(tokens)
+    lengths = spec.lengths
+    counts: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    with (
+        pa.OSFile(str(work.payload / "documents.arrow"), "wb") as file,
+        pa.ipc.new_file(file, DOCUMENTS) as documents,
+    ):
+        for split in SPLITS:
+            losses = Losses()
+            print(
+                f"planning {split}: {sum(part.manifest['counts'][split]['rows'] for part in tokens)} sequences",
+                flush=True,
             )
-        self.capacity[group] = capacity
-        return group
+            read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
+            pieces = pieces_of(spec, lengths[-1], parts.index(split).to_batches(), losses)
+            if read["rows"] and not len(pieces):
+                raise SnaketuneError(
+                    f"no {split} row of {read['rows']} can be packed into {lengths[-1]} tokens: "
+                    f"{dict(losses.dropped_rows)}. Where nothing is learned, check what the chat template marks; where "
+                    "rows are longer, raise packing.length, or set packing.overflow to truncate or split"
+                )
+            lost = lost_to_length(spec, lengths[-1], parts.index(split).to_batches(), losses, read)
+            unit = "pairs" if spec.kind == "preference" else "sequences"
+            if said := warning(split, unit, lengths[-1], spec.overflow, lost.as_json(), read):
+                print(f"warning: {said}", flush=True)
+            pieces, plan, saved = _planned(spec, lengths, pieces, parts.index(split).to_batches(), losses)
+            counts[split] = _counts(read, pieces, losses, saved)
+            metadata[split] = _packing_metadata(spec, lengths, pieces, plan, losses) | {
+                "lost_to_length": lost.as_json()
+            }
+            _write(work, split, pieces, plan)
+            if spec.strategy != "none":
+                for batch in _documents(split, pieces, plan, parts):
+                    documents.write_batch(batch)
+    raw = spec.strategy == "none"
+    facts = {
+        "format_version": RAW_FORMAT_VERSION if raw else FORMAT_VERSION,
+        "kind": spec.kind,
+        "row_length": lengths[-1],
+        "packing_metadata": metadata["train"],
+        "packing_metadata_held_out": metadata["held_out"],
+        "padding_id": tokens[0].manifest["pad_id"],
+    }
+    # The counts are told of the shards as well, so that they are part of what can be read from a plan.
+    write_json(work.payload / FACTS, {"about": facts, "counts": counts})
+    return Outcome(counts=counts, about=facts)
 
-    def _put(self, group: np.ndarray, each: int, left: int) -> None:
-        """`each` sequences into every row of `group`: the first round in its order, the next in reverse, and so on."""
-        taken, self.taken = self.taken, self.taken + each * len(group)
-        rounds = (each, len(group))
-        rows, slots, learned = (
-            column[taken : self.taken].reshape(rounds) for column in (self.row_at, self.slot_at, self.learned)
+
+def _planned(
+    spec: PlanSpec,
+    lengths: tuple[int, ...],
+    pieces: Pieces,
+    index: list[pa.RecordBatch],
+    losses: Losses,
+) -> tuple[Pieces, PackingPlan, int]:
+    """The pieces row after row, the rows with starts counted in pieces, and the prompt tokens saved by sharing."""
+    if spec.strategy == "wrapped":
+        return *wrap(pieces, index, lengths[-1], losses), 0
+    if spec.strategy == "none":
+        starts = np.arange(len(pieces) + 1)
+        capacities = np.full(len(pieces), lengths[-1], np.int32)
+        return pieces, PackingPlan(order=starts[:-1], starts=starts, capacities=capacities), 0
+    units = shared_prompts(pieces, index, lengths[-1]) if spec.kind == "preference" else singles(pieces)
+    plan = units.expanded(plan_best_fit_decreasing(units.tokens, lengths, units.supervised))
+    return units.pieces.take(plan.order), plan, units.saved
+
+
+def _counts(read: dict[str, int], pieces: Pieces, losses: Losses, saved: int) -> dict[str, Any]:
+    """Where every sequence and token went: read = tokens + dropped + truncated + shared."""
+    return {
+        "read": read["rows"],
+        "read_tokens": read["tokens"],
+        "kept": read["rows"] - losses.dropped_rows.total(),
+        "pieces": len(pieces),
+        "tokens": int(pieces.tokens.sum(dtype=np.int64)),
+        "supervised_tokens": int(pieces.supervised.sum(dtype=np.int64)),
+        "dropped": {reason: n for reason, n in sorted(losses.dropped_rows.items()) if n},
+        "dropped_tokens": {reason: n for reason, n in sorted(losses.dropped_tokens.items()) if n},
+        "truncated": {"rows": losses.truncated_rows, "tokens": losses.truncated_tokens},
+        "split": {"rows": losses.split_rows, "pieces": losses.split_pieces},
+        "shared_prompt_tokens": saved,
+    }
+
+
+def _packing_metadata(
+    spec: PlanSpec, lengths: tuple[int, ...], pieces: Pieces, plan: PackingPlan, losses: Losses
+) -> dict[str, Any]:
+    """How well it went.
+
+    `packing_efficiency` is the share of the rows' tokens that aren't padding, in percent; `compression_ratio` the rows that
+    one conversation each would have taken, per row; `lower_bound_rows` the fewest rows of the longest length that could hold
+    the tokens, where rows have one length also counting pieces over half a row.
+    """
+    if spec.strategy == "none":
+        return {"enabled": False, "strategy": spec.strategy}
+    tokens = pieces.tokens
+    room = int(plan.capacities.sum(dtype=np.int64))
+    per_row = np.add.reduceat(pieces.supervised, plan.starts[:-1]) if plan.rows else np.zeros(1, np.int32)
+    several = {
+        "rows_by_length": {
+            str(length): int(n) for length, n in zip(*np.unique(plan.capacities, return_counts=True), strict=True)
+        }
+    }
+    if len(lengths) > 1 or spec.strategy == "wrapped":
+        bound = -(-int(tokens.sum(dtype=np.int64)) // lengths[-1])
+    else:
+        bound = lower_bound_rows(tokens, lengths[-1])
+    return {
+        "enabled": True,
+        "strategy": spec.strategy,
+        "rows": plan.rows,
+        "row_tokens": room,
+        "lower_bound_rows": bound,
+        "packing_efficiency": round(100 * int(tokens.sum(dtype=np.int64)) / room, 3) if room else 100.0,
+        "avg_conversations_per_sequence": round(len(pieces) / plan.rows, 3) if plan.rows else 0.0,
+        "compression_ratio": round(len(pieces) / plan.rows, 3) if plan.rows else 1.0,
+        "supervised_per_row": {
+            "min": int(per_row.min()),
+            "median": int(np.median(per_row)),
+            "max": int(per_row.max()),
+        },
+        "dropped": {"rows": losses.dropped_rows.total(), "tokens": losses.dropped_tokens.total()},
+        "truncated": {"rows": losses.truncated_rows, "tokens": losses.truncated_tokens},
+        "split": {"rows": losses.split_rows, "pieces": losses.split_pieces},
+    } | (several if len(lengths) > 1 else {})
+
+
+def _write(work: WorkFolder, split: str, pieces: Pieces, plan: PackingPlan) -> None:
+    columns = {
+        "rows": (ROWS, [plan.capacities, np.diff(plan.starts)]),
+        "pieces": (PIECES, [getattr(pieces, name) for name in COLUMNS]),
+    }
+    for name, (schema, arrays) in columns.items():
+        table = pa.table([pa.array(array, pa.int32()) for array in arrays], schema=schema)
+        write_table(work.payload / f"{split}-{name}.arrow", table, ROWS_PER_BATCH)
+
+
+def _documents(split: str, pieces: Pieces, plan: PackingPlan, parts: TokenParts) -> Iterator[pa.RecordBatch]:
+    """Which piece is in which row, in the order of the rows."""
+    ids = parts.index(split, ["id"]).column(0).combine_chunks()
+    row_of = np.repeat(np.arange(plan.rows, dtype=np.int32), np.diff(plan.starts))
+    for start in range(0, len(pieces), ROWS_PER_BATCH):
+        some = slice(start, start + ROWS_PER_BATCH)
+        own = pieces.take(np.arange(*some.indices(len(pieces))))
+        yield pa.record_batch(
+            [
+                pa.array([split] * len(own), pa.string()),
+                pa.array(row_of[some]),
+                ids.take(pa.array(own.sequence)),
+                pa.array(own.tokens),
+                pa.array(own.supervised),
+            ],
+            schema=DOCUMENTS,
         )
-        rows[::2], rows[1::2] = group, group[::-1]
-        slots[:] = np.arange(each, dtype=np.int32)[:, None]
-        slots += self.count[rows]
-        self.count[group] += each
-        self.load[group] += learned[::2].sum(0) + learned[1::2].sum(0)[::-1]
-        self._keep(left, group)
-
-    def _keep(self, left: int, group: np.ndarray) -> None:
-        if left and len(group):
-            self.free.setdefault(left, []).append(group)
-            self.open |= 1 << left

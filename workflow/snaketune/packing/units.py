@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from snaketune.packing.best_fit import PackingPlan
 from snaketune.packing.pieces import Pieces
-from snaketune.packing.plan import PackingPlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
+from snaketune.packing.best_fit import PackingPlan
 from snaketune.packing.pieces import Losses, Pieces
-from snaketune.packing.plan import PackingPlan
 
 
 def wrap(

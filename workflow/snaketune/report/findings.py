@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
-from snaketune.config.jobs import PAYLOADS
 from snaketune.errors import SnaketuneError
+from snaketune.stages.table import STAGES
 
 MODEL_KINDS = ("base", "sft", "dpo")
 # Stages whose jobs are named by two folders below `results/<stage>/`.
@@ -87,7 +87,7 @@ class Findings:
         """Raises SnaketuneError if a manifest or a run.json can't be read."""
         facts = {path.parent: _read_json(path) for path in runs}
         found = [_result(path, facts.get(path.parent, {})) for path in manifests]
-        self.results = sorted(found, key=lambda result: (list(PAYLOADS).index(result.stage), natural(result.name)))
+        self.results = sorted(found, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
 
     @property
     def stages(self) -> set[str]:
@@ -155,11 +155,11 @@ def _in_common(a: str, b: str) -> int:
 
 def _result(path: Path, run: dict[str, Any]) -> Result:
     stage = _read_json(path).get("stage")
-    if stage not in PAYLOADS:
+    if stage not in STAGES:
         raise SnaketuneError(f"{path} is no snaketune manifest: its stage is {stage!r}")
     parts = path.parent.parts
     name = "/".join(parts[-2:]) if stage in TWO_FOLDERS else parts[-1]
-    return Result(stage=stage, name=name, artifact=read_artifact(path, PAYLOADS[stage]), run=run)
+    return Result(stage=stage, name=name, artifact=read_artifact(path, STAGES[stage].payload), run=run)
 
 
 def _scored(result: Result) -> Scored:

@@ -7,7 +7,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from snaketune.config.specs import ReportSpec
 from snaketune.report import text
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.drawing import COLOURS, Chart, model_styles, svg_inline
@@ -19,6 +18,7 @@ from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
+from snaketune.stages.specs import ReportSpec
 
 SAMPLES_ON_THE_PAGE = 4
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")

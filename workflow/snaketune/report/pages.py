@@ -2,10 +2,10 @@
 
 from collections.abc import Collection
 
-from snaketune.config.plan import Plan
+from snaketune.stages.graph import JobGraph
 
 
-def pages_of(plan: Plan) -> dict[str, tuple[str, str]]:
+def pages_of(plan: JobGraph) -> dict[str, tuple[str, str]]:
     """Pages for what the plan holds; a config without DPO gets no DPO page.
 
     Returns:

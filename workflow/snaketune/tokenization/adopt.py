@@ -5,8 +5,8 @@ Loaded through AutoTokenizer, which is the one import of torch (about 2 s) among
 
 from pathlib import Path
 
-from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.template import SHIPPED
 from snaketune.tokenization.train import PAD
 

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizeSpec
-from snaketune.progress import progress
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import TokenizeSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.columns import Slow, either
 from snaketune.tokenization.ragged import Sequences

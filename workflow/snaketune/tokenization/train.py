@@ -12,8 +12,8 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 
-from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import TokenizerSpec
 
 UNK, PAD, TURN_START, TURN_END = "<unk>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (UNK, PAD, TURN_END, TURN_START)

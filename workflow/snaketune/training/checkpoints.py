@@ -19,8 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
-from snaketune.artifacts.work import sync_folder
 from snaketune.errors import SnaketuneError
+from snaketune.stages.work import sync_folder
 
 COMPLETE = "complete"
 WEIGHTS = "weights.safetensors"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import DpoSpec
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training.launch import is_first_process, launch, passed, read_passed, run_worker, writing
 
 

@@ -9,10 +9,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, set_seed
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation, Quantization
-from snaketune.config.specs import DpoSpec, SftSpec
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.dropout import without_dropout
@@ -20,6 +17,9 @@ from snaketune.models.loading import add_lora, parameter_count
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training.checkpoints import copy_trained
 from snaketune.training.trainer import PackedTrainer, fit, training_arguments
 

@@ -13,13 +13,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.attempt import read_attempt
-from snaketune.artifacts.disk import disk_trouble
 from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder, locked
 from snaketune.errors import SnaketuneError
-from snaketune.models.gpus import visible_gpus
+from snaketune.stages.attempt import read_attempt
+from snaketune.stages.disk import disk_trouble
+from snaketune.stages.gpus import visible_gpus
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.work import WorkFolder, locked
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
 

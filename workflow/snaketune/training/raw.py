@@ -10,15 +10,15 @@ import torch
 from transformers import AutoTokenizer, set_seed
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import SftSpec
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import computing, weights_dtype
 from snaketune.models.loading import add_lora, load_base, parameter_count
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import SftSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.checkpoints import SafeCheckpoints
 from snaketune.training.engine import save_trained

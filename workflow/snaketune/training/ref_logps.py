@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import write_table
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import RefLogpsSpec
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import RefLogpsSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training.reference import FILE, check_finite, schema
 
 

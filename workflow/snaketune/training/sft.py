@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import SftSpec
 from snaketune.packing.shards import FORMAT_VERSION
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import SftSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.training.launch import is_first_process, launch, passed, read_passed, run_worker, writing
 
 

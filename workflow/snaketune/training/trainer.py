@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from snaketune.artifacts.attempt import check_files
 from snaketune.config.runs import Operation, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.devices import compute_dtype, device
 from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
+from snaketune.stages.attempt import check_files
 from snaketune.training.checkpoints import (
     MarkComplete,
     SafeCheckpoints,

@@ -12,10 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder, sync
-from snaketune.config.specs import WriteSpec
 from snaketune.errors import SnaketuneError
 from snaketune.packing.sequences import PlannedRows, Sequences
 from snaketune.packing.shards import (
@@ -26,7 +23,10 @@ from snaketune.packing.shards import (
     schema,
     shard_name,
 )
-from snaketune.progress import progress
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import WriteSpec
+from snaketune.stages.work import WorkFolder, sync
 from snaketune.tokenization.tokens import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024

@@ -1,4 +1,4 @@
-"""The plan: every job that a config asks for, with its spec and its inputs.
+"""The job graph: every job that a config asks for, with its spec and its inputs.
 
 Snakemake's rules look jobs up here by stage and name. Jobs that nobody named themselves (packed rows, reference
 log-probs) are named after what they are made of and a digest of their spec, so runs that agree on them share them.
@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.config.evaluation import Evaluation
-from snaketune.config.jobs import PAYLOADS, Job, files_in, short_digest
 from snaketune.config.names import unknown
 from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
-from snaketune.config.specs import (
+from snaketune.config.task_files import task_files
+from snaketune.config.tokenizers import Tokenizer
+from snaketune.config.workflow import Workflow
+from snaketune.errors import SnaketuneError
+from snaketune.stages.jobs import Job, files_in, short_digest
+from snaketune.stages.specs import (
     CorpusSpec,
     DpoSpec,
     EvalSpec,
@@ -26,17 +30,14 @@ from snaketune.config.specs import (
     WriteSpec,
     canonical,
 )
-from snaketune.config.task_files import task_files
-from snaketune.config.tokenizers import Tokenizer
-from snaketune.config.workflow import Workflow
-from snaketune.errors import SnaketuneError
+from snaketune.stages.table import STAGES
 
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 
-class Plan:
+class JobGraph:
     """All jobs of a config, by stage and name."""
 
     def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path = Path()):
@@ -297,7 +298,7 @@ class Plan:
                     **self.config.report.model_dump(), jobs=tuple(f"{job.stage}/{job.name}" for job in jobs)
                 ),
                 artifacts={
-                    stage: tuple(job for job in jobs if job.stage == stage) for stage in PAYLOADS if stage != "report"
+                    stage: tuple(job for job in jobs if job.stage == stage) for stage in STAGES if stage != "report"
                 },
             )
         )

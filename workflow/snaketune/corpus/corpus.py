@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.corpora import Source
-from snaketune.config.specs import CorpusSpec
 from snaketune.corpus.cleaning import Cleaner
 from snaketune.corpus.contamination import Contamination, EvaluatedTexts, evaluated_corpus, evaluated_file
 from snaketune.corpus.decisions import Decisions, decide, near_duplicate_counts, summary
@@ -31,6 +28,9 @@ from snaketune.corpus.scan import Scan, SourceCounts, sources_with_files
 from snaketune.corpus.spool import Spool
 from snaketune.corpus.writing import write_duplicates, write_rows
 from snaketune.errors import SnaketuneError
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import CorpusSpec
+from snaketune.stages.work import WorkFolder
 
 QUARANTINE = "quarantine.jsonl"
 DUPLICATES = "duplicates.jsonl"

@@ -15,11 +15,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
 from snaketune.config.runs import Operation
-from snaketune.config.specs import EvalSpec
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.continuing import how_to_continue
 from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, summarize
@@ -39,6 +36,9 @@ from snaketune.models.logprobs import SEPARATE, losses_by_batch, pair_logprobs_o
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import EvalSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.reference import is_comparable, read_ref_logps
 

@@ -1,4 +1,4 @@
-"""A job of the plan: one run of one stage, where its result lies, and what it reads."""
+"""A job of the graph: one run of one stage, where its result lies, and what it reads."""
 
 import hashlib
 import json
@@ -7,22 +7,8 @@ from pathlib import Path
 
 from snaketune.config.base import Model
 from snaketune.config.runs import Operation
-from snaketune.config.specs import canonical
-
-# Where each stage's payload lies beside its manifest.
-PAYLOADS = {
-    "corpus": "rows",
-    "tokenizer": "tokenizer",
-    "tokenize": "tokens",
-    "plan": "plan",
-    "write": "shards",
-    "pack": "shards",
-    "sft": "model",
-    "ref_logps": "logps",
-    "dpo": "model",
-    "eval": "scores",
-    "report": "pages",
-}
+from snaketune.stages.specs import canonical
+from snaketune.stages.table import STAGES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +37,7 @@ class Job:
 
     @property
     def payload(self) -> str:
-        return f"{self.folder}/{PAYLOADS[self.stage]}"
+        return f"{self.folder}/{STAGES[self.stage].payload}"
 
     @property
     def run(self) -> str:

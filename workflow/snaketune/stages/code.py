@@ -2,7 +2,7 @@
 
 Snakemake sees a rule's own text but no module that the rule's command imports. So each rule carries this digest among its
 params: over the syntax trees of every module of the package that the stage can reach by imports (those inside functions
-too), without comments and docstrings. What only moves, describes or draws is left out, by the list below.
+too), without comments and docstrings. What only moves, describes or draws is left out, room by room, by the list below.
 
 Of the shell prefix in workflow/rules/common.smk nothing counts: it says where this package is (whose code this digest is of),
 which config messages name, and that idle threads sleep.
@@ -19,29 +19,15 @@ from snaketune.errors import SnaketuneError
 
 PACKAGE = "snaketune"
 PACKAGE_FOLDER = Path(__file__).parent.parent
-# What shapes no result, each with its reason; what isn't here counts. A room stands for all its modules.
+# Rooms that shape no result, each with its reason; what isn't in one of them counts.
 SHAPELESS = {
     # A spec holds every value resolved, and a stage takes nothing else from here than the models that carry them.
     "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
-    "artifacts.accepted": "which code counts as which, as somebody said",
-    "artifacts.attempt": "compares, and hands on",
-    "artifacts.clean": "removes old work",
-    "artifacts.code": "this",
-    "artifacts.digests": "names contents: another digest is another fingerprint by itself",
-    "artifacts.disk": "words for an error",
-    "artifacts.manifest": "describes what was made; what readers go by is digested by content",
-    "artifacts.outside": "digests of contents",
-    "artifacts.stage": "looks up, calls and publishes",
-    "artifacts.status": "says what is stale",
-    "artifacts.work": "moves bytes, and verifies them",
-    # artifacts.tables counts: it writes and reads the rows.
+    # In the path of the data, so tests hold that what is read of a table is what was written.
+    "artifacts": "describes and stores what was made; what readers go by is digested by content",
+    # progress is in the path of the data, so a test holds it to hand on exactly what it gets.
+    "stages": "looks up, calls and publishes; what a stage is told and reads is in the fingerprint",
     "report": "draws what was made; in the report itself, everything counts",
-    "errors": "the class of a message",
-    "libraries": "names whose versions are told",
-    # In the path of the data, so a test holds it to hand on exactly what it gets.
-    "progress": "prints",
-    "stages": "which module, with which inputs; both are in the fingerprint",
-    "models.gpus": "which GPUs, not what is computed on them; the kind of device is in the fingerprint",
     # These count, though they might seem to serve only: training.launch decides precision and processes. training.checkpoints
     # is what a resumed training goes on with, and its old states mustn't be read by other code. models.selftest decides
     # which results there may be, and has the model in its hands before it is trained.
@@ -51,7 +37,7 @@ SHAPELESS = {
 def code_digest(entry: str) -> str:
     """Digest (16 hex digits) of all code that shapes the result of the stage whose module is `entry`.
 
-    >>> code_digest("snaketune.corpus.stage") == code_digest("snaketune.packing.plan_rows")
+    >>> code_digest("snaketune.corpus.corpus") == code_digest("snaketune.packing.plan")
     False
     """
     parts = [f"{module} {_syntax(module)[0]}" for module in sorted(shaping_modules(entry))]
@@ -108,10 +94,9 @@ def shaping_modules(entry: str) -> set[str]:
 
 
 def _shapeless(module: str, entry: str) -> bool:
-    """Whether `module`, or the room that it is in, shapes nothing. In a stage's own room, everything counts."""
-    name = module.removeprefix(f"{PACKAGE}.")
-    room, own_room = name.split(".")[0], entry.split(".")[1]
-    return name in SHAPELESS or (room in SHAPELESS and room != own_room)
+    """Whether the room that `module` is in shapes nothing. In a stage's own room, everything counts."""
+    room, own_room = module.split(".")[1], entry.split(".")[1]
+    return room in SHAPELESS and room != own_room
 
 
 def _file(module: str) -> Path | None:
@@ -135,7 +120,7 @@ def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
         if isinstance(node, ast.Import):
             imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from snaketune.packing import plan` names a module, `from snaketune.packing.plan import pack` its content.
+            # `from snaketune.packing import plan` names a module, `from snaketune.packing.best_fit import pack` its content.
             imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)

@@ -12,13 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.accepted import accepted_codes
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest
-from snaketune.artifacts.outside import entries, outside_digest
-from snaketune.artifacts.stage import WORK_ROOT
-from snaketune.config.jobs import Job
-from snaketune.config.specs import canonical
+from snaketune.stages.accepted import accepted_codes
+from snaketune.stages.jobs import Job
+from snaketune.stages.outside import entries, outside_digest
+from snaketune.stages.specs import canonical
+from snaketune.stages.work import WORK_ROOT
 
 MOST_NAMES = 4
 

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import ReportSpec
 from snaketune.report import data_csv, scores
 from snaketune.report.data_figures import data_charts
 from snaketune.report.drawing import Chart, model_styles, svg_file
@@ -21,6 +18,9 @@ from snaketune.report.figures import dpo_chart, sft_chart
 from snaketune.report.findings import Findings
 from snaketune.report.html import Pages
 from snaketune.report.pages import pages_for
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import ReportSpec
+from snaketune.stages.work import WorkFolder
 
 
 def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: list[Path]) -> Outcome:

@@ -10,18 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from snaketune import stages
 from snaketune.__main__ import main
-from snaketune.artifacts import stage as stage_module
-from snaketune.artifacts.accepted import accept
-from snaketune.artifacts.attempt import Attempt, check_files, read_attempt, stamps_of
-from snaketune.artifacts.stage import Outcome, run_stage
-from snaketune.artifacts.work import locked
 from snaketune.config.base import Model
 from snaketune.config.runs import Operation
-from snaketune.config.specs import PlanSpec, canonical
 from snaketune.errors import SnaketuneError
-from snaketune.stages import STAGES
+from snaketune.stages import fingerprint, once
+from snaketune.stages import run as stages
+from snaketune.stages.accepted import accept
+from snaketune.stages.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.once import run_once
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import PlanSpec, canonical
+from snaketune.stages.table import STAGES
+from snaketune.stages.work import locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +49,7 @@ def run(folder: Path, source: Path, build, **changes) -> Path:
         "stage": "demo", "spec": {}, "artifacts": {}, "files": {"files": [source]}, "code": "c",
         "out": folder / "results/demo/x", "payload": "rows", "build": build, "work_root": folder / "results/.work",
     }  # fmt: skip
-    run_stage(**(arguments | changes))
+    run_once(**(arguments | changes))
     return folder / "results/demo/x/rows/rows.txt"
 
 
@@ -81,17 +82,17 @@ def test_a_file_that_changes_while_it_is_built_from(tmp_path, source):
 
 
 def test_a_file_that_changes_while_its_digest_is_computed(tmp_path, source, monkeypatch):
-    real = stage_module.read_outside
+    real = fingerprint.read_outside
 
     def slow(path, work_root):
         digest = real(path, work_root)
         path.write_text("new")
         return digest
 
-    monkeypatch.setattr(stage_module, "read_outside", slow)
+    monkeypatch.setattr(fingerprint, "read_outside", slow)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source))
-    monkeypatch.setattr(stage_module, "read_outside", real)
+    monkeypatch.setattr(fingerprint, "read_outside", real)
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
@@ -101,10 +102,10 @@ def test_a_file_that_changes_while_somebody_else_holds_the_folder(tmp_path, sour
         source.write_text("new")
         return locked(lock, what)
 
-    monkeypatch.setattr(stage_module, "locked", held)
+    monkeypatch.setattr(once, "locked", held)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source))
-    monkeypatch.setattr(stage_module, "locked", locked)
+    monkeypatch.setattr(once, "locked", locked)
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
@@ -118,7 +119,7 @@ def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_pa
         source.write_text("new")
         return locked(lock, what)
 
-    monkeypatch.setattr(stage_module, "locked", held)
+    monkeypatch.setattr(once, "locked", held)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source), code=code)
     assert not published.exists()
@@ -164,7 +165,7 @@ def test_an_edit_in_place_that_sets_the_times_back_is_a_change(tmp_path, source)
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_result_names_the_versions_that_it_was_begun_with(tmp_path, source, monkeypatch, capsys, checkpoint):
     installed = {"torch": "2", "numpy": "1"}
-    monkeypatch.setattr(stage_module, "installed_version", installed.get)
+    monkeypatch.setattr(once, "installed_version", installed.get)
 
     def killed(work):
         if checkpoint:
@@ -253,13 +254,13 @@ def by_hand(own_code: Path, script: str) -> str:
 
 
 def test_code_that_changed_after_the_plan_is_refused(own_code, tmp_path):
-    digest = "from snaketune.artifacts.code import code_digest; print(code_digest('snaketune.packing.plan_rows'))"
+    digest = "from snaketune.stages.code import code_digest; print(code_digest('snaketune.packing.plan'))"
     planned = by_hand(own_code, digest).strip()
     module = own_code / "snaketune/packing/plan.py"
     text = module.read_text()
     run_it = (
-        "from snaketune.artifacts.code import import_checked; "
-        f"import_checked('snaketune.packing.plan_rows', '{planned}', 'plan'); print('imported')"
+        "from snaketune.stages.code import import_checked; "
+        f"import_checked('snaketune.packing.plan', '{planned}', 'plan'); print('imported')"
     )
     module.write_text(text + "\n# A comment is no change.\n")
     assert by_hand(own_code, run_it) == "imported\n"
@@ -271,15 +272,15 @@ def test_code_that_changed_after_the_plan_is_refused(own_code, tmp_path):
 
 def test_code_that_changes_while_it_is_imported_is_refused(own_code):
     # A module that edits another one as it is imported stands for whoever does it at that moment.
-    editor = own_code / "snaketune/packing/plan_rows.py"
+    editor = own_code / "snaketune/packing/plan.py"
     editor.write_text(
         editor.read_text()
         + "\nfrom pathlib import Path\nother = Path(__file__).with_name('plan.py')\nother.write_text('NEW = 1')\n"
     )
     said = by_hand(
         own_code,
-        "from snaketune.artifacts.code import code_digest, import_checked\n"
-        "import_checked('snaketune.packing.plan_rows', code_digest('snaketune.packing.plan_rows'), 'plan')",
+        "from snaketune.stages.code import code_digest, import_checked\n"
+        "import_checked('snaketune.packing.plan', code_digest('snaketune.packing.plan'), 'plan')",
     )
     assert "the code of the plan stage changed since this run was planned" in said
 
@@ -289,9 +290,9 @@ def test_once_imported_it_may_be_edited(own_code):
     said = by_hand(
         own_code,
         "import sys\n"
-        "from snaketune.artifacts.code import code_digest, import_checked, shaping_modules\n"
-        "import_checked('snaketune.corpus.stage', code_digest('snaketune.corpus.stage'), 'corpus')\n"
-        "print(shaping_modules('snaketune.corpus.stage') - set(sys.modules))",
+        "from snaketune.stages.code import code_digest, import_checked, shaping_modules\n"
+        "import_checked('snaketune.corpus.corpus', code_digest('snaketune.corpus.corpus'), 'corpus')\n"
+        "print(shaping_modules('snaketune.corpus.corpus') - set(sys.modules))",
     )
     assert said == "set()\n"
 
@@ -307,7 +308,7 @@ def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch,
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch, stage):
     """Before its module is so much as imported."""
-    monkeypatch.setattr(stages, "run_stage", lambda **given: given["build"](None))
+    monkeypatch.setattr(stages, "run_once", lambda **given: given["build"](None))
     monkeypatch.setattr(stages, "import_module", None)
     monkeypatch.setattr(stages, "_artifact", lambda path: None)
     one = STAGES[stage].one

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import PackSpec
-from snaketune.packing.plan_rows import FACTS
+from snaketune.packing.plan import FACTS
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import PackSpec
+from snaketune.stages.work import WorkFolder
 
 
 def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Artifact]) -> Outcome:

@@ -4,10 +4,11 @@ What a stage uses only for some specs is named only there: a new ftfy says nothi
 """
 
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.specs import CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
+from snaketune.stages.specs import CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
 
 Inputs = dict[str, list[Artifact]]
 
@@ -52,3 +53,11 @@ def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
 
 def _used(**libraries: bool) -> tuple[str, ...]:
     return tuple(name for name, used in libraries.items() if used)
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution in this environment; None if it isn't there."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.accepted import RECORD, accept, accepted_codes
-from snaketune.artifacts.stage import Outcome, run_stage
 from snaketune.errors import SnaketuneError
+from snaketune.stages.accepted import RECORD, accept, accepted_codes
+from snaketune.stages.once import run_once
+from snaketune.stages.outcome import Outcome
 
 
 def run(folder: Path, code: str, built: list, **more) -> dict:
@@ -24,7 +25,7 @@ def run(folder: Path, code: str, built: list, **more) -> dict:
         "payload": "rows",
         "work_root": folder / "results/.work",
     } | more
-    run_stage(stage="demo", code=code, out=out, build=build, **arguments)
+    run_once(stage="demo", code=code, out=out, build=build, **arguments)
     return json.loads((out / "manifest.json").read_text())
 
 
@@ -67,7 +68,7 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path):
 
 def test_versions_count_where_they_are_asked_to(tmp_path, monkeypatch):
     installed = {"torch": "1"}
-    monkeypatch.setattr("snaketune.artifacts.stage.installed_version", installed.get)
+    monkeypatch.setattr("snaketune.stages.once.installed_version", installed.get)
     built: list = []
     counted = {"libraries": ("torch",), "reruns_on": "versions"}
     first = run(tmp_path, "a", built, libraries=("torch",))

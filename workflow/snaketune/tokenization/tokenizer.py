@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.stage import Outcome
 from snaketune.artifacts.tables import read_table
-from snaketune.artifacts.work import WorkFolder
-from snaketune.config.specs import TokenizerSpec
 from snaketune.errors import SnaketuneError
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.adopt import adopt, shipped
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.check import PROBES, check

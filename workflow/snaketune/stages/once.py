@@ -1,6 +1,6 @@
 """Run a stage at most once: look its fingerprint up, else build, then publish.
 
-Fingerprint = digest of (stage, spec, inputs, code). A complete result under it is published at once, without importing
+A complete result under the fingerprint is published at once, without importing
 what the stage itself would need. That gives early cutoff (an input changed, but not what can be read from it), brings an
 old result back when a config is put back, and lets a killed job find its own half-done work.
 """
@@ -9,77 +9,23 @@ import platform
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.accepted import accepted_codes
-from snaketune.artifacts.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
-from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.outside import digest_in, entries, read_outside
-from snaketune.artifacts.work import WorkFolder, locked, publish
 from snaketune.errors import SnaketuneError
-
-WORK_ROOT = Path("results/.work")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a stage has to say besides its payload.
-
-    Attributes:
-        counts: what came in, was kept, and was dropped, by reason. Goes into the manifest.
-        about: further deterministic facts for the manifest (formats, kernels, scores).
-        records: payload files that describe the work and aren't read downstream, such as `quarantine.jsonl`.
-        run: facts that differ from run to run (throughput, device); go into run.json.
-    """
-
-    counts: dict[str, Any] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    records: tuple[str, ...] = ()
-    run: dict[str, Any] = field(default_factory=dict)
+from snaketune.stages.accepted import accepted_codes
+from snaketune.stages.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
+from snaketune.stages.fingerprint import fingerprint, fingerprint_of
+from snaketune.stages.libraries import installed_version
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.outside import digest_in
+from snaketune.stages.work import WORK_ROOT, WorkFolder, locked, publish
 
 
-def fingerprint_of(
-    stage: str,
-    spec: dict[str, Any],
-    artifacts: dict[str, list[Artifact]],
-    files: dict[str, list[Path]],
-    code: str,
-    device: str = "",
-    versions: dict[str, str | None] | None = None,
-    work_root: Path = WORK_ROOT,
-) -> tuple[str, dict[str, list[str]]]:
-    """The fingerprint (32 hex digits) and what it holds of every input by role.
-
-    Raises:
-        SnaketuneError: a file from outside isn't there.
-    """
-    inputs = {role: [artifact.content for artifact in found] for role, found in artifacts.items()}
-    for role, found in files.items():
-        for path in found:
-            if not path.is_file():
-                raise SnaketuneError(f"--{role.replace('_', '-')}: {path} is not a file")
-        inputs[role] = entries(role, found, lambda path: read_outside(path, work_root))
-    return _fingerprint(stage, spec, inputs, code, device, versions), inputs
-
-
-def _fingerprint(
-    stage: str,
-    spec: dict[str, Any],
-    inputs: dict[str, list[str]],
-    code: str,
-    device: str,
-    versions: dict[str, str | None] | None,
-) -> str:
-    parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
-    return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]
-
-
-def run_stage(
+def run_once(
     *,
     stage: str,
     spec: dict[str, Any],
@@ -112,18 +58,18 @@ def run_stage(
     attempt = Attempt(stage=stage, code=code, stamps=stamps_of(path for some in files.values() for path in some))
     versions = {name: installed_version(name) for name in sorted(libraries)}
     counted = versions if reruns_on == "versions" else None
-    fingerprint, inputs = fingerprint_of(stage, spec, artifacts, files, code, device, counted, work_root)
+    found, inputs = fingerprint_of(stage, spec, artifacts, files, code, device, counted, work_root)
     digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
     attempt = replace(attempt, digests=digests)
-    work = WorkFolder(work_root / stage / fingerprint)
+    work = WorkFolder(work_root / stage / found)
     if not work.manifest.is_file():
         # What counts as the same: made with code that was accepted since, or with these versions before they counted.
         codes = (code, *accepted_codes(stage, code, work_root.parent))
         for made_with, known in product(codes, (counted, None)):
-            same = WorkFolder(work_root / stage / _fingerprint(stage, spec, inputs, made_with, device, known))
+            same = WorkFolder(work_root / stage / fingerprint(stage, spec, inputs, made_with, device, known))
             if same.manifest.is_file() and _published(same, attempt, counted, out, payload):
                 return
-    with locked(work.folder / "lock", f"{stage} {fingerprint}"):
+    with locked(work.folder / "lock", f"{stage} {found}"):
         # Files may have changed while their digests were computed, or while somebody else held the folder.
         attempt.check_files()
         result = work.result()
@@ -140,7 +86,7 @@ def run_stage(
                 # On a GPU, what sums isn't these.
                 **({"threads": attempt.threads} if device == "cpu" else {}),
                 "stage": stage,
-                "fingerprint": fingerprint,
+                "fingerprint": found,
                 "spec": spec,
                 "code": code,
                 "inputs": inputs,
@@ -202,11 +148,3 @@ def _run_facts(started: float) -> dict[str, Any]:
         "python": platform.python_version(),
         "cores": cores(),
     }
-
-
-def installed_version(distribution: str) -> str | None:
-    """The version of a distribution in this environment; None if it isn't there."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None

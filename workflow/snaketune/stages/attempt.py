@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snaketune.artifacts.code import import_checked
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
+from snaketune.stages.code import import_checked
 
 FILE = "attempt.json"
 # Size, times of the last change of content and of the entry, inode; of a file that is gone, nothing.

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.clean import clean
 from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command
-from snaketune.artifacts.stage import Outcome, fingerprint_of, run_stage
-from snaketune.artifacts.status import Results
 from snaketune.config.base import Model
-from snaketune.config.jobs import Job
 from snaketune.errors import SnaketuneError
+from snaketune.stages.clean import clean
+from snaketune.stages.fingerprint import fingerprint_of
+from snaketune.stages.jobs import Job
+from snaketune.stages.once import run_once
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.status import Results
 
 
 def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
@@ -33,7 +35,7 @@ def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: li
         "stage": "demo", "spec": spec or {"a": 1}, "artifacts": {}, "files": {}, "code": "c", "out": out,
         "payload": "rows", "build": build, "work_root": folder / "results/.work",
     }  # fmt: skip
-    run_stage(**(arguments | changes))
+    run_once(**(arguments | changes))
     return out / "manifest.json"
 
 

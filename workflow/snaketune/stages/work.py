@@ -27,6 +27,8 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
 from snaketune.errors import SnaketuneError
 
+WORK_ROOT = Path("results/.work")
+
 
 @dataclass(frozen=True)
 class WorkFolder:

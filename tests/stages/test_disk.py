@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from snaketune.artifacts.disk import disk_trouble
+from snaketune.stages.disk import disk_trouble
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from snaketune.artifacts.disk import disk_trouble
 def test_whichever_library_meets_it_says_what_to_do(tmp_path, save):
     """A limit on the size of files stands for a full disk: it comes back from the same call."""
     script = (
-        "import numpy as np\nfrom pathlib import Path\nfrom snaketune.artifacts.disk import disk_trouble\n"
+        "import numpy as np\nfrom pathlib import Path\nfrom snaketune.stages.disk import disk_trouble\n"
         f"path = Path({str(tmp_path / 'x')!r})\n"
         f"try:\n    {save.replace('; ', chr(10) + '    ')}\n"
         "except Exception as error:\n    print(disk_trouble(error))"

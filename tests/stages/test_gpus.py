@@ -5,7 +5,7 @@ import os
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.gpus import claimed_gpus
+from snaketune.stages.gpus import claimed_gpus
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from snaketune.artifacts.attempt import stamps_of
 from snaketune.artifacts.digests import digest_file
+from snaketune.stages.attempt import stamps_of
 
 # Smaller files are read faster than a note of them would be looked up.
 NOTED_BYTES = 1 << 20

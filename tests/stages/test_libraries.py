@@ -2,8 +2,8 @@
 
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.runs import Lora, Scratch, Training
-from snaketune.config.specs import SftSpec
-from snaketune.libraries import of_corpus, of_training
+from snaketune.stages.libraries import of_corpus, of_training
+from snaketune.stages.specs import SftSpec
 
 CORPUS = {"kind": "conversations", "sources": [{"files": ["a.jsonl"]}]}
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts import outside
 from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.outside import outside_digest, read_outside
+from snaketune.stages import outside
+from snaketune.stages.outside import outside_digest, read_outside
 
 
 @pytest.fixture
