@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.attention import segments_for, use_segment_attention
+from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import allow_packed, packed_inputs
 from snaketune.models.logprobs import pair_logprobs, token_losses
-from snaketune.packing.segments import layout
 
 from .conftest import VOCABULARY, tiny_model
 
@@ -99,9 +98,7 @@ def test_pair_logprobs_are_the_sums_over_each_completion():
     allow_packed(model, "sdpa", prefixes=True)
     batch = collate(rows, "sdpa")
     losses = token_losses(model, batch)
-    sums, counts = pair_logprobs(
-        losses, batch["target_segments"], [row["segment_lengths"].tolist() for row in rows], [LENGTH] * len(rows)
-    )
+    sums, counts = pair_logprobs(losses, batch)
     by_segment, at = [], 0
     for row in rows:
         start = 0
@@ -111,18 +108,6 @@ def test_pair_logprobs_are_the_sums_over_each_completion():
             start, at = start + length, at + n
     torch.testing.assert_close(sums.flatten().tolist(), [s for s, _ in by_segment], rtol=1e-4, atol=1e-4)
     assert counts.flatten().tolist() == [n for _, n in by_segment]
-
-
-def test_varlen_tensors_describe_the_same_visibility():
-    placed = layout([r[0] for r in ROWS], [r[1] for r in ROWS], row_lengths=[LENGTH] * len(ROWS))
-    segments = segments_for("varlen", placed)
-    mask = torch.from_numpy(placed.mask())
-    for s, (begin, end) in enumerate(zip(segments.cu_q[:-1].tolist(), segments.cu_q[1:].tolist())):
-        keys = segments.keys_U[segments.cu_k[s] : segments.cu_k[s + 1]].tolist()
-        for query in range(begin, end):
-            # Bottom-right alignment: the last query sees all keys.
-            visible = keys[: len(keys) - (end - 1 - query)]
-            assert visible == mask[query].nonzero().flatten().tolist()
 
 
 def test_a_sequence_beyond_the_sliding_window_is_refused():

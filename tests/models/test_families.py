@@ -11,10 +11,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from snaketune.evaluation.eval import _how_to_run, held_out_loss
 from snaketune.models.attention import Unpackable, attend, segments_for
-from snaketune.models.batches import collate, layout_of
+from snaketune.models.batches import collate
 from snaketune.models.logprobs import SEPARATE, separate_token_losses, token_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
+from snaketune.packing.segments import layout_of
 
 # What people train most.
 COMMON = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "mixtral", "qwen3_moe", "gpt2", "gpt_neox", "olmo2",
@@ -92,7 +93,7 @@ def test_factors_that_depend_on_the_batch_see_no_free_tokens_and_no_sequence_bey
     rows = Rows((([11, 9], [0, 0], 60),))
     check_config(config, rows.longest[0], prefixes=False)
     model = tiny_model(config)
-    expected = separate_token_losses(tiny_model(config), rows, collate(rows, "sdpa"))
+    expected = separate_token_losses(tiny_model(config), collate(rows, "sdpa"))
     self_test(model, [rows], "sdpa", torch.float32, training=True)
     torch.testing.assert_close(token_losses(model, collate(rows, "sdpa")), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(Unpackable, match="a sequence of 30 tokens is longer than the 24"):

@@ -1,16 +1,18 @@
 """The self-test lets a right kernel pass and stops at one by which documents see each other."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from snaketune.models import attention, batches
+from snaketune.models import attention
 from snaketune.models.attention import Unpackable
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
-from snaketune.packing.segments import layout
+from snaketune.packing.visibility import causal_buckets
 
 from .conftest import tiny_model
 from .test_attention import packed_rows
@@ -61,10 +63,10 @@ def test_one_full_document_per_row_hides_no_leak(monkeypatch):
 
 
 def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(monkeypatch):
-    def without_prefixes(lengths, prefixes, row_lengths):
-        return layout(lengths, [np.zeros_like(row) for row in prefixes], row_lengths)
+    def without_prefixes(rows):
+        return causal_buckets(replace(rows, prefix_lengths=np.zeros_like(rows.prefix_lengths)))
 
-    monkeypatch.setattr(batches, "layout", without_prefixes)
+    monkeypatch.setattr(attention, "causal_buckets", without_prefixes)
     with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])

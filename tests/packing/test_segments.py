@@ -1,12 +1,15 @@
 """The layout of segments, on hand-made pictures and on random rows against a slow definition."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import causal_buckets, layout
+from snaketune.packing.segments import layout
+from snaketune.packing.visibility import causal_buckets, mask, varlen_keys
 
 PICTURE = """
 x.....
@@ -19,8 +22,8 @@ xx..xx
 
 
 def test_mask_of_a_pair_is_the_picture_in_the_docstring():
-    mask = layout([[4, 2]], [[0, 2]], row_lengths=[6]).mask()
-    assert ["".join("x" if seen else "." for seen in row) for row in mask] == PICTURE.split()
+    seen = mask(layout([[4, 2]], [[0, 2]], row_lengths=[6]))
+    assert ["".join("x" if key else "." for key in row) for row in seen] == PICTURE.split()
 
 
 @st.composite
@@ -43,10 +46,10 @@ def rows(draw):
 @given(rows())
 def test_parents_and_positions_follow_from_the_mask(made):
     placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
-    mask = placed.mask()
+    visible = mask(placed)
     free = np.concatenate([np.arange(24) >= sum(lengths) for lengths, _ in made])
     for token in range(placed.tokens):
-        seen = np.flatnonzero(mask[token])
+        seen = np.flatnonzero(visible[token])
         # A token's position is how many tokens it sees besides itself, and its parent is the last of those.
         assert placed.positions[token] == (0 if free[token] else len(seen) - 1)
         assert seen[-1] == token
@@ -59,11 +62,42 @@ def test_causal_buckets_show_every_token_what_the_mask_shows(made):
     buckets, where = causal_buckets(placed)
     seen_at = []
     for bucket in buckets:
-        for tokens in bucket.tokens:
+        for tokens in bucket:
             seen_at += [tokens[: column + 1].tolist() for column in range(len(tokens))]
-    mask = placed.mask()
+    visible = mask(placed)
     for token in range(placed.tokens):
-        assert seen_at[where[token]] == np.flatnonzero(mask[token]).tolist()
+        assert seen_at[where[token]] == np.flatnonzero(visible[token]).tolist()
+
+
+@given(rows())
+def test_varlen_keys_show_every_token_what_the_mask_shows(made):
+    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
+    all_keys, cu_q, cu_k = varlen_keys(placed)
+    visible = mask(placed)
+    for s, (begin, end) in enumerate(pairwise(cu_q.tolist())):
+        keys = all_keys[cu_k[s] : cu_k[s + 1]].tolist()
+        for query in range(begin, end):
+            # Bottom-right alignment: the last query sees all keys.
+            assert keys[: len(keys) - (end - 1 - query)] == np.flatnonzero(visible[query]).tolist()
+
+
+@given(rows())
+def test_documents_are_the_segments_of_the_columns_and_their_sequences_what_their_last_tokens_see(made):
+    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
+    assert placed.lengths[placed.documents].tolist() == [length for lengths, _ in made for length in lengths]
+    assert placed.document_tokens == sum(sum(lengths) for lengths, _ in made)
+    assert placed.prefixed == any(any(prefixes) for _, prefixes in made)
+    sequences = placed.sequences()
+    assert placed.longest == max((len(tokens) for tokens, _ in sequences), default=0)
+    assert placed.widest == max(placed.longest, *(24 - sum(lengths) for lengths, _ in made), 0)
+    assert [prefix for _, prefix in sequences] == [prefix for _, prefixes in made for prefix in prefixes]
+    visible = mask(placed)
+    for number, (tokens, prefix) in enumerate(sequences):
+        assert tokens.tolist() == np.flatnonzero(visible[tokens[-1]]).tolist()
+        assert (placed.document_of[tokens[prefix:]] == number).all()
+        # A token's column in its own sequence is its position.
+        assert placed.positions[tokens].tolist() == list(range(len(tokens)))
+    assert (placed.document_of >= 0).sum() == placed.document_tokens
 
 
 def test_rows_that_overflow_or_point_nowhere_are_refused():
@@ -81,7 +115,7 @@ def test_rows_of_several_lengths_lie_end_to_end():
 
 
 def test_pairs_with_one_prompt_all_see_it_and_nothing_of_each_other():
-    mask = layout([[4, 2, 1, 2]], [[0, 2, 2, 2]], row_lengths=[9]).mask()
+    visible = mask(layout([[4, 2, 1, 2]], [[0, 2, 2, 2]], row_lengths=[9]))
     for start, stop in ((4, 6), (6, 7), (7, 9)):
-        seen = mask[stop - 1].nonzero()[0].tolist()
+        seen = visible[stop - 1].nonzero()[0].tolist()
         assert seen == [0, 1, *range(start, stop)]

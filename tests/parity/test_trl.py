@@ -161,11 +161,10 @@ def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss
     self_test(policy, [], "sdpa", torch.float32, training=True)
     self_test(reference, [], "sdpa", torch.float32, training=True)
     batch, rows = packed_batch("preference", pairs, tokenizer_folder, tmp_path / "packed")
-    lengths, row_lengths = [row["segment_lengths"].tolist() for row in rows], [LENGTH] * len(rows)
     assert sum(sum(row["prefix_lengths"][::2] > 0) for row in rows) == 3
     with torch.no_grad():
-        reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch["target_segments"], lengths, row_lengths)
-    sums_P2, counts_P2 = pair_logprobs(token_losses(policy, batch), batch["target_segments"], lengths, row_lengths)
+        reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch)
+    sums_P2, counts_P2 = pair_logprobs(token_losses(policy, batch), batch)
     ratios = sums_P2 - reference_P2
     ours = dpo_loss(ratios[:, 0], ratios[:, 1], counts_P2, loss=loss, beta=0.3, label_smoothing=smoothing).mean()
     ours.backward()

@@ -186,7 +186,7 @@ def test_a_micro_batch_of_blank_items_teaches_nothing(tmp_path):
     """What fills an epoch up for several processes."""
     rows = pack(tmp_path / "pack", rows=4)
     batch = TokenTrainer.collate([rows.blank(), rows.blank()], "sdpa")
-    assert (len(batch["targets"]), batch["tokens"]) == (0, 0)
+    assert (len(batch["targets"]), batch["segments"].layout.document_tokens) == (0, 0)
     from snaketune.models.logprobs import token_losses
     from snaketune.models.selftest import self_test
 

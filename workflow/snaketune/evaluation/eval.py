@@ -193,7 +193,7 @@ def held_out_loss(
 ) -> dict[str, Any]:
     """Mean negative log-probability of the supervised tokens in nats, and its exponential."""
     total, tokens = 0.0, 0
-    for _, _, losses_N in losses_by_batch(model, rows, kernel, dtype, ROWS_PER_BATCH, f"loss, {name}"):
+    for _, losses_N in losses_by_batch(model, rows, kernel, dtype, ROWS_PER_BATCH, f"loss, {name}"):
         total += losses_N.double().sum().item()
         tokens += len(losses_N)
     if not tokens:

@@ -16,40 +16,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import Layout, causal_buckets
+from snaketune.packing.segments import Layout
+from snaketune.packing.visibility import causal_buckets, mask, varlen_keys
 
 NAME = "snaketune_segments"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segments:
-    """A batch's layout in the form that its kernel reads. Moves between devices like a tensor.
+    """A batch's layout, and of it the tensors that its kernel reads. Moves between devices like a tensor.
 
     Attributes:
         kernel: one of KERNELS.
-        positions_T, parents_T: see `packing.segments.Layout`.
-        buckets_nW, where_T: for `sdpa`, see `packing.segments.causal_buckets`.
-        mask_TT: for `dense`.
-        keys_U, cu_q, cu_k: for the varlen kernels: the key tokens of each segment (prefix, then its own), and the
-            cumulative lengths of queries and keys, int32[S + 1].
-        longest: length of the longest segment with its prefix, free tokens at rows' ends not counted.
-        widest: the same, free tokens counted.
-        prefixed: whether segments share prefixes.
+        positions_T: see `packing.segments.Layout`.
+        buckets_nW, where_T: for `sdpa`, see `packing.visibility.causal_buckets`.
+        mask_TT: for `dense`, see `packing.visibility.mask`.
+        keys_U, cu_q, cu_k: for the varlen kernels, see `packing.visibility.varlen_keys`.
     """
 
     kernel: str
+    layout: Layout
     positions_T: torch.Tensor
-    parents_T: torch.Tensor
-    longest: int
-    widest: int
-    prefixed: bool
     buckets_nW: tuple[torch.Tensor, ...] = ()
     where_T: torch.Tensor | None = None
     mask_TT: torch.Tensor | None = None
@@ -68,28 +61,15 @@ class Segments:
 
 def segments_for(kernel: str, rows: Layout) -> Segments:
     """The layout as `kernel` wants it, on the CPU."""
-    full_S = rows.prefix_lengths + rows.lengths
-    common = {
-        "kernel": kernel,
-        "positions_T": torch.from_numpy(rows.positions),
-        "parents_T": torch.from_numpy(rows.parents),
-        "longest": rows.longest,
-        "widest": int(full_S.max()),
-        "prefixed": bool(rows.prefix_lengths.any()),
-    }
+    arrays: dict[str, Any]
     if kernel == "sdpa":
         buckets, where = causal_buckets(rows)
-        tokens = tuple(torch.from_numpy(bucket.tokens) for bucket in buckets)
-        return Segments(**common, buckets_nW=tokens, where_T=torch.from_numpy(where))
-    if kernel == "dense":
-        return Segments(**common, mask_TT=torch.from_numpy(rows.mask()))
-    cu_q, cu_k = (np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32) for lengths in (rows.lengths, full_S))
-    column_U = np.arange(int(full_S.sum())) - np.repeat(cu_k[:-1], full_S)
-    prefix_U, prefix_start_U, start_U = (
-        np.repeat(values, full_S) for values in (rows.prefix_lengths, rows.prefix_starts, rows.starts)
-    )
-    keys_U = np.where(column_U < prefix_U, prefix_start_U + column_U, start_U + column_U - prefix_U)
-    return Segments(**common, keys_U=torch.from_numpy(keys_U), cu_q=torch.from_numpy(cu_q), cu_k=torch.from_numpy(cu_k))
+        arrays = {"buckets_nW": tuple(map(torch.from_numpy, buckets)), "where_T": torch.from_numpy(where)}
+    elif kernel == "dense":
+        arrays = {"mask_TT": torch.from_numpy(mask(rows))}
+    else:
+        arrays = dict(zip(("keys_U", "cu_q", "cu_k"), map(torch.from_numpy, varlen_keys(rows))))
+    return Segments(kernel=kernel, layout=rows, positions_T=torch.from_numpy(rows.positions), **arrays)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
@@ -169,8 +149,8 @@ def attend(
     asked = (name for name, value in others.items() if value is not None and value is not False)
     if unknown := sorted(name for name in asked if name not in NEUTRAL and not name.startswith("output_")):
         raise Unpackable(f"{layer} asks for {', '.join(unknown)}, which no kernel here has")
-    if sliding_window and segments.longest > sliding_window:
-        raise Unpackable(beyond_window(segments.longest, sliding_window))
+    if sliding_window and segments.layout.longest > sliding_window:
+        raise Unpackable(beyond_window(segments.layout.longest, sliding_window))
     kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
     return kernel(query_1HTD, key_1KTD, value_1KTD, segments, scaling, dropout), None
 
@@ -238,8 +218,8 @@ def _varlen(query, key, value, segments: Segments, scaling: float | None, dropou
         value_UKD,
         segments.cu_q,
         segments.cu_k,
-        segments.widest,
-        segments.widest,
+        segments.layout.widest,
+        segments.layout.widest,
         scale=scaling,
         window_size=(-1, 0),
         enable_gqa=query_THD.shape[1] != key_UKD.shape[1],
@@ -256,8 +236,8 @@ def _flash_2(query, key, value, segments: Segments, scaling: float | None, dropo
         value_UKD,
         segments.cu_q,
         segments.cu_k,
-        segments.widest,
-        segments.widest,
+        segments.layout.widest,
+        segments.layout.widest,
         dropout_p=dropout,
         softmax_scale=scaling,
         causal=True,
@@ -276,8 +256,8 @@ def _flash_4(query, key, value, segments: Segments, scaling: float | None, dropo
         value_UKD,
         cu_seqlens_q=segments.cu_q,
         cu_seqlens_k=segments.cu_k,
-        max_seqlen_q=segments.widest,
-        max_seqlen_k=segments.widest,
+        max_seqlen_q=segments.layout.widest,
+        max_seqlen_k=segments.layout.widest,
         softmax_scale=scaling,
         causal=True,
     )

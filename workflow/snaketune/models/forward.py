@@ -17,8 +17,8 @@ def packed_logits(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor
         RuntimeError: `models.selftest.self_test` wasn't passed by this model with the batch's kernel.
     """
     segments: Segments = batch["segments"]
-    if (segments.kernel, segments.prefixed) not in getattr(_inner(model), "allowed_packed", ()):
-        what = "shared prompts" if segments.prefixed else "documents"
+    if (segments.kernel, segments.layout.prefixed) not in getattr(_inner(model), "allowed_packed", ()):
+        what = "shared prompts" if segments.layout.prefixed else "documents"
         raise RuntimeError(f"a packed forward of {what} by kernel {segments.kernel} before its self-test")
     return logits_at(model, packed_inputs(batch), batch["sources"])[0]
 

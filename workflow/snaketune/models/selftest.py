@@ -20,11 +20,12 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
-from snaketune.models.batches import collate, layout_of, separate_sequences
+from snaketune.models.batches import collate, on_device
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
 from snaketune.models.packable import INSTEAD, batch_dependent_rope, window_of
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import IGNORED
+from snaketune.packing.visibility import mask
 
 # Largest accepted difference, as a share of the scale.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -165,9 +166,9 @@ def _difference_from_separate(
 ) -> float:
     """The largest difference over all tokens of all documents, as a share of the scale."""
     use_segment_attention(model)
-    batch = _on_device(collate(rows, kernel), model)
-    sequences = separate_sequences(rows)
-    places_N = torch.cat([places_L[prefix:] for places_L, prefix in sequences])
+    batch = on_device(collate(rows, kernel), model.device)
+    sequences = batch["segments"].layout.sequences()
+    places_N = torch.from_numpy(np.concatenate([places_L[prefix:] for places_L, prefix in sequences]))
     worst, scales = [], []
     for begin in range(0, len(places_N), CHUNK):
         packed_NV = _packed_logits(model, batch, places_N[begin : begin + CHUNK], dtype)
@@ -177,7 +178,7 @@ def _difference_from_separate(
             own = range(prefix, len(places_L))[max(begin - at, 0) : max(begin + CHUNK - at, 0)]
             at += len(places_L) - prefix
             if own:
-                inputs = {"input_ids": batch["input_ids"][:, places_L.to(model.device)], "use_cache": False}
+                inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(places_L)], "use_cache": False}
                 with _computing(model, dtype):
                     alone.append(logits_at(model, inputs, torch.arange(own.start, own.stop, device=model.device))[0])
         use_segment_attention(model)
@@ -191,8 +192,8 @@ def _difference_from_separate(
 def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype: torch.dtype) -> float:
     """The largest change that other tokens make in logits that don't depend on them, as a share of the scale."""
     use_segment_attention(model)
-    placed = layout_of(rows)
-    batch = _on_device(collate(rows, kernel), model)
+    batch = on_device(collate(rows, kernel), model.device)
+    placed = batch["segments"].layout
     everywhere_T = torch.arange(placed.tokens)
     seed = torch.initial_seed()
     worst = []
@@ -208,7 +209,7 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype
             ids_1T[:, changed_T] = ids_1T.roll(placed.tokens // 2, dims=1)[:, changed_T]
             torch.manual_seed(seed)
             after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, everywhere_T, dtype)
-            untouched_T = torch.from_numpy(~placed.mask()[:, changed_T].any(1))
+            untouched_T = torch.from_numpy(~mask(placed)[:, changed_T].any(1))
             worst.append(largest_difference(after_TV[untouched_T], before_TV[untouched_T]))
     return (torch.stack(worst).max() / scale_of(before_TV)).item()
 
@@ -226,10 +227,6 @@ def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], places_N: torc
 
 def _computing(model: PreTrainedModel, dtype: torch.dtype):
     return torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32)
-
-
-def _on_device(batch: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
-    return {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
 
 
 def largest_difference(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,13 @@ as segments [abCD][EF] with prefix_lengths [0, 2] (query down, key across):
 SFT rows are segments without prefixes. K pairs with one prompt share it: [abCD][EF][GH][IJ] with prefix_lengths
 [0, 2, 2, 2]. The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
 them; all of them have position 0, since some models scale positions by the largest one in the batch. All arrays here are
-numpy; the cost is a few microseconds per segment.
+numpy; the cost is a few microseconds per segment. `packing.visibility` tells kernels of it in the forms that they take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -28,38 +30,91 @@ from snaketune.errors import SnaketuneError
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The segments of B rows, the rows laid end to end (T tokens in all, S segments).
+    """The segments of B rows, the rows laid end to end (T tokens in all, S segments, D of them documents).
+
+    The pair of the picture with two free tokens after it, a b C D E F . . in one row of eight:
+
+        starts [0, 4, 6]   prefix_starts  [0, 0, 6]   segment_of [0, 0, 0, 0, 1, 1, 2, 2]   documents [0, 1]
+        lengths [4, 2, 2]  prefix_lengths [0, 2, 0]   positions  [0, 1, 2, 3, 2, 3, 0, 0]   parents [-1, 0, 1, 2, 1, 4, -1, 6]
 
     Attributes:
         starts, lengths: int64[S], where a segment's own tokens are.
         prefix_starts, prefix_lengths: int64[S], where its prefix is (length 0: none).
+        documents: int64[D], the segments that hold what was packed; the others are free tokens.
+        segment_of: int64[T], the segment that each token belongs to.
         positions: int64[T], position ids; 0 for free tokens.
         parents: int64[T], the token that each token is predicted from, or -1.
-        segment_of: int64[T], the segment that each token belongs to.
-        longest: tokens of the longest segment with its prefix, free tokens at rows' ends not counted.
     """
 
     starts: np.ndarray
     lengths: np.ndarray
     prefix_starts: np.ndarray
     prefix_lengths: np.ndarray
+    documents: np.ndarray
+    segment_of: np.ndarray
     positions: np.ndarray
     parents: np.ndarray
-    segment_of: np.ndarray
-    longest: int
 
     @property
     def tokens(self) -> int:
         return len(self.positions)
 
-    def mask(self) -> np.ndarray:
-        """bool[T, T], True where the query (first axis) may see the key: the slow reference for every kernel."""
-        own = self.segment_of[:, None] == self.segment_of[None, :]
-        index = np.arange(self.tokens)
-        own &= index[:, None] >= index[None, :]
-        prefix_start = self.prefix_starts[self.segment_of][:, None]
-        prefix_end = prefix_start + self.prefix_lengths[self.segment_of][:, None]
-        return own | ((index[None, :] >= prefix_start) & (index[None, :] < prefix_end))
+    @property
+    def document_tokens(self) -> int:
+        """Tokens without the free ones."""
+        return int(self.lengths[self.documents].sum())
+
+    @property
+    def document_of(self) -> np.ndarray:
+        """int64[T]: the number of the document that each token belongs to, -1 for free tokens."""
+        number_S = np.full(len(self.starts), -1)
+        number_S[self.documents] = np.arange(len(self.documents))
+        return number_S[self.segment_of]
+
+    @property
+    def prefixed(self) -> bool:
+        """Whether segments share prefixes."""
+        return bool(self.prefix_lengths.any())
+
+    @cached_property
+    def sequence_lengths(self) -> np.ndarray:
+        """int64[S]: tokens of each segment with its prefix."""
+        return self.prefix_lengths + self.lengths
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest document with its prefix; 0 if there is none."""
+        return int(self.sequence_lengths[self.documents].max(initial=0))
+
+    @cached_property
+    def widest(self) -> int:
+        """The same of all segments."""
+        return int(self.sequence_lengths.max())
+
+    def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """The tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast."""
+        own = columns - self.prefix_lengths[segments]
+        return np.where(own < 0, self.prefix_starts[segments] + columns, self.starts[segments] + own)
+
+    def sequences(self) -> list[tuple[np.ndarray, int]]:
+        """What the documents stand for, one by one: the tokens of each with its prefix, int64[L], and the prefix's length.
+
+        >>> layout([[4, 2]], [[0, 2]], row_lengths=[8]).sequences()
+        [(array([0, 1, 2, 3]), 0), (array([0, 1, 4, 5]), 2)]
+        """
+        return [
+            (self.sequence_tokens(one, np.arange(self.sequence_lengths[one])), int(self.prefix_lengths[one]))
+            for one in self.documents
+        ]
+
+
+def layout_of(rows: Sequence[Mapping[str, Any]]) -> Layout:
+    """Lay out rows as `packing.reader` gives them."""
+    return layout(
+        [row["segment_lengths"] for row in rows],
+        [row["prefix_lengths"] for row in rows],
+        row_lengths=[len(row["input_ids"]) for row in rows],
+    )
 
 
 def layout(
@@ -73,8 +128,6 @@ def layout(
     Raises:
         SnaketuneError: segments longer than the row, or a prefix with nothing before it or longer than that.
 
-    The pair of the module's picture, with two free tokens after it:
-
     >>> pair = layout([[4, 2]], [[0, 2]], row_lengths=[8])
     >>> pair.positions.tolist()
     [0, 1, 2, 3, 2, 3, 0, 0]
@@ -82,7 +135,7 @@ def layout(
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
     starts, lengths, prefix_starts, prefixes, free = [], [], [], [], []
-    longest = end = 0
+    end = 0
     for row, (row_segments, row_prefixes, row_length) in enumerate(
         zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
     ):
@@ -101,7 +154,6 @@ def layout(
             prefix_starts.append(base_start if prefix else at)
             prefixes.append(prefix)
             free.append(False)
-            longest = max(longest, prefix + length)
             at += length
         if at > end:
             raise SnaketuneError(
@@ -115,9 +167,10 @@ def layout(
             free.append(True)
     start_S, length_S = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
     prefix_start_S, prefix_S = np.array(prefix_starts, dtype=np.int64), np.array(prefixes, dtype=np.int64)
+    free_S = np.array(free)
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
-    positions_T = np.where(np.array(free)[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
+    positions_T = np.where(free_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
     parents_T = index_T - 1
     parents_T[start_S] = np.where(prefix_S > 0, prefix_start_S + prefix_S - 1, -1)
     return Layout(
@@ -125,62 +178,8 @@ def layout(
         lengths=length_S,
         prefix_starts=prefix_start_S,
         prefix_lengths=prefix_S,
+        documents=np.flatnonzero(~free_S),
+        segment_of=segment_of_T,
         positions=positions_T,
         parents=parents_T,
-        segment_of=segment_of_T,
-        longest=longest,
     )
-
-
-@dataclass(frozen=True)
-class CausalBucket:
-    """Segments of similar length as one rectangle for a plain causal kernel.
-
-    Attributes:
-        tokens: int64[n, W], for each segment its prefix and its own tokens, then token 0 up to the width W. Causality alone
-            keeps real tokens from seeing what is appended.
-    """
-
-    tokens: np.ndarray
-
-
-def causal_buckets(rows: Layout, waste: float = 0.25) -> tuple[list[CausalBucket], np.ndarray]:
-    """Group segments into rectangles, so that a kernel is called once per group and not once per segment.
-
-    Args:
-        waste: a segment joins a group if it leaves at most this share of the group's width empty.
-    Returns:
-        The groups, and `where`: int64[T], for every token its place in the groups' tokens laid end to end.
-
-    A prefixed segment runs its prefix's queries again and throws the result away; for that, causality is the whole mask.
-
-    >>> groups, where = causal_buckets(layout([[4, 2]], [[0, 2]], row_lengths=[6]))
-    >>> groups[0].tokens.tolist(), where.tolist()
-    ([[0, 1, 2, 3], [0, 1, 4, 5]], [0, 1, 2, 3, 6, 7])
-    """
-    full_S = rows.prefix_lengths + rows.lengths
-    longest_first = np.argsort(-full_S, kind="stable")
-    where = np.empty(rows.tokens, dtype=np.int64)
-    buckets = []
-    offset = 0
-    begin = 0
-    sorted_full = full_S[longest_first]
-    while begin < len(longest_first):
-        width = int(sorted_full[begin])
-        # sorted_full falls, so the first segment that is too short ends the group.
-        size = int(np.searchsorted(-sorted_full[begin:], -(1 - waste) * width, side="right"))
-        group = longest_first[begin : begin + max(size, 1)]
-        column_W = np.arange(width)
-        prefix_n1 = rows.prefix_lengths[group][:, None]
-        tokens_nW = np.where(
-            column_W < prefix_n1,
-            rows.prefix_starts[group][:, None] + column_W,
-            rows.starts[group][:, None] + column_W - prefix_n1,
-        )
-        real_nW = column_W < full_S[group][:, None]
-        own_nW = real_nW & (column_W >= prefix_n1)
-        where[tokens_nW[own_nW]] = offset + np.flatnonzero(own_nW)
-        buckets.append(CausalBucket(np.where(real_nW, tokens_nW, 0)))
-        offset += tokens_nW.size
-        begin += len(group)
-    return buckets, where

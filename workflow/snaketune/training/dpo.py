@@ -78,8 +78,6 @@ def _train(
         @staticmethod
         def collate(rows, kernel):
             batch = collate(rows, kernel)
-            batch["segment_lengths"] = [row["segment_lengths"].tolist() for row in rows]
-            batch["row_lengths"] = [len(row["input_ids"]) for row in rows]
             batch["reference"] = torch.cat([row["reference"] for row in rows])
             return batch
 
@@ -88,10 +86,7 @@ def _train(
 
         def log_ratios(self, model, batch):
             """Policy to reference: float32[P, 2], and int64[P, 2] tokens."""
-            losses_N = token_losses(model, batch)
-            sums_P2, counts_P2 = pair_logprobs(
-                losses_N, batch["target_segments"], batch["segment_lengths"], batch["row_lengths"]
-            )
+            sums_P2, counts_P2 = pair_logprobs(token_losses(model, batch), batch)
             return sums_P2 - batch["reference"], counts_P2
 
         def check_start(self):

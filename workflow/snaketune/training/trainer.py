@@ -122,7 +122,7 @@ class PackedTrainer(OwnOrder, SafeCheckpoints, Trainer):
         """The Trainer's hook."""
         if self.window_started is None:
             self.window_started = time.monotonic()
-        self.window_tokens += inputs["tokens"]
+        self.window_tokens += inputs["segments"].layout.document_tokens
         # A step may have no items at all: rows in which nothing is supervised teach nothing.
         loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:
