@@ -13,15 +13,16 @@ import platform
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.models.attention import KERNELS, choose_kernel
-from snaketune.models.batches import collate
-from snaketune.models.devices import computing
+from snaketune.models.attention import KERNELS
+from snaketune.models.batches import collate, on_device
+from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.forward import packed_logits
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
@@ -73,11 +74,7 @@ def make_rows(rows: int, vocabulary: int) -> tuple[list[dict], list[np.ndarray]]
     return packed[:rows], documents
 
 
-def on_device(batch: dict, where: torch.device) -> dict:
-    return {name: value.to(where) if hasattr(value, "to") else value for name, value in batch.items()}
-
-
-def check_kernels(where: torch.device, dtype: torch.dtype) -> dict[str, float]:
+def check_kernels(compute: Compute) -> dict[str, float]:
     """Largest difference of losses and gradients from the dense kernel's, as a share of the largest."""
     row = {
         "input_ids": np.random.default_rng(1).integers(2, 1024, 64).astype(np.int32),
@@ -85,44 +82,44 @@ def check_kernels(where: torch.device, dtype: torch.dtype) -> dict[str, float]:
         "prefix_lengths": np.array([0, 7, 0], np.int32),
     }
     row["labels"] = np.where(np.arange(64) % 3 == 0, row["input_ids"], IGNORED).astype(np.int32)
-    model = make_model("1m", where)
+    model = make_model("1m", compute.device)
 
     def run(kernel: str) -> tuple[torch.Tensor, torch.Tensor]:
-        self_test(model, [], kernel, dtype, training=True)
+        self_test(model, [], replace(compute, kernel=kernel), training=True)
         model.zero_grad()
-        with torch.autocast(where.type, dtype=dtype, enabled=dtype != torch.float32):
-            losses = token_losses(model, on_device(collate([row, row], kernel), where))
-            logits = packed_logits(model, on_device(collate([row, row], kernel), where))
+        with compute.autocast():
+            losses = token_losses(model, on_device(collate([row, row], kernel), compute.device))
+            logits = packed_logits(model, on_device(collate([row, row], kernel), compute.device))
         losses.sum().backward()
         return logits.float(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
     expected = run("dense")
     found = {}
     # The varlen kernels are CUDA's; there, one that is installed and fails must be seen to fail.
-    for kernel in KERNELS if where.type == "cuda" else ("sdpa", "dense"):
+    for kernel in KERNELS if compute.device.type == "cuda" else ("sdpa", "dense"):
         try:
             got = run(kernel)
         except ImportError as error:
             print(f"kernel {kernel}: not installed ({error})")
             continue
         found[kernel] = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, expected))
-        assert found[kernel] < (1e-4 if dtype == torch.float32 else 5e-2), (kernel, found[kernel])
+        assert found[kernel] < (1e-4 if compute.dtype == torch.float32 else 5e-2), (kernel, found[kernel])
     return found
 
 
-def time_packed(model, rows: list[dict], kernel: str, dtype: torch.dtype, where: torch.device) -> float:
+def time_packed(model, rows: list[dict], compute: Compute) -> float:
     """Seconds for one pass of training steps over all rows."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
-    self_test(model, [], kernel, dtype, training=True)
+    self_test(model, [], compute, training=True)
     started = time.perf_counter()
     for at in range(0, len(rows), MICRO_BATCH):
-        batch = on_device(collate(rows[at : at + MICRO_BATCH], kernel), where)
-        with torch.autocast(where.type, dtype=dtype, enabled=dtype != torch.float32):
+        batch = on_device(collate(rows[at : at + MICRO_BATCH], compute.kernel), compute.device)
+        with compute.autocast():
             loss = token_losses(model, batch).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    if where.type == "cuda":
+    if compute.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started
 
@@ -166,26 +163,28 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    where, dtype, kernel = computing("auto")
-    checked = check_kernels(where, dtype)
-    model = make_model(options.size, where)
+    compute = resolve_compute("auto")
+    checked = check_kernels(compute)
+    model = make_model(options.size, compute.device)
     parameters = sum(p.numel() for p in model.parameters())
     rows, documents = make_rows(options.rows, SIZES[options.size][-1])
     tokens = sum(int(row["segment_lengths"].sum()) for row in rows)
-    time_packed(model, rows[:MICRO_BATCH], kernel, dtype, where)
+    time_packed(model, rows[:MICRO_BATCH], compute)
     ours, theirs = [], []
     for _ in range(options.rounds):
-        ours.append(tokens / time_packed(model, rows, kernel, dtype, where))
-        seconds, trl_tokens = time_trl(model, documents, dtype)
+        ours.append(tokens / time_packed(model, rows, compute))
+        seconds, trl_tokens = time_trl(model, documents, compute.dtype)
         theirs.append(trl_tokens / seconds)
     median, peer = statistics.median(ours), statistics.median(theirs)
     print(
         json.dumps(
             {
-                "device": torch.cuda.get_device_name(where) if where.type == "cuda" else platform.processor() or "cpu",
+                "device": torch.cuda.get_device_name()
+                if compute.device.type == "cuda"
+                else platform.processor() or "cpu",
                 "threads": torch.get_num_threads(),
-                "dtype": str(dtype),
-                "kernel": choose_kernel(where, dtype),
+                "dtype": str(compute.dtype),
+                "kernel": compute.kernel,
                 "kernels_checked": checked,
                 "parameters": parameters,
                 "tokens_per_second": round(median, 1),

@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.batches import collate
+from snaketune.models.devices import Compute
 from snaketune.models.loading import grow_vocabulary, load_folder
 from snaketune.models.logprobs import separate_token_losses, token_losses
 from snaketune.models.packable import check_config
@@ -26,6 +27,7 @@ DOCUMENTS = (([11, 23, 5], [0, 0, 0], 48), ([6, 30, 9], [0, 0, 0], 45))
 PAIRS = (([17, 8], [0, 5], 32), ([9, 4, 6, 12, 7], [0, 9, 3, 0, 8], 48))
 # Share of the largest loss or gradient that is rounding in float32.
 ROUNDING = 1e-4
+CPU = Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")
 
 
 @dataclass
@@ -80,7 +82,7 @@ def examine(family: str) -> Outcome:
             if kind == "dpo" or found.dpo == "refused":
                 check_config(config, rows.longest[0], rows.has_prefixes)
             model = tiny_model(config)
-            self_test(model, [rows], "sdpa", torch.float32, training=True)
+            self_test(model, [rows], CPU, training=True)
         except Unpackable as error:
             setattr(found, kind, "refused")
             found.reason = str(error)

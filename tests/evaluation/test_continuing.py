@@ -9,7 +9,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.evaluation.continuing import how_to_continue
 from snaketune.evaluation.generation import generate
 from tests.evaluation.test_generation import Chat
-from tests.models.conftest import tiny_model
+from tests.models.conftest import CPU, tiny_model
 
 
 def usual():
@@ -64,12 +64,12 @@ def sly():
 )
 def test_a_model_generates_the_way_that_is_right(make, batched, cached, said, capsys):
     model = make()
-    way = how_to_continue(model, Chat(), torch.float32)
+    way = how_to_continue(model, Chat(), CPU)
     assert (way.batched, way.cached) == (batched, cached)
     assert said in capsys.readouterr().out if said else not capsys.readouterr().out
     prompts = [np.random.default_rng(n).integers(4, 97, n).astype(np.int32) for n in (3, 17, 9)]
     written = generate(
-        model, Chat(), prompts, max_new_tokens=6, batch_size=way.batch_size(3), dtype=torch.float32, cached=way.cached
+        model, Chat(), prompts, max_new_tokens=6, batch_size=way.batch_size(3), compute=CPU, cached=way.cached
     )
     assert [text for text, _ in written] == [greedily(model, prompt, 6) for prompt in prompts]
 
@@ -84,4 +84,4 @@ def greedily(model, prompt: np.ndarray, tokens: int) -> str:
 
 def test_a_model_that_no_way_is_right_for_is_refused():
     with pytest.raises(SnaketuneError, match=r"llama doesn't generate what its forward says .*without cache"):
-        how_to_continue(sly(), Chat(), torch.float32)
+        how_to_continue(sly(), Chat(), CPU)

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
 from snaketune.evaluation.generation import generate
-from tests.models.conftest import tiny_model
+from tests.models.conftest import CPU, tiny_model
 
 
 class Chat:
@@ -22,7 +21,7 @@ def written(settings: dict) -> list[tuple[str, int]]:
     for name, value in settings.items():
         setattr(model.generation_config, name, value)
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5)]
-    return generate(model, Chat(), prompts, max_new_tokens=12, batch_size=2, dtype=torch.float32)
+    return generate(model, Chat(), prompts, max_new_tokens=12, batch_size=2, compute=CPU)
 
 
 @pytest.mark.parametrize(

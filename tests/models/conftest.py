@@ -4,7 +4,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from snaketune.models.devices import Compute
+
 VOCABULARY = 97
+CPU = Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")
 
 
 def tiny_model(architecture: str, **settings) -> torch.nn.Module:

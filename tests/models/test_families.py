@@ -1,11 +1,12 @@
 """Families of models: right or refused, never silently wrong. The whole table is made by benchmarks/families."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from benchmarks.families.examine import DOCUMENTS, PAIRS, Rows, examine
+from benchmarks.families.examine import CPU, DOCUMENTS, PAIRS, Rows, examine
 from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -38,7 +39,7 @@ def test_the_most_used_families_are_right_in_everything(family):
 def test_the_self_test_stops_a_model_whose_documents_reach_each_other(family):
     """Whatever its config says: state that runs through the row, and attention that never hears of segments."""
     with pytest.raises(Unpackable, match=f"{family} can't see packed rows as single documents"):
-        self_test(tiny_model(tiny_config(family)), [Rows(DOCUMENTS)], "sdpa", torch.float32, training=False)
+        self_test(tiny_model(tiny_config(family)), [Rows(DOCUMENTS)], CPU, training=False)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +69,11 @@ def test_own_attention_that_goes_by_positions_is_right_for_documents_and_refused
     config = tiny_config(family)
     documents, pairs = Rows(DOCUMENTS), Rows(PAIRS)
     check_config(config, documents.longest[0], prefixes=False)
-    self_test(tiny_model(config), [documents], "sdpa", torch.float32, training=True)
+    self_test(tiny_model(config), [documents], CPU, training=True)
     with pytest.raises(Unpackable, match="knows no shared prompts"):
         check_config(config, pairs.longest[0], prefixes=True)
     with pytest.raises(Unpackable):
-        self_test(tiny_model(config), [pairs], "sdpa", torch.float32, training=True)
+        self_test(tiny_model(config), [pairs], CPU, training=True)
 
 
 def longrope(**settings):
@@ -94,12 +95,12 @@ def test_factors_that_depend_on_the_batch_see_no_free_tokens_and_no_sequence_bey
     check_config(config, rows.longest[0], prefixes=False)
     model = tiny_model(config)
     expected = separate_token_losses(tiny_model(config), collate(rows, "sdpa"))
-    self_test(model, [rows], "sdpa", torch.float32, training=True)
+    self_test(model, [rows], CPU, training=True)
     torch.testing.assert_close(token_losses(model, collate(rows, "sdpa")), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(Unpackable, match="a sequence of 30 tokens is longer than the 24"):
         check_config(config, 30, prefixes=False)
     with pytest.raises(Unpackable):
-        self_test(tiny_model(config), [Rows((([30, 9], [0, 0], 40),))], "sdpa", torch.float32, training=False)
+        self_test(tiny_model(config), [Rows((([30, 9], [0, 0], 40),))], CPU, training=False)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_an_attention_argument_that_means_something_is_refused_by_name(name):
 def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, capsys):
     config = tiny_config(family)
     model, rows = tiny_model(config), Rows(DOCUMENTS)
-    about, _ = _how_to_run(model, config, [rows], "sdpa", torch.float32)
+    about, _ = _how_to_run(model, config, [rows], CPU)
     assert about == {"kernel": SEPARATE, "dtype": "float32"}
     assert f"{family} can't see packed rows" in capsys.readouterr().out
     expected, count = 0.0, 0
@@ -157,14 +158,14 @@ def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, ca
                 if row["labels"][at + column] >= 0:
                     expected, count = expected - log_probs[column - 1, ids[column]].item(), count + 1
             at += length
-    found = held_out_loss(model, rows, about["kernel"], torch.float32, "made")
+    found = held_out_loss(model, rows, replace(CPU, kernel=about["kernel"]), "made")
     assert found["supervised_tokens"] == count
     assert found["held_out_loss"] == pytest.approx(expected / count, abs=1e-4)
 
 
 def test_evaluation_by_packed_rows_is_self_tested():
     config = tiny_config("llama")
-    about, run = _how_to_run(tiny_model(config), config, [Rows(DOCUMENTS)], "sdpa", torch.float32)
+    about, run = _how_to_run(tiny_model(config), config, [Rows(DOCUMENTS)], CPU)
     assert about["self_test"] == "packed = separate within 1e-03"
     assert run["self_test_share"] < 1e-5
 

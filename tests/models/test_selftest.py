@@ -14,7 +14,7 @@ from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.visibility import causal_buckets
 
-from .conftest import tiny_model
+from .conftest import CPU, tiny_model
 from .test_attention import packed_rows
 
 
@@ -25,7 +25,7 @@ class Rows(list):
 
 
 def run(model, rows, kernel="sdpa", training=True):
-    return self_test(model, [Rows(rows)], kernel, torch.float32, training=training)
+    return self_test(model, [Rows(rows)], replace(CPU, kernel=kernel), training=training)
 
 
 def test_every_kernel_of_this_device_passes(model):
@@ -71,7 +71,7 @@ def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(mo
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])
     documents.has_prefixes = False
-    self_test(tiny_model("llama"), [documents], "sdpa", torch.float32, training=True)
+    self_test(tiny_model("llama"), [documents], CPU, training=True)
 
 
 def test_a_leak_that_only_training_has_is_stopped():

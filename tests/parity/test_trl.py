@@ -16,7 +16,7 @@ from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.dpo_loss import dpo_loss
-from tests.models.conftest import tiny_model
+from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.packing.chain import ROOT, rows_of
 
@@ -104,7 +104,7 @@ def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
 
-    self_test(model, [], "sdpa", torch.float32, training=True)
+    self_test(model, [], CPU, training=True)
     batch, _ = packed_batch("sft", rows, tokenizer_folder, tmp_path / "packed")
     ours = token_losses(model, batch).mean()
     ours.backward()
@@ -158,8 +158,8 @@ def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss
         theirs = (1 - smoothing) * theirs + smoothing * other
         gradients = {k: (1 - smoothing) * v + smoothing * other_gradients[k] for k, v in gradients.items()}
 
-    self_test(policy, [], "sdpa", torch.float32, training=True)
-    self_test(reference, [], "sdpa", torch.float32, training=True)
+    self_test(policy, [], CPU, training=True)
+    self_test(reference, [], CPU, training=True)
     batch, rows = packed_batch("preference", pairs, tokenizer_folder, tmp_path / "packed")
     assert sum(sum(row["prefix_lengths"][::2] > 0) for row in rows) == 3
     with torch.no_grad():

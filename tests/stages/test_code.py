@@ -23,7 +23,7 @@ def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
     assert "packing.shards" in modules("write")
     assert not modules("tokenize") & {name for name in modules("plan") if name.startswith("packing.")}
     assert "packing.plan" not in modules("tokenize") | modules("write") | modules("sft")
-    assert {"training.trainer", "models.attention", "packing.segments"} <= modules("sft")
+    assert {"training.trainer", "models.attention", "packing.segments", "packing.visibility"} <= modules("sft")
     assert "training.dpo_loss" in modules("dpo")
     for stage in ("sft", "ref_logps", "eval"):
         assert "training.dpo_loss" not in modules(stage)
@@ -42,6 +42,18 @@ def test_what_decides_precision_resumes_or_tests_a_training_counts():
         assert {"training.launch", "training.checkpoints", "models.selftest"} <= modules(stage)
     assert "models.selftest" in modules("ref_logps")
     assert {"training", "models"} <= modules("sft")  # what their __init__ would do
+
+
+def test_a_training_covers_what_its_launched_process_runs():
+    for stage, other in (("sft", "dpo"), ("dpo", "sft")):
+        workers = {"training.launched", f"training.{stage}_worker"}
+        assert workers <= modules(stage)
+        for worker in workers:
+            run = {name.removeprefix("snaketune.") for name in code.shaping_modules(f"snaketune.{worker}")}
+            assert "training.pipeline" in run or worker == "training.launched"
+            assert run <= modules(stage)
+        assert f"training.{other}_worker" not in modules(stage)
+    assert "training.raw" in modules("sft") - modules("dpo")
 
 
 def test_every_reason_is_of_something_that_is_there():

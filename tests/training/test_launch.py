@@ -2,7 +2,6 @@
 
 import json
 import resource
-import sys
 
 import pytest
 
@@ -13,10 +12,11 @@ from snaketune.stages.attempt import Attempt, stamps_of
 from snaketune.stages.code import code_digest
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import dpo, launch, sft
-from snaketune.training.launch import run_worker
+from snaketune.training import dpo, dpo_worker, launch, launched, pipeline, sft, sft_worker
+from snaketune.training.trainer import Run
 
 MODULE = "snaketune.training.ref_logps"
+JOB = {"stage": MODULE}
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def worker(tmp_path, monkeypatch):
         base = tmp_path / "base"
         base.write_text("weights")
         Attempt(stage="sft", code=code, stamps=stamps_of([base]), threads=1).save(tmp_path)
-        (tmp_path / "job.json").write_text(json.dumps({"module": MODULE}), encoding="utf-8")
-        monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path / "job.json")])
-        run_worker(train)
+        (tmp_path / "job.json").write_text(json.dumps(JOB), encoding="utf-8")
+        monkeypatch.setattr(launched, "work_on", train)
+        launched.main(tmp_path / "job.json")
 
     return run
 
@@ -37,7 +37,7 @@ def worker(tmp_path, monkeypatch):
 def test_it_trains_with_the_code_of_the_fingerprint(worker):
     trained: list = []
     worker(trained.append, code_digest(MODULE))
-    assert trained == [{"module": MODULE}]
+    assert trained == [JOB]
 
 
 def test_it_trains_with_no_other_code(worker):
@@ -52,18 +52,18 @@ class Reached(Exception):
 
 
 @pytest.mark.parametrize(
-    ("stage", "spec", "roles", "replaced"),
+    ("stage", "worker", "spec", "roles", "replaced"),
     [
-        (stage, spec, roles, replaced)
-        for stage, spec, roles in (
-            (sft, SftSpec, ("pack", "tokenizer")),
-            (dpo, DpoSpec, ("model", "pack", "ref_logps")),
+        (stage, worker, spec, roles, replaced)
+        for stage, worker, spec, roles in (
+            (sft, sft_worker, SftSpec, ("pack", "tokenizer")),
+            (dpo, dpo_worker, DpoSpec, ("model", "pack", "ref_logps")),
         )
         for replaced in (None, *roles)
     ],
 )
 def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(
-    tmp_path, monkeypatch, stage, spec, roles, replaced
+    tmp_path, monkeypatch, stage, worker, spec, roles, replaced
 ):
     """Whose content the result is kept under; a job written by hand says nothing of it."""
 
@@ -91,16 +91,17 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(
     def reached(*_, **__):
         raise Reached
 
-    monkeypatch.setattr(spec, "model_validate", lambda _: None)
+    assert job["stage"] == stage.__name__
+    assert job["worker"] == worker.__name__
+    monkeypatch.setattr(Run, "of_job", lambda *_: None)
     monkeypatch.setattr("snaketune.artifacts.manifest.Artifact.files", lambda self: [])
-    monkeypatch.setattr("snaketune.tokenization.chat.ChatTokenizer.load", reached)
-    monkeypatch.setattr(dpo, "_train", reached)
+    monkeypatch.setattr(worker, "train_on", reached)
     with pytest.raises(SnaketuneError if replaced else Reached) as caught:
-        stage.train(job)
+        worker.train(job, work)
     if replaced:
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
         with pytest.raises(Reached):
-            stage.train({name: value for name, value in job.items() if name != "contents"})
+            worker.train({name: value for name, value in job.items() if name != "contents"}, work)
 
 
 def test_a_full_disk_is_told_and_no_traceback(worker, tmp_path):
@@ -129,13 +130,14 @@ def test_any_other_error_keeps_its_traceback(worker):
 
 def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
     """With the base read, and no checkpoint written: what a resumed training goes on with came of the right files."""
-    from snaketune.training.trainer import fit
 
     class Stops(Exception):
         pass
 
     class Trainer:
         """As much of one as there is before the first step."""
+
+        run = Run(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
 
         class accelerator:
             @staticmethod
@@ -150,14 +152,18 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
         def is_world_process_zero(self):
             return True
 
+        def check_start(self):
+            pass
+
         def train(self, **_):
             raise Stops
 
     base = tmp_path / "base"
     base.write_text("weights")
-    Attempt(stage="sft", code="c", stamps=stamps_of([base])).save(tmp_path)
+    (tmp_path / "state").mkdir()
+    Attempt(stage="sft", code="c", stamps=stamps_of([base])).save(tmp_path / "state")
     with pytest.raises(Stops):
-        fit(Trainer(), tmp_path / "checkpoints")
+        pipeline.fit(Trainer())
     base.write_text("others")
     with pytest.raises(SnaketuneError, match="base changed while the sft stage read it"):
-        fit(Trainer(), tmp_path / "checkpoints")
+        pipeline.fit(Trainer())

@@ -1,6 +1,6 @@
 """The order of rows depends on seed and epoch alone."""
 
-from snaketune.training.trainer import EpochPermutation
+from snaketune.training.order import EpochPermutation
 
 
 def test_each_epoch_has_its_own_permutation_and_the_same_one_again():

@@ -1,6 +1,7 @@
 """Reference log-probabilities can't be read back missing, broken, or for another model, other pairs, another computation."""
 
 import math
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
 from snaketune.errors import SnaketuneError
 from snaketune.training.reference import ROUNDING, check_policy_is_reference, check_ref_logps, read_ref_logps, schema
+from tests.models.conftest import CPU
 
 
 def artifact(tmp_path, chosen: float | None = -1.0, **manifest) -> Artifact:
@@ -46,12 +48,12 @@ def test_a_missing_or_infinite_value_is_an_error(tmp_path, value):
     [
         ("model", {"model": Named("other")}),
         ("pairs", {"pack": Named("other")}),
-        ("dtype", {"dtype": "bfloat16"}),
-        ("kernel", {"kernel": "varlen"}),
+        ("dtype", {"compute": replace(CPU, dtype=torch.bfloat16)}),
+        ("kernel", {"compute": replace(CPU, kernel="varlen")}),
     ],
 )
 def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, what, expected):
-    arguments = {"model": Named("m"), "pack": Named("r"), "dtype": "float32", "kernel": "sdpa"}
+    arguments = {"model": Named("m"), "pack": Named("r"), "compute": CPU}
     made = artifact(tmp_path)
     check_ref_logps(made, **arguments)
     with pytest.raises(SnaketuneError, match=rf"\({what}: .*--forcerun"):

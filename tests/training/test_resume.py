@@ -15,7 +15,7 @@ from snaketune.stages.work import WorkFolder
 from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
 from tests.models.conftest import tiny_model
 
-from .engine_runs import Interrupted, pack, spec, stop_after, train
+from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 
 # What the Hub's names differ from the module's in: fused experts, renamed and tied heads, shared and latent projections.
 EXPERTS = {
@@ -103,7 +103,7 @@ def in_processes(count: int, folder, stop: int = 0) -> None:
     WorkFolder(folder).start()
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count),
-         "-m", "tests.training.engine_runs", str(folder), str(stop)],
+         "-m", "tests.training.pipeline_runs", str(folder), str(stop)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip

@@ -12,13 +12,13 @@ from snaketune.artifacts.tables import write_table
 from snaketune.config.runs import Lora, Operation, Scratch, Training
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training import sft
-from snaketune.training.raw import train_raw
+from snaketune.training import sft_worker
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages, train_in
 
-from .test_engine import preference_training
+from .test_pipeline import preference_training
 
 ADAPTERS = {"full": None, "lora": Lora(rank=2, dropout=0.3)}
 
@@ -52,20 +52,20 @@ def sft_spec(lora: Lora | None) -> SftSpec:
     return SftSpec(base=shape, training=settings, lora=lora, quantization=None)
 
 
-def packed_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
+def train(folder: Path, pack: Artifact, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     work = WorkFolder(folder / "work")
     work.start()
-    chat = ChatTokenizer.load(tokenizer.folder)
-    sft._train_packed(sft_spec(lora), Operation(log_steps=1), work, packed_rows(folder, tokenizer), chat)
+    run = Run(spec=sft_spec(lora), operation=Operation(log_steps=1), work=work, compute=CPU)
+    sft_worker.train_on(run, pack, tokenizer)
     return work
+
+
+def packed_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
+    return train(folder, packed_rows(folder, tokenizer), tokenizer, lora)
 
 
 def raw_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
-    work = WorkFolder(folder / "work")
-    work.start()
-    chat = ChatTokenizer.load(tokenizer.folder)
-    train_raw(sft_spec(lora), Operation(log_steps=1), work, raw_rows(folder), tokenizer.folder, chat)
-    return work
+    return train(folder, raw_rows(folder), tokenizer, lora)
 
 
 def packed_dpo(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:

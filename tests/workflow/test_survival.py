@@ -133,6 +133,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     work = WorkFolder(project.folder / "work")
     work.start()
     job = {
+        "worker": "snaketune.training.sft_worker",
         "spec": manifest["spec"],
         "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
         "pack": str(pack),
@@ -142,7 +143,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         "-m", "snaketune.training.sft", str(work.state / "job.json")],
+         "-m", "snaketune.training.launched", str(work.state / "job.json")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip
@@ -165,7 +166,7 @@ def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_
             os.kill(process, signal.SIGKILL)
     running.wait()
     project.snakemake(SFT)
-    assert not processes("snaketune.training.sft", project.folder)
+    assert not processes("snaketune.training.launched", project.folder)
     assert len(list(project.folder.glob("results/.work/sft/*/payload"))) == 2
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.generation import generates_plainly, left_padded
+from snaketune.models.devices import Compute
 from snaketune.models.selftest import TOLERANCE, largest_difference, ordinary_ids, scale_of
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -40,7 +41,7 @@ WAYS = (Continuing(True, True), Continuing(False, True), Continuing(False, False
 
 
 @torch.no_grad()
-def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, dtype: torch.dtype) -> Continuing:
+def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> Continuing:
     """The first of WAYS whose logits are those of plain forwards of single prompts within TOLERANCE, a share of their scale.
 
     Raises:
@@ -49,12 +50,12 @@ def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, dtype: torch.dt
     model.eval()
     generates_plainly(model, chat)
     prompts = _made_prompts(model, chat)
-    with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
+    with compute.autocast():
         expected = [_plainly(model, prompt, chat) for prompt in prompts]
         scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
         wrong = []
         for way in WAYS:
-            fault = _fault(model, chat, prompts, expected, way, TOLERANCE[dtype] * scale)
+            fault = _fault(model, chat, prompts, expected, way, TOLERANCE[compute.dtype] * scale)
             if not fault:
                 break
             how = f"{'batches' if way.batched else 'single prompts'} {'with' if way.cached else 'without'} cache"

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from snaketune.evaluation.exact_match import as_rows, choose_prompts, judge, sum
 from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.preferences import preference_scores
 from snaketune.models.attention import Unpackable, use_own_attention
-from snaketune.models.devices import computing, weights_dtype
+from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.loading import (
     load_base,
     load_folder,
@@ -66,7 +67,7 @@ def build(
         task_data: what tasks name outside their folder, which lm-eval reads by itself.
     """
     started = time.monotonic()
-    where, dtype, kernel = computing("auto")
+    compute = resolve_compute("auto")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     if model:
@@ -76,17 +77,17 @@ def build(
         frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
         loaded = load_folder(
             model[0].folder,
-            weights_dtype=weights_dtype(dtype, frozen=frozen),
+            weights_dtype=compute.weights_dtype(frozen=frozen),
             trust_remote_code=spec.trust_remote_code,
         )
         set_special_tokens(loaded, chat)
     else:
         config = read_config(spec.base)
-        loaded = load_base(spec.base, chat, weights_dtype=dtype)
-    loaded = loaded.to(where)
+        loaded = load_base(spec.base, chat, weights_dtype=compute.dtype)
+    loaded = loaded.to(compute.device)
     scores: dict[str, Any] = {"parameters": parameter_count(loaded)}
     # By the model's own attention, which nothing has replaced yet.
-    continuing = how_to_continue(loaded, chat, dtype)
+    continuing = how_to_continue(loaded, chat, compute)
     if spec.task_names and not continuing.cached:
         raise SnaketuneError(
             f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {loaded.config.model_type} gives other "
@@ -94,22 +95,22 @@ def build(
         )
 
     held_out = [PackedRows(pack, "held_out") for pack in packs]
-    about, run = _how_to_run(loaded, config, held_out, kernel, dtype)
-    kernel = about["kernel"]
+    about, run = _how_to_run(loaded, config, held_out, compute)
+    compute = replace(compute, kernel=about["kernel"])
     preference_packs = packs[len(spec.conversations) :]
     scores["conversations"] = {
-        name: held_out_loss(loaded, rows, kernel, dtype, name) for name, rows in zip(spec.conversations, held_out)
+        name: held_out_loss(loaded, rows, compute, name) for name, rows in zip(spec.conversations, held_out)
     }
     references = {
         pair: reference
         for artifact in ref_logps
-        if is_comparable(artifact, dtype=str(dtype).removeprefix("torch."), kernel=kernel)
+        if is_comparable(artifact, compute)
         for pair, reference in read_ref_logps(artifact, "held_out").items()
     }
     scores["preferences"] = {}
     for name, pack, rows in zip(spec.preferences, preference_packs, held_out[len(spec.conversations) :], strict=True):
         if len(rows):
-            sums, counts = pair_logprobs_of(loaded, rows, kernel, dtype, ROWS_PER_BATCH, f"preferences, {name}")
+            sums, counts = pair_logprobs_of(loaded, rows, compute, ROWS_PER_BATCH, f"preferences, {name}")
             ids = [document["id"] for document in documents(pack, "held_out")]
             scores["preferences"][name] = preference_scores(ids, sums, counts, references)
 
@@ -127,7 +128,7 @@ def build(
         [chat.encode_prompt(prompt.messages, prompt.tools) for prompt in prompts],
         max_new_tokens=spec.exact_match.max_new_tokens,
         batch_size=continuing.batch_size(spec.exact_match.batch_size),
-        dtype=dtype,
+        compute=compute,
         cached=continuing.cached,
     )
     responses = [
@@ -162,38 +163,35 @@ def build(
                 **continuing.about(),
             },
         },
-        run=run | {"device": str(where), "evaluation_seconds": round(time.monotonic() - started, 1)},
+        run=run | {"device": str(compute.device), "evaluation_seconds": round(time.monotonic() - started, 1)},
     )
 
 
 def _how_to_run(
-    model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], kernel: str, dtype: torch.dtype
+    model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Whether rows can be run as they are packed; else one sequence at a time, by the model's own attention.
 
     Returns:
         For the manifest, with the `kernel` to go on with, and for run.json.
     """
-    plain = {"dtype": str(dtype).removeprefix("torch.")}
     if not any(len(rows) for rows in packs):
-        return {"kernel": kernel, **plain}, {}
+        return compute.about(), {}
     try:
         if config:
             check_config(config, max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs))
-        tested = self_test(model, packs, kernel, dtype, training=False)
+        tested = self_test(model, packs, compute, training=False)
     except Unpackable as error:
         use_own_attention(model)
         print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
-        return {"kernel": SEPARATE, **plain}, {}
+        return replace(compute, kernel=SEPARATE).about(), {}
     return tested.about(), {"self_test_share": tested.share}
 
 
-def held_out_loss(
-    model: torch.nn.Module, rows: PackedRows, kernel: str, dtype: torch.dtype, name: str
-) -> dict[str, Any]:
+def held_out_loss(model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str) -> dict[str, Any]:
     """Mean negative log-probability of the supervised tokens in nats, and its exponential."""
     total, tokens = 0.0, 0
-    for _, losses_N in losses_by_batch(model, rows, kernel, dtype, ROWS_PER_BATCH, f"loss, {name}"):
+    for _, losses_N in losses_by_batch(model, rows, compute, ROWS_PER_BATCH, f"loss, {name}"):
         total += losses_N.double().sum().item()
         tokens += len(losses_N)
     if not tokens:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -38,7 +39,7 @@ def generate(
     *,
     max_new_tokens: int,
     batch_size: int,
-    dtype: torch.dtype,
+    compute: Compute,
     cached: bool = True,
 ) -> list[tuple[str, int]]:
     """Continue prompts greedily until a stop token, by the settings of `generates_plainly`.
@@ -57,10 +58,10 @@ def generate(
     for start in progress(starts, "generating", f"batches of {batch_size}", len(starts)):
         chunk = order[start : start + batch_size]
         ids_BW, mask_BW = left_padded([prompts[i] for i in chunk], chat.pad_id)
-        with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        with compute.autocast():
             out_BX = model.generate(
-                input_ids=ids_BW.to(model.device),
-                attention_mask=mask_BW.to(model.device),
+                input_ids=ids_BW.to(compute.device),
+                attention_mask=mask_BW.to(compute.device),
                 max_new_tokens=max_new_tokens,
                 use_cache=cached,
             )

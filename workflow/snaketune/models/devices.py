@@ -1,42 +1,62 @@
-"""Which device and data type a job computes with."""
+"""What a process computes with: device, data type and attention kernel, resolved once and handed on together."""
+
+from dataclasses import dataclass
 
 import torch
 
 from snaketune.errors import SnaketuneError
+from snaketune.models.attention import choose_kernel
 
 
-def device() -> torch.device:
-    """CUDA, else Apple's MPS, else the CPU."""
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What a process computes with.
+
+    Attributes:
+        dtype: of matrix products.
+        kernel: of attention over segments, one of `models.attention.KERNELS`; see also `models.logprobs.SEPARATE`.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kernel: str
+
+    def about(self) -> dict[str, str]:
+        """For the manifest."""
+        return {"dtype": str(self.dtype).removeprefix("torch."), "kernel": self.kernel}
+
+    def autocast(self) -> torch.autocast:
+        """Inside, matrix products are of this data type."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+    def weights_dtype(self, *, frozen: bool) -> torch.dtype:
+        """The data type that weights are kept in: that of the computation where they are frozen, else float32 masters.
+
+        The reference model is loaded by the same rule as the policy, so that both start from the same log-probabilities.
+        """
+        return self.dtype if frozen else torch.float32
+
+
+def resolve_compute(precision: str) -> Compute:
+    """CUDA, else Apple's MPS, else the CPU; the data type for `training.precision`; and the kernel for both.
+
+    Raises:
+        SnaketuneError: bfloat16 was asked for on a GPU that lacks it.
+    """
+    device, dtype = _device(), _dtype(precision)
+    return Compute(device=device, dtype=dtype, kernel=choose_kernel(device, dtype))
+
+
+def _device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def compute_dtype(precision: str) -> torch.dtype:
-    """The data type of matrix products for `training.precision`.
-
-    Raises:
-        SnaketuneError: bfloat16 was asked for on a GPU that lacks it.
-    """
+def _dtype(precision: str) -> torch.dtype:
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and torch.cuda.is_available() and not has_bf16:
         raise SnaketuneError("training.precision: this GPU has no bfloat16; expected `auto` or `float32`")
     if precision == "bfloat16" or (precision == "auto" and has_bf16):
         return torch.bfloat16
     return torch.float32
-
-
-def computing(precision: str) -> tuple[torch.device, torch.dtype, str]:
-    """Device, data type and attention kernel that this process computes with."""
-    from snaketune.models.attention import choose_kernel
-
-    where, dtype = device(), compute_dtype(precision)
-    return where, dtype, choose_kernel(where, dtype)
-
-
-def weights_dtype(compute: torch.dtype, *, frozen: bool) -> torch.dtype:
-    """The data type that weights are kept in: that of the computation where they are frozen, else float32 masters.
-
-    The reference model is loaded by the same rule as the policy, so that both start from the same log-probabilities.
-    """
-    return compute if frozen else torch.float32

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from snaketune.models.attention import Segments
 from snaketune.models.batches import collate, on_device
+from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_logits
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
@@ -55,31 +56,31 @@ def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.
 
 
 @torch.no_grad()
-def losses_by_batch(
-    model: torch.nn.Module, rows: PackedRows, kernel: str, dtype: torch.dtype, batch_rows: int, what: str
-):
+def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, batch_rows: int, what: str):
     """Run all rows through `model`, in order.
 
     Args:
-        kernel: of the packed forward, or SEPARATE for one sequence at a time.
+        compute: with SEPARATE as its kernel, one sequence at a time.
     Yields:
         Each batch, and its float32[N] losses.
     """
     model.eval()
+    separate = compute.kernel == SEPARATE
     starts = range(0, len(rows), batch_rows)
     for start in progress(starts, what, f"batches of {batch_rows} rows", len(starts)):
         chunk = [rows[r] for r in range(start, min(start + batch_rows, len(rows)))]
-        batch = on_device(collate(chunk, "sdpa" if kernel == SEPARATE else kernel), model.device)
-        with torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            yield batch, (separate_token_losses if kernel == SEPARATE else token_losses)(model, batch)
+        batch = on_device(collate(chunk, "sdpa" if separate else compute.kernel), compute.device)
+        with compute.autocast():
+            losses_N = (separate_token_losses if separate else token_losses)(model, batch)
+        yield batch, losses_N
 
 
 def pair_logprobs_of(
-    model: torch.nn.Module, rows: PackedRows, kernel: str, dtype: torch.dtype, batch_rows: int, what: str
+    model: torch.nn.Module, rows: PackedRows, compute: Compute, batch_rows: int, what: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float64[P, 2] summed log-probabilities and int64[P, 2] token counts of all packed pairs, in the order of the rows."""
     sums, counts = [], []
-    for batch, losses_N in losses_by_batch(model, rows, kernel, dtype, batch_rows, what):
+    for batch, losses_N in losses_by_batch(model, rows, compute, batch_rows, what):
         sums_P2, counts_P2 = pair_logprobs(losses_N, batch)
         sums.append(sums_P2.double().cpu())
         counts.append(counts_P2.cpu())

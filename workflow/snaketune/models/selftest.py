@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
 from snaketune.models.batches import collate, on_device
+from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
 from snaketune.models.packable import INSTEAD, batch_dependent_rope, window_of
 from snaketune.packing.reader import PackedRows
@@ -40,25 +41,19 @@ PAIRS = (([10, 14, 9], [0, 0, 6], 5), ([12, 5, 8, 3, 13, 6], [0, 7, 7, 7, 0, 10]
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """A self-test that was passed: by which kernel, in which data type, and how well (the largest difference)."""
+    """A self-test that was passed: computing with what, and how well (the largest difference)."""
 
-    kernel: str
-    dtype: torch.dtype
+    compute: Compute
     share: float
 
     def about(self) -> dict[str, Any]:
         """For the manifest: the same for the same work, whatever the last bits are."""
-        return {
-            "kernel": self.kernel,
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "self_test": f"packed = separate within {TOLERANCE[self.dtype]:.0e}",
-        }
+        within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}"
+        return self.compute.about() | {"self_test": within}
 
 
-def self_test(
-    model: PreTrainedModel, packs: Sequence[PackedRows], kernel: str, dtype: torch.dtype, *, training: bool
-) -> SelfTest:
-    """Show that packed forwards of `model` by `kernel` are right, and allow them. Leaves the segments' attention switched on.
+def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
+    """Show that packed forwards of `model` by the kernel are right, and allow them. Leaves the segments' attention switched on.
 
     Args:
         packs: what will be run; empty for anything.
@@ -67,17 +62,18 @@ def self_test(
         Unpackable: they aren't, or fail.
     """
     name, was_training = model.config.model_type, model.training
+    kernel, dtype = compute.kernel, compute.dtype
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
     shares = []
     try:
         for rows, what in _rows_to_test(model.config, packs, prefixes):
             model.eval()
-            shares.append(share := _difference_from_separate(model, rows, kernel, dtype))
+            shares.append(share := _difference_from_separate(model, rows, compute))
             _judge(share, TOLERANCE[dtype], f"packed logits of {what} differ from separate ones", kernel)
         for rows in made_rows(model.config, prefixes):
             for mode in (False, True) if training else (False,):
                 model.train(mode)
-                share = _leak(model, rows, kernel, dtype)
+                share = _leak(model, rows, compute)
                 shares.append(share)
                 how = " in training mode" if mode else ""
                 _judge(
@@ -91,7 +87,7 @@ def self_test(
     allow_packed(model, kernel, prefixes)
     worst = max(shares)
     print(f"self-test: packed = separate within {worst:.1e} of the logits (kernel {kernel}, {dtype})", flush=True)
-    return SelfTest(kernel=kernel, dtype=dtype, share=worst)
+    return SelfTest(compute=compute, share=worst)
 
 
 def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
@@ -161,17 +157,15 @@ def _judge(share: float, tolerance: float, what: str, kernel: str) -> None:
 
 
 @torch.no_grad()
-def _difference_from_separate(
-    model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype: torch.dtype
-) -> float:
+def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
     """The largest difference over all tokens of all documents, as a share of the scale."""
     use_segment_attention(model)
-    batch = on_device(collate(rows, kernel), model.device)
+    batch = on_device(collate(rows, compute.kernel), compute.device)
     sequences = batch["segments"].layout.sequences()
     places_N = torch.from_numpy(np.concatenate([places_L[prefix:] for places_L, prefix in sequences]))
     worst, scales = [], []
     for begin in range(0, len(places_N), CHUNK):
-        packed_NV = _packed_logits(model, batch, places_N[begin : begin + CHUNK], dtype)
+        packed_NV = _packed_logits(model, batch, places_N[begin : begin + CHUNK], compute)
         use_own_attention(model)
         alone, at = [], 0
         for places_L, prefix in sequences:
@@ -179,8 +173,8 @@ def _difference_from_separate(
             at += len(places_L) - prefix
             if own:
                 inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(places_L)], "use_cache": False}
-                with _computing(model, dtype):
-                    alone.append(logits_at(model, inputs, torch.arange(own.start, own.stop, device=model.device))[0])
+                with compute.autocast():
+                    alone.append(logits_at(model, inputs, torch.arange(own.start, own.stop, device=compute.device))[0])
         use_segment_attention(model)
         alone_NV = torch.cat(alone)
         worst.append(largest_difference(packed_NV, alone_NV))
@@ -189,17 +183,17 @@ def _difference_from_separate(
 
 
 @torch.no_grad()
-def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype: torch.dtype) -> float:
+def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
     """The largest change that other tokens make in logits that don't depend on them, as a share of the scale."""
     use_segment_attention(model)
-    batch = on_device(collate(rows, kernel), model.device)
+    batch = on_device(collate(rows, compute.kernel), compute.device)
     placed = batch["segments"].layout
     everywhere_T = torch.arange(placed.tokens)
     seed = torch.initial_seed()
     worst = []
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[compute.device] if compute.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        before_TV = _packed_logits(model, batch, everywhere_T, dtype)
+        before_TV = _packed_logits(model, batch, everywhere_T, compute)
         for parity in (0, 1):
             # The last quarter of every other segment, free tokens included; prompts that others share stay as they are.
             changed_T = np.zeros(placed.tokens, bool)
@@ -208,25 +202,21 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], kernel: str, dtype
             ids_1T = batch["input_ids"].clone()
             ids_1T[:, changed_T] = ids_1T.roll(placed.tokens // 2, dims=1)[:, changed_T]
             torch.manual_seed(seed)
-            after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, everywhere_T, dtype)
+            after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, everywhere_T, compute)
             untouched_T = torch.from_numpy(~mask(placed)[:, changed_T].any(1))
             worst.append(largest_difference(after_TV[untouched_T], before_TV[untouched_T]))
     return (torch.stack(worst).max() / scale_of(before_TV)).item()
 
 
-def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], places_N: torch.Tensor, dtype: torch.dtype):
+def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], places_N: torch.Tensor, compute: Compute):
     try:
-        with _computing(model, dtype):
-            return logits_at(model, packed_inputs(batch), places_N.to(model.device))[0]
+        with compute.autocast():
+            return logits_at(model, packed_inputs(batch), places_N.to(compute.device))[0]
     except (Unpackable, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line})") from error
-
-
-def _computing(model: PreTrainedModel, dtype: torch.dtype):
-    return torch.autocast(model.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def largest_difference(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:

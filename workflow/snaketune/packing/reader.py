@@ -52,6 +52,9 @@ class PackedRows:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    def __str__(self) -> str:
+        return f"{len(self)} rows of {self.row_length} tokens"
+
     def __getitem__(self, row: int) -> dict[str, Any]:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")

@@ -14,6 +14,11 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.artifacts.tables import write_table
 from snaketune.config.runs import Operation
+from snaketune.models.devices import resolve_compute
+from snaketune.models.loading import load_folder, read_folder_config
+from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.outcome import Outcome
@@ -28,26 +33,20 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
     Raises:
         SnaketuneError: a log-probability that isn't finite.
     """
-    from snaketune.models.devices import computing, weights_dtype
-    from snaketune.models.loading import load_folder, read_folder_config
-    from snaketune.models.logprobs import pair_logprobs_of
-    from snaketune.models.packable import check_config
-    from snaketune.models.selftest import self_test
-
     model.files()
-    where, dtype, kernel = computing(spec.precision)
+    compute = resolve_compute(spec.precision)
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
     config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
     check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True)
     loaded = load_folder(
         model.folder,
-        weights_dtype=weights_dtype(dtype, frozen=spec.frozen_weights),
+        weights_dtype=compute.weights_dtype(frozen=spec.frozen_weights),
         quantization=spec.quantization,
         trust_remote_code=spec.trust_remote_code,
     )
     if not spec.quantization:
-        loaded = loaded.to(where)
-    tested = self_test(loaded, list(rows_by_split.values()), kernel, dtype, training=False)
+        loaded = loaded.to(compute.device)
+    tested = self_test(loaded, list(rows_by_split.values()), compute, training=False)
     started, tokens, counts = time.monotonic(), 0, {}
     columns: dict[str, list[Any]] = {name: [] for name in schema().names}
     for split, rows in rows_by_split.items():
@@ -55,7 +54,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
             counts[split] = 0
             continue
         ids = [document["id"] for document in documents(pack, split)]
-        sums, lengths = pair_logprobs_of(loaded, rows, kernel, dtype, spec.micro_batch_rows, f"reference, {split}")
+        sums, lengths = pair_logprobs_of(loaded, rows, compute, spec.micro_batch_rows, f"reference, {split}")
         columns["id"] += ids
         columns["split"] += [split] * len(ids)
         columns["chosen_logp"] += sums[:, 0].tolist()
@@ -71,7 +70,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: 
         about=tested.about(),
         run={
             "tokens_per_second": round(tokens / (time.monotonic() - started), 1),
-            "device": str(where),
+            "device": str(compute.device),
             "self_test_share": tested.share,
         },
     )

@@ -10,6 +10,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
+from snaketune.models.devices import Compute
 
 FILE = "logps.arrow"
 # Nats per token by which the same model may differ from itself, in batches of another shape.
@@ -57,7 +58,7 @@ def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
     }
 
 
-def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, dtype: str, kernel: str) -> None:
+def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, compute: Compute) -> None:
     """Refuse reference log-probabilities that were made by another model, on other pairs, or computed otherwise.
 
     Raises:
@@ -69,8 +70,7 @@ def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, dtyp
         for what, found, expected in (
             ("model", made_from.get("model"), [model.content]),
             ("pairs", made_from.get("pack"), [pack.content]),
-            ("dtype", artifact.manifest.get("dtype"), dtype),
-            ("kernel", artifact.manifest.get("kernel"), kernel),
+            *((name, artifact.manifest.get(name), used) for name, used in compute.about().items()),
         )
         if found != expected
     ]
@@ -108,10 +108,10 @@ def check_policy_is_reference(
             )
 
 
-def is_comparable(artifact: Artifact, *, dtype: str, kernel: str) -> bool:
+def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     """Whether log-probabilities computed here, without quantization, can be set against the artifact's; says so if not."""
     made = artifact.manifest
-    same = (made.get("dtype"), made.get("kernel")) == (dtype, kernel) and not made["spec"]["quantization"]
+    same = all(made.get(name) == used for name, used in compute.about().items()) and not made["spec"]["quantization"]
     if not same:
         print(
             f"{artifact.manifest_path} was computed otherwise (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "

@@ -1,110 +1,140 @@
-"""transformers' Trainer on packed rows: what SFT and DPO share.
+"""transformers' Trainer as the pipeline drives it, and on packed rows: what all trainings share, and what SFT and DPO do.
 
-The Trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows (a permutation drawn from
-seed and epoch, so that a resumed run goes on where it was), checkpoints without pickles, a loss averaged over the whole
-optimizer step (tokens or pairs, however they fall into micro-batches and processes), and real throughput.
+The Trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows, checkpoints without
+pickles, a loss averaged over the whole optimizer step (tokens or pairs, however they fall into micro-batches and processes),
+and real throughput.
 """
 
 import math
 import os
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-from snaketune.config.runs import Operation, Training
+from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
-from snaketune.models.devices import compute_dtype, device
-from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
-from snaketune.stages.attempt import check_files
-from snaketune.training.checkpoints import (
-    MarkComplete,
-    SafeCheckpoints,
-    check_finite,
-    diverged,
-    last_checkpoint,
-    remove_incomplete,
-)
+from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
+from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.training.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.launch import parent_is_gone
+from snaketune.training.order import OwnOrder
 
 
-class EpochPermutation(torch.utils.data.Sampler[int]):
-    """Every item once per epoch, in an order that depends on seed and epoch alone.
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training: what it is told, where it works, and what it computes with."""
 
-    Processes that train together take equally many batches. What lacks for that at the end of an epoch is filled up with the
-    index `items`, which stands for a blank item: no row comes twice because there are more GPUs.
+    spec: SftSpec | DpoSpec
+    operation: Operation
+    work: WorkFolder
+    compute: Compute
 
-    >>> sampler = EpochPermutation(5, seed=0, multiple=4)
-    >>> list(sampler)
-    [2, 4, 3, 0, 1, 5, 5, 5]
-    """
+    @classmethod
+    def of_job(cls, job: dict[str, Any], spec: type[SftSpec] | type[DpoSpec], work: WorkFolder) -> "Run":
+        """What a launched process is told by its job."""
+        made = spec.model_validate(job["spec"])
+        operation = Operation.model_validate(job["operation"])
+        return cls(spec=made, operation=operation, work=work, compute=resolve_compute(made.training.precision))
 
-    def __init__(self, items: int, seed: int, multiple: int = 1):
-        """Args: multiple: of how many items an epoch is to be, blank ones counted."""
-        self.items, self.seed, self.epoch = items, seed, 0
-        self.blanks = -items % multiple
-
-    def __len__(self) -> int:
-        return self.items + self.blanks
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called at the start of each epoch."""
-        self.epoch = int(epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(epoch_order(self.items, self.seed, self.epoch).tolist() + [self.items] * self.blanks)
+    @property
+    def checkpoints(self) -> Path:
+        return self.work.state / "checkpoints"
 
 
-class OwnOrder:
-    """Mixed into a transformers Trainer: its rows come as EpochPermutation has them, also after a resume."""
-
-    def items_of_an_epoch(self) -> int:
-        """Items of the training set, a blank one after them not counted."""
-        return len(self.train_dataset)
-
-    def _get_train_sampler(self, train_dataset=None):
-        world = self.args.world_size
-        together = self.args.per_device_train_batch_size * world if world > 1 else 1
-        self.order = EpochPermutation(self.items_of_an_epoch(), self.args.seed, together)
-        return self.order
-
-
-class SetEpoch(TrainerCallback):
-    """Tells the order which epoch begins.
-
-    The Trainer does so too, but where it skips what was done before a resume, only the wrapper that skips hears of it.
-    """
-
-    def __init__(self, trainer: OwnOrder):
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args, state, control, **_):
-        """Called by the Trainer."""
-        self.trainer.order.set_epoch(int(state.epoch))
-
-
-class PackedTrainer(OwnOrder, SafeCheckpoints, Trainer):
-    """A Trainer whose batches come from `collate`; subclasses say what the loss is and what it is averaged over."""
+class BaseTrainer(OwnOrder, SafeCheckpoints):
+    """Mixed into a transformers Trainer: what every training has, and what the pipeline asks of each kind."""
 
     # Whether the model's own dropout works in training.
     drops_out = True
 
-    def __init__(self, *, rows: PackedRows, kernel: str, parameters: int, **arguments: Any):
-        self.kernel = kernel
-        super().__init__(train_dataset=EqualTokens(rows), data_collator=self._collate_items, **arguments)
-        self.parameters = parameters
+    def __init__(self, *, run: Run, rows: Any, **arguments: Any):
+        self.run, self.rows = run, rows
+        super().__init__(**arguments)
         self.window_tokens = 0
         self.window_started: float | None = None
         self.window_sums: dict[str, float] = {}
+
+    @staticmethod
+    def check_config(config: PretrainedConfig, rows: Any) -> None:
+        """Called before weights are loaded; raises SnaketuneError if such a model can't be trained on these rows."""
+
+    @staticmethod
+    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Called before adapters are added; raises as `check_config` does. Facts for the manifest, and for run.json."""
+        raise TypeError("a subclass defines this")
+
+    def check_start(self) -> None:
+        """Called before the first step of a training, not of a resumed one; raises SnaketuneError if it can't begin so."""
+
+    def counts(self) -> dict[str, int]:
+        """For the manifest."""
+        return {"rows": len(self.rows)}
+
+    def count_tokens(self, tokens: int) -> None:
+        """Called with every batch; tokens without padding."""
+        if self.window_started is None:
+            self.window_started = time.monotonic()
+        self.window_tokens += tokens
+
+    def add_to_window(self, **sums: float) -> None:
+        """Add to the sums that the next log line shows as means over `items`."""
+        for name, value in sums.items():
+            self.window_sums[name] = self.window_sums.get(name, 0.0) + value
+
+    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+        """Add throughput and the window's means to the Trainer's own line."""
+        if "loss" in logs and self.window_started is not None:
+            seconds = time.monotonic() - self.window_started
+            tokens = self.window_tokens * self.args.world_size
+            logs["tokens_per_second"] = round(tokens / seconds, 1)
+            items = self.window_sums.pop("items", 0)
+            logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
+            self.window_tokens, self.window_started, self.window_sums = 0, time.monotonic(), {}
+        super().log(logs, *arguments, **keywords)
+
+
+class PackedTrainer(BaseTrainer, Trainer):
+    """A Trainer whose batches come from `collate`; subclasses say what the loss is and what it is averaged over."""
+
+    def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: Run):
+        items = EqualTokens(rows)
+        super().__init__(
+            run=run,
+            rows=rows,
+            model=model,
+            args=training_arguments(run, len(items)),
+            train_dataset=items,
+            data_collator=self._collate_items,
+        )
         # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
         self.model_accepts_loss_kwargs = True
 
+    @staticmethod
+    def check_config(config: PretrainedConfig, rows: PackedRows) -> None:
+        check_config(config, rows.longest[0], rows.has_prefixes)
+
+    @staticmethod
+    def check_model(
+        model: PreTrainedModel, rows: PackedRows, compute: Compute
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Show that packing doesn't change what the model sees."""
+        tested = self_test(model, [rows], compute, training=True)
+        return tested.about(), {"self_test_share": tested.share}
+
+    def counts(self) -> dict[str, int]:
+        return super().counts() | {"tokens_per_epoch": self.rows.tokens}
+
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        return self.collate([row for rows in items for row in rows], self.kernel)
+        return self.collate([row for rows in items for row in rows], self.run.compute.kernel)
 
     @staticmethod
     def collate(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:
@@ -120,9 +150,7 @@ class PackedTrainer(OwnOrder, SafeCheckpoints, Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        if self.window_started is None:
-            self.window_started = time.monotonic()
-        self.window_tokens += inputs["segments"].layout.document_tokens
+        self.count_tokens(inputs["segments"].layout.document_tokens)
         # A step may have no items at all: rows in which nothing is supervised teach nothing.
         loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:
@@ -133,25 +161,6 @@ class PackedTrainer(OwnOrder, SafeCheckpoints, Trainer):
     def _get_num_items_in_batch(self, batch_samples, device):
         total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
-
-    def check_start(self) -> None:
-        """Called before the first step of a training, not of a resumed one; raises SnaketuneError if it can't begin so."""
-
-    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Add throughput and the window's means to the Trainer's own line."""
-        if "loss" in logs and self.window_started is not None:
-            seconds = time.monotonic() - self.window_started
-            tokens = self.window_tokens * self.args.world_size
-            logs["tokens_per_second"] = round(tokens / seconds, 1)
-            items = self.window_sums.pop("items", 0)
-            logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
-            self.window_tokens, self.window_started, self.window_sums = 0, time.monotonic(), {}
-        super().log(logs, *arguments, **keywords)
-
-    def add_to_window(self, **sums: float) -> None:
-        """Add to the sums that the next log line shows as means over `items`."""
-        for name, value in sums.items():
-            self.window_sums[name] = self.window_sums.get(name, 0.0) + value
 
 
 class Watch(TrainerCallback):
@@ -189,12 +198,15 @@ class Watch(TrainerCallback):
         print(f"step {state.global_step}/{state.max_steps}  {facts}  {left:.0f} s left", flush=True)
 
 
-def training_arguments(training: Training, operation: Operation, folder: Path, rows: int) -> TrainingArguments:
+def training_arguments(run: Run, items: int) -> TrainingArguments:
     """The Trainer's arguments.
 
+    Args:
+        items: of an epoch.
     Raises:
         SnaketuneError: the batch can't be divided among the processes.
     """
+    training, operation = run.spec.training, run.operation
     world = int(os.environ.get("WORLD_SIZE", 1))
     if training.batch_rows % (training.micro_batch_rows * world):
         raise SnaketuneError(
@@ -202,13 +214,13 @@ def training_arguments(training: Training, operation: Operation, folder: Path, r
             f"{training.micro_batch_rows} on {world} GPUs; expected a multiple of {training.micro_batch_rows * world}"
         )
     return TrainingArguments(
-        output_dir=str(folder),
+        output_dir=str(run.checkpoints),
         num_train_epochs=training.epochs,
         per_device_train_batch_size=training.micro_batch_rows,
         gradient_accumulation_steps=training.batch_rows // (training.micro_batch_rows * world),
         learning_rate=training.learning_rate,
         lr_scheduler_type=training.schedule,
-        warmup_steps=math.ceil(training.warmup_fraction * training.epochs * math.ceil(rows / training.batch_rows)),
+        warmup_steps=math.ceil(training.warmup_fraction * training.epochs * math.ceil(items / training.batch_rows)),
         optim=training.optimizer,
         weight_decay=training.weight_decay,
         adam_beta1=training.betas[0],
@@ -216,8 +228,8 @@ def training_arguments(training: Training, operation: Operation, folder: Path, r
         max_grad_norm=training.max_grad_norm,
         gradient_checkpointing=training.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
-        bf16=compute_dtype(training.precision) == torch.bfloat16,
-        use_cpu=not torch.cuda.is_available() and not torch.backends.mps.is_available(),
+        bf16=run.compute.dtype == torch.bfloat16,
+        use_cpu=run.compute.device.type == "cpu",
         seed=training.seed,
         logging_steps=operation.log_steps,
         logging_first_step=True,
@@ -232,57 +244,3 @@ def training_arguments(training: Training, operation: Operation, folder: Path, r
         # EpochPermutation fills up; accelerate would take rows from the epoch's beginning again.
         accelerator_config={"even_batches": False, "use_seedable_sampler": False},
     )
-
-
-def fit(trainer: Trainer, checkpoints: Path) -> dict[str, Any]:
-    """Train, from the last checkpoint where there is one.
-
-    Returns:
-        What differs from run to run, for run.json: history, device, kernel, throughput.
-    Raises:
-        SnaketuneError: the training diverged, or a checkpoint doesn't fit.
-    """
-    from transformers.trainer_callback import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(MarkComplete())
-    trainer.add_callback(Watch())
-    trainer.add_callback(SetEpoch(trainer))
-    if trainer.is_world_process_zero():
-        remove_incomplete(checkpoints)
-    trainer.accelerator.wait_for_everyone()
-    # The base has been read: from here on checkpoints hold what came of it.
-    check_files(checkpoints.parent)
-    last = last_checkpoint(checkpoints)
-    if last is not None:
-        print(f"resuming from {last}", flush=True)
-    elif isinstance(trainer, PackedTrainer):
-        trainer.check_start()
-    mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
-    # The log may have looked for the last time before it happened.
-    if not math.isfinite(mean_loss):
-        raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
-    check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
-    history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    facts = {"history": history, **_where(trainer.args.world_size)}
-    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history if "tokens_per_second" in entry)
-    if rates:
-        # Forward and backward of every parameter; with frozen weights, no gradients of those. Attention isn't counted.
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        per_parameter = 6 if all(p.requires_grad for p in model.parameters()) else 4
-        median = rates[len(rates) // 2]
-        facts |= {
-            "tokens_per_second_median": median,
-            "flops_per_parameter_and_token": per_parameter,
-            "model_tflops_per_second": round(per_parameter * trainer.parameters * median / 1e12, 4),
-        }
-    return facts
-
-
-def _where(processes: int) -> dict[str, Any]:
-    where = device()
-    return {
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-    }

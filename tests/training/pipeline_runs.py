@@ -11,32 +11,21 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Operation, Scratch, Training
-from snaketune.models.logprobs import token_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import checkpoints
-from snaketune.training.engine import train_packed
-from snaketune.training.trainer import PackedTrainer
-from tests.models.conftest import VOCABULARY, tiny_model
+from snaketune.training import checkpoints, pipeline
+from snaketune.training.sft_worker import SftTrainer
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
 LENGTH = 32
 
 
 class Interrupted(BaseException):
     """As if the process had been killed."""
-
-
-class TokenTrainer(PackedTrainer):
-    """The loss of SFT."""
-
-    def items(self, batch):
-        return len(batch["targets"])
-
-    def batch_loss(self, model, batch):
-        return token_losses(model, batch).sum()
 
 
 def pack(folder: Path, rows: int = 22, supervised: Any = None) -> PackedRows:
@@ -72,7 +61,7 @@ def spec(lora: Lora | None = None, **training: Any) -> SftSpec:
 
 
 def train(
-    folder: Path, rows: PackedRows, made: SftSpec, model: Any = "llama", trainer=TokenTrainer, every: int = 4
+    folder: Path, rows: PackedRows, made: SftSpec, model: Any = "llama", trainer=SftTrainer, every: int = 4
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
     work = WorkFolder(folder)
@@ -83,7 +72,8 @@ def train(
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()
 
-    return train_packed(trainer, rows, made, Operation(checkpoint_steps=every, log_steps=1), work, load, None)
+    operation = Operation(checkpoint_steps=every, log_steps=1)
+    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load)
 
 
 def stop_after(save: int, monkeypatch) -> None:

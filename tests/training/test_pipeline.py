@@ -15,15 +15,17 @@ from snaketune.models.dropout import without_dropout
 from snaketune.models.loading import grow_vocabulary
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import dpo
+from snaketune.training import dpo_worker
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema
-from tests.models.conftest import VOCABULARY, tiny_model
+from snaketune.training.sft_worker import SftTrainer
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
-from .engine_runs import LENGTH, TokenTrainer, pack, spec, train
+from .pipeline_runs import LENGTH, pack, spec, train
 
 
-class ExplodesAtTheLastStep(TokenTrainer):
+class ExplodesAtTheLastStep(SftTrainer):
     """The loss of the step after the last line of the log isn't a number."""
 
     def batch_loss(self, model, batch):
@@ -31,7 +33,7 @@ class ExplodesAtTheLastStep(TokenTrainer):
         return loss * math.nan if self.state.global_step == self.state.max_steps - 1 else loss
 
 
-class LastUpdateOverflows(TokenTrainer):
+class LastUpdateOverflows(SftTrainer):
     """The loss is finite to the end, the last update isn't."""
 
     def batch_loss(self, model, batch):
@@ -46,7 +48,7 @@ class LastUpdateOverflows(TokenTrainer):
 def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, monkeypatch, trainer, every):
     # The log looks at the first step only.
     monkeypatch.setattr(
-        "tests.training.engine_runs.Operation", lambda **given: Operation(**given | {"log_steps": 1000})
+        "tests.training.pipeline_runs.Operation", lambda **given: Operation(**given | {"log_steps": 1000})
     )
     with pytest.raises(SnaketuneError, match=r"step 9: .*the training diverged and nothing of it is published"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=12), spec(), trainer=trainer, every=every)
@@ -103,8 +105,8 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     }
     packed = Artifact(folder / "manifest.json", manifest, folder / "shards")
     rows = PackedRows(packed, "train")
-    self_test(model, [rows], "sdpa", torch.float32, training=False)
-    sums, counts = pair_logprobs_of(model, rows, "sdpa", torch.float32, 2, "reference")
+    self_test(model, [rows], CPU, training=False)
+    sums, counts = pair_logprobs_of(model, rows, CPU, 2, "reference")
     (folder / "logps").mkdir()
     names = schema().names
     values = [[f"p{r}" for r in range(PAIRS)], ["train"] * PAIRS, *sums.T.tolist(), *counts.T.tolist()]
@@ -131,7 +133,8 @@ def preference_training(tmp_path, lora: Lora | None = None):
     work.start()
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
-    return dpo._train(made, Operation(log_steps=1), work, Reference(tmp_path / "model"), packed, reference), work
+    run = Run(spec=made, operation=Operation(log_steps=1), work=work, compute=CPU)
+    return dpo_worker.train_on(run, Reference(tmp_path / "model"), packed, reference), work
 
 
 def dpo_model():
@@ -185,13 +188,13 @@ def test_adapters_learned_on_other_weights_are_merged_whole():
 def test_a_micro_batch_of_blank_items_teaches_nothing(tmp_path):
     """What fills an epoch up for several processes."""
     rows = pack(tmp_path / "pack", rows=4)
-    batch = TokenTrainer.collate([rows.blank(), rows.blank()], "sdpa")
+    batch = SftTrainer.collate([rows.blank(), rows.blank()], "sdpa")
     assert (len(batch["targets"]), batch["segments"].layout.document_tokens) == (0, 0)
     from snaketune.models.logprobs import token_losses
     from snaketune.models.selftest import self_test
 
     model = tiny_model("llama")
-    self_test(model, [], "sdpa", torch.float32, training=True)
+    self_test(model, [], CPU, training=True)
     token_losses(model, batch).sum().backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
 

@@ -1,0 +1,166 @@
+"""A training from beginning to end, whatever its rows and its loss: load, check, adapt, train, merge and save."""
+
+import json
+import math
+from collections.abc import Callable, Sized
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, set_seed
+from transformers.trainer_callback import PrinterCallback
+
+from snaketune.artifacts.manifest import write_json
+from snaketune.config.runs import Quantization
+from snaketune.errors import SnaketuneError
+from snaketune.models.devices import Compute
+from snaketune.models.dropout import without_dropout
+from snaketune.models.loading import add_lora, parameter_count
+from snaketune.stages.attempt import check_files
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.training.checkpoints import (
+    MarkComplete,
+    check_finite,
+    copy_trained,
+    diverged,
+    last_checkpoint,
+    remove_incomplete,
+)
+from snaketune.training.order import SetEpoch
+from snaketune.training.trainer import BaseTrainer, Run, Watch
+
+# Gives the model in a data type, quantized or not.
+Load = Callable[[torch.dtype, Quantization | None], PreTrainedModel]
+
+
+def train(
+    trainer_class: type[BaseTrainer], rows: Sized, run: Run, load: Load, config: PretrainedConfig | None = None
+) -> Outcome:
+    """Load a model, train it, and fill `run.work.payload` with it.
+
+    Args:
+        rows: as the trainer takes them; as text they say what they are.
+        config: of the model that `load` gives; None where it is made from scratch.
+    Raises:
+        SnaketuneError: no rows, a model that can't be trained on them rightly, or a training that diverges.
+    """
+    if not len(rows):
+        raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
+    spec, compute = run.spec, run.compute
+    # Before anything is drawn: new rows of the vocabulary, adapters.
+    set_seed(spec.training.seed)
+    if config:
+        trainer_class.check_config(config, rows)
+    model = load(compute.weights_dtype(frozen=spec.lora is not None), spec.quantization)
+    if not spec.quantization:
+        model = model.to(compute.device)
+    parameters = parameter_count(model)
+    with nullcontext() if trainer_class.drops_out else without_dropout(model):
+        about, facts = trainer_class.check_model(model, rows, compute)
+        if spec.lora:
+            model = add_lora(model, spec.lora)
+            if spec.training.gradient_checkpointing:
+                model.enable_input_require_grads()
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        print(
+            f"model: {parameters / 1e6:.2f}M parameters, {trainable / 1e6:.2f}M of them trained; {compute.device}, "
+            f"{compute.dtype}; {rows}",
+            flush=True,
+        )
+        trainer = trainer_class(model=model, rows=rows, run=run)
+        history = fit(trainer)
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    if trainer.is_world_process_zero():
+        save_trained(trained, run.work.payload, spec, lambda: load(torch.bfloat16, None))
+    return Outcome(
+        counts=trainer.counts() | {"steps": trainer.state.global_step},
+        about=about | {"parameters": parameters, "trainable_parameters": trainable},
+        run={
+            "history": history,
+            **_where(compute, trainer.args.world_size),
+            **_throughput(history, parameters, frozen=spec.lora is not None),
+            **facts,
+        },
+    )
+
+
+def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
+    """Train, from the last checkpoint where there is one.
+
+    Returns:
+        The lines of the log that have a loss.
+    Raises:
+        SnaketuneError: the training diverged, or a checkpoint doesn't fit.
+    """
+    checkpoints = trainer.run.checkpoints
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(MarkComplete())
+    trainer.add_callback(Watch())
+    trainer.add_callback(SetEpoch(trainer))
+    if trainer.is_world_process_zero():
+        remove_incomplete(checkpoints)
+    trainer.accelerator.wait_for_everyone()
+    # The base has been read: from here on checkpoints hold what came of it.
+    check_files(trainer.run.work.state)
+    last = last_checkpoint(checkpoints)
+    if last is not None:
+        print(f"resuming from {last}", flush=True)
+    else:
+        trainer.check_start()
+    mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
+    # The log may have looked for the last time before it happened.
+    if not math.isfinite(mean_loss):
+        raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
+    check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _where(compute: Compute, processes: int) -> dict[str, Any]:
+    on_cuda = compute.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(compute.device) if on_cuda else compute.device.type,
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+    }
+
+
+def _throughput(history: list[dict[str, float]], parameters: int, *, frozen: bool) -> dict[str, Any]:
+    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history)
+    median = rates[len(rates) // 2]
+    # Forward and backward of every parameter; with frozen weights, no gradients of those. Attention isn't counted.
+    per_parameter = 4 if frozen else 6
+    return {
+        "tokens_per_second_median": median,
+        "flops_per_parameter_and_token": per_parameter,
+        "model_tflops_per_second": round(per_parameter * parameters * median / 1e12, 4),
+    }
+
+
+def save_trained(
+    model: torch.nn.Module, folder: Path, spec: SftSpec | DpoSpec, reload: Callable[[], PreTrainedModel]
+) -> None:
+    """Write a complete model folder; adapters are merged into the weights, 4-bit ones into a 16-bit copy of the base.
+
+    Args:
+        reload: gives the unquantized base, for merging.
+    """
+    if spec.lora:
+        adapter = folder / "adapter"
+        model.save_pretrained(adapter)
+        # Its README is a template with nothing filled in.
+        (adapter / "README.md").unlink(missing_ok=True)
+        _sort_target_modules(adapter / "adapter_config.json")
+        if spec.quantization:
+            model = copy_trained(model, add_lora(reload(), spec.lora))
+        model = model.merge_and_unload()
+    model.save_pretrained(folder)
+
+
+def _sort_target_modules(path: Path) -> None:
+    """peft keeps them in a set, which has another order in every process."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config.get("target_modules"), list):
+        config["target_modules"] = sorted(config["target_modules"])
+    write_json(path, config)
