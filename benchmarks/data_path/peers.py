@@ -28,7 +28,7 @@ from snaketune.packing import plan as planning
 from snaketune.packing import write as writing
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.pieces import Losses, Pieces, pieces_of
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.sequences import Sequences
 from snaketune.stages.specs import PlanSpec, WriteSpec
 from snaketune.stages.work import WorkFolder
@@ -231,10 +231,12 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dict[str, Any]:
-    """Shuffled batches of 8 rows as tensors."""
-    import torch
+    """Shuffled batches of 8 rows as tensors: ours as a training takes them, with their segments laid out; theirs are tokens."""
     from datasets import Dataset, load_from_disk
     from torch.utils.data import DataLoader
+
+    from snaketune.models.batches import collate
+    from snaketune.training.order import EpochPermutation
 
     manifest = chain(folder / "rows", repeated(data, folder, 60), made_tokenizer(folder, [data / n for n in FILES]))
     artifact = read_artifact(manifest, "shards")
@@ -246,16 +248,20 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
     dataset = load_from_disk(folder / "dataset")
     loader = DataLoader(dataset.with_format("torch"), batch_size=8, shuffle=True)
 
+    items = EqualTokens(rows)
+    own = DataLoader(
+        items,
+        batch_size=8,
+        sampler=EpochPermutation(len(items), seed=0),
+        collate_fn=lambda some: collate([row for item in some for row in item], "varlen"),
+    )
+
     def read(source: Any) -> None:
         for number, batch in enumerate(source, start=1):
-            assert batch["input_ids"].shape[1] == ROW_LENGTH
+            assert batch["input_ids"].numel() % ROW_LENGTH == 0
             if number == batches:
                 return
 
-    def ours() -> None:
-        drawn = rows.batches_of(8, seed=0, epoch=0)
-        read({name: torch.from_numpy(array) for name, array in batch.items()} for batch in drawn)
-
-    seconds = in_turn(rounds, snaketune=ours, datasets=lambda: read(loader))
+    seconds = in_turn(rounds, snaketune=lambda: read(own), datasets=lambda: read(loader))
     done = min(batches * 8, len(rows))
     return compared(seconds, rows_per_s={n: done / statistics.median(s) for n, s in seconds.items()}, rows=done)

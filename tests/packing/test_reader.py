@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.errors import SnaketuneError
 from snaketune.packing import reader
 from snaketune.packing.reader import EqualTokens, PackedRows, epoch_order
 from snaketune.packing.shards import row_batch, schema
@@ -38,24 +37,28 @@ def written(folder: Path, rows: dict[int, int]) -> Artifact:
     )
 
 
-def numbers(batches) -> list[int]:
-    return [number for batch in batches for number in batch["input_ids"][:, 0].tolist()]
+def numbers(rows: PackedRows, order) -> list[int]:
+    """The numbers in the rows that a training takes in this order."""
+    items = EqualTokens(rows)
+    return [int(row["input_ids"][0]) for item in order for row in items[item]]
 
 
 def test_an_epoch_gives_every_row_once_to_one_of_the_readers(tmp_path):
     rows = PackedRows(written(tmp_path, {8: 23}), "train")
-    shares = [numbers(rows.batches_of(4, seed=3, epoch=1, rank=rank, world=3)) for rank in range(3)]
+    order = epoch_order(len(EqualTokens(rows)), seed=3, epoch=1)
+    shares = [numbers(rows, order[rank::3]) for rank in range(3)]
     assert sorted(number for share in shares for number in share) == list(range(23))
-    assert numbers(rows.batches_of(5, seed=3, epoch=1)) == epoch_order(23, 3, 1).tolist()
-    assert numbers(rows.batches_of(5, seed=3, epoch=1)) != numbers(rows.batches_of(5, seed=3, epoch=2))
-    assert numbers(rows.batches_of(5, seed=3, epoch=1)) != numbers(rows.batches_of(5, seed=4, epoch=1))
+    assert numbers(rows, order) == epoch_order(23, 3, 1).tolist()
+    assert numbers(rows, order) != numbers(rows, epoch_order(23, 3, 2))
+    assert numbers(rows, order) != numbers(rows, epoch_order(23, 4, 1))
 
 
 def test_reading_goes_on_at_any_row(tmp_path):
     rows = PackedRows(written(tmp_path, {8: 23}), "train")
-    whole = numbers(rows.batches_of(4, seed=0, epoch=0, rank=1, world=2))
+    own = epoch_order(23, seed=0, epoch=0)[1::2]
+    whole = numbers(rows, own)
     for first in range(len(whole)):
-        assert numbers(rows.batches_of(4, seed=0, epoch=0, rank=1, world=2, first=first)) == whole[first:]
+        assert numbers(rows, own[first:]) == whole[first:]
 
 
 def test_items_of_equal_tokens_hold_every_row_once(rows):
@@ -99,8 +102,3 @@ def test_slow_file_systems_are_read_into_memory_and_said_so(tmp_path, monkeypatc
     assert rows[3]["input_ids"].tolist() == [3] * 8
     monkeypatch.setattr(reader, "_file_system", lambda path: ("ext4", "/"))
     assert not reader.is_slow_to_map(tmp_path)
-
-
-def test_batches_of_rows_of_several_lengths_are_refused_plainly(rows):
-    with pytest.raises(SnaketuneError, match="take them through EqualTokens"):
-        next(rows.batches_of(4, seed=0, epoch=0))

@@ -1,8 +1,8 @@
 """Reading packed rows: memory-mapped, without a copy of the tokens, in any order, from any row on.
 
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
-    rows.batches_of(8, seed=0, epoch=2)      shuffled batches as arrays                one copy of the tokens
     EqualTokens(rows)[3]                   rows of one length that have as many tokens as one of the longest
+    epoch_order(12, seed=0, epoch=2)       the order of twelve of those in the third epoch
 
 No torch is imported. `load_in_memory` reads the files once instead of mapping them, for file systems on which every page
 that is touched is a request to another machine.
@@ -46,7 +46,6 @@ class PackedRows:
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
         self.batches = [_views(batch) for batch in batches]
-        self.several_lengths = len({views["input_ids"].shape[1] for views in self.batches}) > 1
         self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -72,38 +71,6 @@ class PackedRows:
         nothing = np.empty(0, np.int32)
         ids, labels = np.zeros(self.row_length, np.int32), np.full(self.row_length, IGNORED, np.int32)
         return {"input_ids": ids, "labels": labels, "segment_lengths": nothing, "prefix_lengths": nothing}
-
-    def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """input_ids and labels of rows, int32[B, L], in the order asked for.
-
-        Raises:
-            SnaketuneError: the pack has rows of several lengths, which are no rectangle.
-        """
-        if self.several_lengths:
-            raise SnaketuneError("rows of several lengths make no rectangle; take them through EqualTokens")
-        numbers = np.searchsorted(self.starts, rows, side="right") - 1
-        at = rows - self.starts[numbers]
-        found = {}
-        for name in TOKENS:
-            out = np.empty((len(rows), self.batches[numbers[0]][name].shape[1]), np.int32)
-            for place, (number, row) in enumerate(zip(numbers.tolist(), at.tolist())):
-                out[place] = self.batches[number][name][row]
-            found[name] = out
-        return found
-
-    def batches_of(
-        self, batch_rows: int, *, seed: int, epoch: int, rank: int = 0, world: int = 1, first: int = 0
-    ) -> Iterator[dict[str, np.ndarray]]:
-        """One epoch's shuffled batches for one of `world` readers; the last batch may be shorter.
-
-        Every row comes once, to exactly one reader.
-
-        Args:
-            first: rows of this reader that are already done: the batches behind them are the same as ever.
-        """
-        own = epoch_order(len(self), seed, epoch)[rank::world]
-        for start in range(first, len(own), batch_rows):
-            yield self.take(own[start : start + batch_rows])
 
     @cached_property
     def tokens(self) -> int:
