@@ -9,12 +9,12 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
-from snaketune.config.runs import Lora, Operation, Scratch, Training
+from snaketune.config.runs import Lora, Operation, Pretrained, Scratch, Training
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import sft_worker
+from snaketune.training import pipeline, sft_worker
 from snaketune.training.trainer import Run
-from tests.models.conftest import CPU
+from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages, train_in
 
@@ -46,16 +46,20 @@ def raw_rows(folder: Path) -> Artifact:
     return Artifact(folder / "manifest.json", manifest, folder / "shards")
 
 
-def sft_spec(lora: Lora | None) -> SftSpec:
+def sft_spec(folder: Path, lora: Lora | None) -> SftSpec:
+    """From scratch, or with adapters on a base whose vocabulary lacks the tokenizer's tokens."""
     settings = Training(epochs=2, batch_rows=4, micro_batch_rows=2, learning_rate=0.01, seed=1)
-    shape = Scratch(hidden_size=16, intermediate_size=16, layers=1, heads=2)
-    return SftSpec(base=shape, training=settings, lora=lora, quantization=None)
+    base: Pretrained | Scratch = Scratch(hidden_size=16, intermediate_size=16, layers=1, heads=2)
+    if lora:
+        tiny_model("llama").save_pretrained(folder / "base")
+        base = Pretrained(path=str(folder / "base"))
+    return SftSpec(base=base, training=settings, lora=lora, quantization=None)
 
 
 def train(folder: Path, pack: Artifact, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     work = WorkFolder(folder / "work")
     work.start()
-    run = Run(spec=sft_spec(lora), operation=Operation(log_steps=1), work=work, compute=CPU)
+    run = Run(spec=sft_spec(folder, lora), operation=Operation(log_steps=1), work=work, compute=CPU)
     sft_worker.train_on(run, pack, tokenizer)
     return work
 
@@ -74,10 +78,16 @@ def packed_dpo(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFold
 
 @pytest.mark.parametrize("adapters", ADAPTERS)
 @pytest.mark.parametrize("kind", [packed_sft, raw_sft, packed_dpo])
-def test_two_runs_write_the_same_files(tmp_path, tokenizer, kind, adapters):
+def test_two_runs_write_the_same_files(tmp_path, tokenizer, kind, adapters, monkeypatch):
+    train, seeds = pipeline.train, iter((1, 2))
+
+    def train_after_others_drew(*arguments):
+        torch.manual_seed(next(seeds))
+        return train(*arguments)
+
+    monkeypatch.setattr(pipeline, "train", train_after_others_drew)
     made = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
+    for _ in range(2):
         # At one place: adapters name the model that they are of.
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         made.append(describe_files(kind(tmp_path / "run", tokenizer, ADAPTERS[adapters]).payload))
