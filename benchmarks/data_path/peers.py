@@ -3,7 +3,7 @@
 import json
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -231,7 +231,8 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dict[str, Any]:
-    """Shuffled batches of 8 rows as tensors: ours as a training takes them, with their segments laid out; theirs are tokens."""
+    """Shuffled batches of 8 rows as tensors; beside them a training's own batches, with their segments laid out."""
+    import torch
     from datasets import Dataset, load_from_disk
     from torch.utils.data import DataLoader
 
@@ -249,12 +250,17 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
     loader = DataLoader(dataset.with_format("torch"), batch_size=8, shuffle=True)
 
     items = EqualTokens(rows)
-    own = DataLoader(
-        items,
-        batch_size=8,
-        sampler=EpochPermutation(len(items), seed=0),
-        collate_fn=lambda some: collate([row for item in some for row in item], "varlen"),
-    )
+
+    def own(make: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> DataLoader:
+        return DataLoader(
+            items,
+            batch_size=8,
+            sampler=EpochPermutation(len(items), seed=0),
+            collate_fn=lambda some: make([row for item in some for row in item]),
+        )
+
+    def tokens(some: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: torch.from_numpy(np.concatenate([row[name] for row in some])) for name in columns}
 
     def read(source: Any) -> None:
         for number, batch in enumerate(source, start=1):
@@ -262,6 +268,11 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
             if number == batches:
                 return
 
-    seconds = in_turn(rounds, snaketune=lambda: read(own), datasets=lambda: read(loader))
+    seconds = in_turn(
+        rounds,
+        snaketune=lambda: read(own(tokens)),
+        datasets=lambda: read(loader),
+        with_segments=lambda: read(own(lambda some: collate(some, "varlen"))),
+    )
     done = min(batches * 8, len(rows))
     return compared(seconds, rows_per_s={n: done / statistics.median(s) for n, s in seconds.items()}, rows=done)

@@ -1,14 +1,24 @@
 """A base is what its folder says, all of it, with the tokens that it knows."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from snaketune.config.runs import Pretrained
+from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
-from snaketune.models.loading import load_base, load_folder
+from snaketune.models.loading import (
+    add_lora,
+    grow_vocabulary,
+    load_base,
+    load_folder,
+    parameter_count,
+    read_config,
+    read_folder_config,
+)
 
 from .conftest import VOCABULARY, tiny_model
 
@@ -45,6 +55,51 @@ def test_weights_without_a_place_are_named(folder, capsys):
     assert "has no place for: vision.weight (1 in all)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "can't be loaded: "),
+        (lambda folder: (folder / "model.safetensors").unlink(), "can't be loaded: .*safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"), "can't be loaded: "),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing known"}'), "can't be loaded: "),
+    ],
+)
+def test_a_folder_that_holds_no_model_is_refused_by_name(folder, change, told):
+    change(folder)
+    with pytest.raises(SnaketuneError, match=f"the model '{folder}' {told}"):
+        load_folder(folder, weights_dtype=torch.float32)
+
+
+def test_weights_in_pickles_are_not_read(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SnaketuneError, match="can't be loaded"):
+        load_folder(folder, weights_dtype=torch.float32)
+
+
+def test_code_that_comes_with_a_model_is_not_run_unasked(folder):
+    config = json.loads((folder / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": auto_map}))
+    (folder / "own.py").write_text("raise AssertionError('run')")
+    for load in (read_folder_config, lambda path: load_folder(path, weights_dtype=torch.float32)):
+        with pytest.raises(SnaketuneError, match=r"can't be loaded: .*contains custom code"):
+            load(folder)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_quantization_without_a_gpu_is_refused(folder):
+    with pytest.raises(SnaketuneError, match="quantization: 4-bit weights need a CUDA device, found none"):
+        load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_of_the_data_type_asked_for(folder, dtype):
+    saved = load_file(folder / "model.safetensors")
+    for name, parameter in load_folder(folder, weights_dtype=dtype).named_parameters():
+        assert torch.equal(parameter, saved[name].to(dtype)), name
+
+
 class Chat:
     """As much of a tokenizer as loading looks at."""
 
@@ -67,3 +122,65 @@ def test_a_tokenizer_of_another_model_is_refused_and_added_tokens_are_not(folder
     swapped = Chat(own | {"t5": 6, "t6": 5})
     with pytest.raises(SnaketuneError, match=r"2 of 97 tokens have another id, for instance 't[56]'"):
         load_base(base, swapped, weights_dtype=torch.float32)
+
+
+def test_a_model_from_scratch_depends_on_its_own_seed_alone():
+    def made(seed: int) -> torch.Tensor:
+        shape = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1, tie_embeddings=False, seed=seed)
+        model = load_base(shape, Chat({f"t{i}": i for i in range(50)}), weights_dtype=torch.float32)
+        assert (model.config.pad_token_id, model.generation_config.eos_token_id) == (0, [1])
+        assert read_config(shape) is None
+        return model.lm_head.weight
+
+    torch.manual_seed(1)
+    first = made(3)
+    torch.manual_seed(2)
+    assert torch.equal(made(3), first)
+    assert not torch.equal(made(4), first)
+    assert len(first) == 50
+
+
+def test_new_rows_of_the_vocabulary_are_the_same_at_every_loading():
+    models = []
+    for seed, dtype in ((1, torch.float32), (2, torch.float32), (3, torch.bfloat16)):
+        model = tiny_model("llama", initializer_range=0.02).to(dtype)
+        torch.manual_seed(seed)
+        grow_vocabulary(model, VOCABULARY + 3)
+        models.append(model)
+    for pick in (lambda model: model.get_input_embeddings(), lambda model: model.get_output_embeddings()):
+        first, second, rounded = (pick(model).weight[-3:] for model in models)
+        assert first.shape == (3, 32)
+        assert first.std() > 0.01
+        assert torch.equal(first, second)
+        assert torch.equal(first.to(torch.bfloat16), rounded)
+
+
+def test_a_vocabulary_never_shrinks_and_keeps_what_it_has():
+    model = tiny_model("llama", tie_word_embeddings=True)
+    before = model.get_input_embeddings().weight.clone()
+    grow_vocabulary(model, VOCABULARY - 5)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    grow_vocabulary(model, VOCABULARY + 5)
+    assert torch.equal(model.get_input_embeddings().weight[:VOCABULARY], before)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.config.vocab_size == VOCABULARY + 5
+
+
+def test_only_adapters_train():
+    model = tiny_model("llama")
+    layers = [
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    ]
+    everywhere = add_lora(model, Lora(rank=2))
+    trained = [name for name, parameter in everywhere.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 2 * len(layers)
+    assert all("lora_" in name for name in trained)
+    some = add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("q_proj",)))
+    assert all("q_proj" in name for name, parameter in some.named_parameters() if parameter.requires_grad)
+    with pytest.raises(SnaketuneError, match=r"lora\.target_modules: .*no_such_layer"):
+        add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("no_such_layer",)))
+
+
+def test_tied_parameters_are_counted_once():
+    tied, own = (tiny_model("llama", tie_word_embeddings=both) for both in (True, False))
+    assert parameter_count(own) - parameter_count(tied) == VOCABULARY * 32

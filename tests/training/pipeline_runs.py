@@ -61,7 +61,13 @@ def spec(lora: Lora | None = None, **training: Any) -> SftSpec:
 
 
 def train(
-    folder: Path, rows: PackedRows, made: SftSpec, model: Any = "llama", trainer=SftTrainer, every: int = 4
+    folder: Path,
+    rows: PackedRows,
+    made: SftSpec,
+    model: Any = "llama",
+    trainer=SftTrainer,
+    every: int = 4,
+    config: Any = None,
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
     work = WorkFolder(folder)
@@ -73,7 +79,7 @@ def train(
         return tiny_model(model) if isinstance(model, str) else model()
 
     operation = Operation(checkpoint_steps=every, log_steps=1)
-    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load)
+    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load, config)
 
 
 def stop_after(save: int, monkeypatch) -> None:

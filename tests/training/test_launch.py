@@ -1,7 +1,9 @@
 """The launched process of a training: it runs the code and reads the files that the fingerprint is of, or nothing."""
 
 import json
+import os
 import resource
+import subprocess
 
 import pytest
 
@@ -10,6 +12,7 @@ from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import Attempt, stamps_of
 from snaketune.stages.code import code_digest
+from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import dpo, dpo_worker, launch, launched, pipeline, sft, sft_worker
@@ -167,3 +170,79 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
     base.write_text("others")
     with pytest.raises(SnaketuneError, match="base changed while the sft stage read it"):
         pipeline.fit(Trainer())
+
+
+def launched_with(
+    tmp_path, monkeypatch, gpus: int, visible: list[str], status: int = 0, outcome: str = ""
+) -> list[str]:
+    """The command of a launch that ends with this status and writes this outcome."""
+    work = WorkFolder(tmp_path)
+    work.start()
+    (work.state / "outcome.json").write_text('{"counts": {"of": "an earlier attempt"}}')
+    commands = []
+
+    def run(command, env):
+        assert env[launch.PARENT_VARIABLE] == str(os.getpid())
+        commands.append(command)
+        if outcome:
+            (work.state / "outcome.json").write_text(outcome)
+        return subprocess.CompletedProcess(command, status)
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    monkeypatch.setattr(launch, "visible_gpus", lambda: visible)
+    made = launch.launch(
+        "some.worker", stage="some.stage", spec=SftSpec.model_construct(), operation=Operation(gpus=gpus), work=work
+    )
+    assert made.counts == {"of": "this one"}
+    return commands[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "processes", "flags"),
+    [
+        (1, [], "1", {"--cpu", "--quiet"}),
+        (0, ["0"], "1", {"--quiet"}),
+        (1, ["0", "1"], "1", {"--quiet"}),
+        (2, ["0", "1"], "2", {"--multi_gpu"}),
+        (4, ["0", "1"], "2", {"--multi_gpu"}),
+    ],
+)
+def test_one_process_per_gpu_asked_for_and_there(tmp_path, monkeypatch, gpus, visible, processes, flags):
+    command = launched_with(tmp_path, monkeypatch, gpus, visible, outcome='{"counts": {"of": "this one"}}')
+    assert command[command.index("--num_processes") + 1] == processes
+    assert {"--cpu", "--quiet", "--multi_gpu"} & set(command) == flags
+    assert command[-3:] == ["--module", launched.__name__, str(tmp_path / "state/job.json")]
+
+
+@pytest.mark.parametrize(("status", "told"), [(1, "exit status 1"), (-9, "killed by signal 9"), (0, "exit status 0")])
+def test_a_process_that_reports_nothing_failed_whatever_an_earlier_one_reported(tmp_path, monkeypatch, status, told):
+    with pytest.raises(SnaketuneError, match=rf"the training process ended early \({told}\).*Run again to resume"):
+        launched_with(tmp_path, monkeypatch, 1, [], status)
+
+
+def test_a_process_knows_whether_its_parent_lives(monkeypatch):
+    monkeypatch.delenv(launch.PARENT_VARIABLE, raising=False)
+    assert not launch.parent_is_gone()
+    monkeypatch.setenv(launch.PARENT_VARIABLE, str(os.getpid()))
+    assert not launch.parent_is_gone()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv(launch.PARENT_VARIABLE, str(gone.pid))
+    assert launch.parent_is_gone()
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, monkeypatch, rank):
+    work = WorkFolder(tmp_path)
+    work.start()
+    monkeypatch.setenv("RANK", rank)
+    seen = []
+
+    def train(job, work):
+        seen.append((work.folder / "training.lock").exists())
+        return Outcome(counts={"rows": 1})
+
+    monkeypatch.setattr(sft_worker, "train", train)
+    launched.work_on({"work": str(tmp_path), "worker": sft_worker.__name__})
+    assert seen == [rank == "0"]
+    assert (work.state / "outcome.json").is_file() == (rank == "0")

@@ -1,28 +1,112 @@
-"""What a training must not pass over: numbers that aren't finite, steps that teach nothing, dropout against a reference."""
+"""What the pipeline writes and says, and what it must not pass over: numbers not finite, dropout against a reference."""
 
+import json
 import math
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
 from snaketune.config.runs import Lora, Operation, Training
 from snaketune.errors import SnaketuneError
-from snaketune.models.dropout import without_dropout
-from snaketune.models.loading import grow_vocabulary
+from snaketune.models.attention import Unpackable
+from snaketune.models.loading import add_lora
+from snaketune.models.logprobs import pair_logprobs_of, token_losses
+from snaketune.models.selftest import self_test
+from snaketune.packing.reader import PackedRows
+from snaketune.packing.shards import DOCUMENTS, row_batch
+from snaketune.packing.shards import schema as columns
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import dpo_worker
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema
 from snaketune.training.sft_worker import SftTrainer
-from snaketune.training.trainer import Run
+from snaketune.training.trainer import Run, training_arguments
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
-from .pipeline_runs import LENGTH, pack, spec, train
+from .pipeline_runs import LENGTH, Interrupted, pack, spec, stop_after, train
+
+
+def test_what_a_training_writes_and_says(tmp_path, capsys):
+    outcome = train(tmp_path / "work", pack(tmp_path / "pack"), spec())
+    said = capsys.readouterr().out
+    parameters = sum(p.numel() for p in tiny_model("llama").parameters())
+    assert f"model: {parameters / 1e6:.2f}M parameters" in said
+    assert "22 rows of 32 tokens" in said
+    assert "step 18/18" in said
+    assert outcome.counts == {"rows": 22, "tokens_per_epoch": 22 * 28, "steps": 18}
+    assert outcome.about == {
+        "kernel": "sdpa",
+        "dtype": "float32",
+        "self_test": "packed = separate within 1e-03",
+        "parameters": parameters,
+        "trainable_parameters": parameters,
+    }
+    run = outcome.run
+    assert (run["device"], run["processes"], run["flops_per_parameter_and_token"]) == ("cpu", 1, 6)
+    assert run["threads"] == torch.get_num_threads()
+    assert run["self_test_share"] < 1e-5
+    assert [entry["step"] for entry in run["history"]] == list(range(1, 19))
+    assert run["history"][-1]["loss"] < run["history"][0]["loss"]
+    assert run["tokens_per_second_median"] in [entry["tokens_per_second"] for entry in run["history"]]
+    written = sorted(path.name for path in (tmp_path / "work/payload.partial").iterdir())
+    assert written == ["config.json", "generation_config.json", "model.safetensors"]
+
+
+def test_adapters_are_written_beside_the_model_that_they_are_merged_into(tmp_path):
+    outcome = train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(Lora(rank=2), epochs=1))
+    payload = tmp_path / "work/payload.partial"
+    adapter = load_file(payload / "adapter/adapter_model.safetensors")
+    assert outcome.about["trainable_parameters"] == sum(tensor.numel() for tensor in adapter.values())
+    assert outcome.run["flops_per_parameter_and_token"] == 4
+    assert sorted(path.name for path in (payload / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    targets = json.loads((payload / "adapter/adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)
+    assert load_file(payload / "model.safetensors").keys() == dict(tiny_model("llama").named_parameters()).keys()
+
+
+def no_model():
+    raise AssertionError("weights were loaded")
+
+
+def test_without_rows_nothing_is_loaded(tmp_path):
+    with pytest.raises(SnaketuneError, match="no row to train on; lower the corpus' held_out"):
+        train(tmp_path / "work", pack(tmp_path / "pack", rows=0), spec(), no_model)
+
+
+def test_a_config_that_tells_enough_is_refused_before_weights_are_loaded(tmp_path):
+    config = AutoConfig.for_model("mamba", num_hidden_layers=1)
+    with pytest.raises(Unpackable, match="mamba can't see packed rows"):
+        train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(), no_model, config=config)
+
+
+def test_a_batch_that_no_number_of_processes_shares_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    run = Run(spec=spec(), operation=Operation(), work=WorkFolder(tmp_path), compute=CPU)
+    with pytest.raises(
+        SnaketuneError, match=r"4 rows can't be divided into micro-batches of 2 on 3 GPUs; .* multiple of 6"
+    ):
+        training_arguments(run, items=12)
+
+
+def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, monkeypatch, capsys):
+    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "work", rows, made)
+    outcome = train(tmp_path / "work", rows, made)
+    assert "resuming from" in capsys.readouterr().out
+    assert [entry["step"] for entry in outcome.run["history"]] == [1, 2, 3, 4, 5, 6]
 
 
 class ExplodesAtTheLastStep(SftTrainer):
@@ -62,30 +146,11 @@ def test_a_step_in_which_nothing_is_supervised_is_no_divergence(tmp_path):
     assert [entry["loss"] for entry in outcome.run["history"]] == [0.0]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "falcon", "llama"])
-def test_dropout_is_off_inside_and_back_outside(family):
-    settings = {"gpt2": ("attn_pdrop", "resid_pdrop"), "opt": ("dropout",), "falcon": ("hidden_dropout",)}
-    model = tiny_model(family, **dict.fromkeys(settings.get(family, ("attention_dropout",)), 0.5)).train()
-    before = model.config.to_dict()
-    ids = torch.arange(4, 24)[None]
-    with torch.no_grad(), without_dropout(model):
-        expected = model.eval()(input_ids=ids).logits
-        assert torch.equal(model.train()(input_ids=ids).logits, expected)
-    assert model.config.to_dict() == before
-    with torch.no_grad():
-        assert not torch.equal(model(input_ids=ids).logits, expected)
-
-
 PAIRS = 6
 
 
 def preferences(folder, model) -> tuple[Artifact, Artifact]:
     """Packed pairs, one to a row, and what `model` gives them."""
-    from snaketune.models.logprobs import pair_logprobs_of
-    from snaketune.models.selftest import self_test
-    from snaketune.packing.reader import PackedRows
-    from snaketune.packing.shards import DOCUMENTS, row_batch
-    from snaketune.packing.shards import schema as columns
 
     (folder / "shards").mkdir(parents=True)
     ids = np.random.default_rng(0).integers(4, VOCABULARY, (PAIRS, LENGTH), dtype=np.int32)
@@ -155,24 +220,8 @@ def test_dpo_refuses_a_model_that_is_not_its_own_reference(tmp_path, monkeypatch
         preference_training(tmp_path)
 
 
-def test_new_rows_of_the_vocabulary_are_the_same_at_every_loading():
-    models = []
-    for seed, dtype in ((1, torch.float32), (2, torch.float32), (3, torch.bfloat16)):
-        model = tiny_model("llama", initializer_range=0.02).to(dtype)
-        torch.manual_seed(seed)
-        grow_vocabulary(model, VOCABULARY + 3)
-        models.append(model)
-    for pick in (lambda model: model.get_input_embeddings(), lambda model: model.get_output_embeddings()):
-        first, second, rounded = (pick(model).weight[-3:] for model in models)
-        assert first.shape == (3, 32)
-        assert first.std() > 0.01
-        assert torch.equal(first, second)
-        assert torch.equal(first.to(torch.bfloat16), rounded)
-
-
 def test_adapters_learned_on_other_weights_are_merged_whole():
     """As QLoRA does: learned on 4-bit weights, merged into the 16-bit ones."""
-    from snaketune.models.loading import add_lora
 
     trained, fresh = (add_lora(tiny_model("llama"), Lora(rank=2)) for _ in range(2))
     with torch.no_grad():
@@ -190,20 +239,7 @@ def test_a_micro_batch_of_blank_items_teaches_nothing(tmp_path):
     rows = pack(tmp_path / "pack", rows=4)
     batch = SftTrainer.collate([rows.blank(), rows.blank()], "sdpa")
     assert (len(batch["targets"]), batch["segments"].layout.document_tokens) == (0, 0)
-    from snaketune.models.logprobs import token_losses
-    from snaketune.models.selftest import self_test
-
     model = tiny_model("llama")
     self_test(model, [], CPU, training=True)
     token_losses(model, batch).sum().backward()
     assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
-
-
-def test_a_threshold_of_routers_is_no_dropout():
-    """phimoe's, which counts in evaluation as well."""
-    model = tiny_model("llama")
-    model.model.layers[0].router_jitter_noise, model.model.layers[0].input_jitter_noise = 0.01, 0.02
-    with without_dropout(model):
-        assert model.model.layers[0].router_jitter_noise == 0.01
-        assert model.model.layers[0].input_jitter_noise == 0.0
-    assert model.model.layers[0].input_jitter_noise == 0.02

@@ -1,0 +1,71 @@
+"""What a process computes with."""
+
+import pytest
+import torch
+
+from snaketune.errors import SnaketuneError
+from snaketune.models import attention
+from snaketune.models.devices import Compute, resolve_compute
+
+from .conftest import CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_a_cpu_computes_in_float32_unless_asked(precision, dtype):
+    compute = resolve_compute(precision)
+    assert compute.device.type == "cpu"
+    assert compute.about() == {"dtype": dtype, "kernel": "sdpa"}
+
+
+def gpu(monkeypatch, capability: int, *, has_bf16: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+
+
+@pytest.mark.parametrize(
+    ("capability", "installed", "precision", "kernel"),
+    [
+        (9, {"2", "4"}, "auto", "flash_attention_4"),
+        (9, {"2"}, "auto", "flash_attention_2"),
+        (8, {"2", "4"}, "auto", "flash_attention_2"),
+        (8, set(), "auto", "varlen"),
+        (9, {"2", "4"}, "float32", "sdpa"),
+    ],
+)
+def test_the_kernel_is_the_fastest_that_device_type_and_installation_have(
+    monkeypatch, capability, installed, precision, kernel
+):
+    gpu(monkeypatch, capability, has_bf16=True)
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: "2" in installed)
+    monkeypatch.setattr(attention, "is_flash_attn_4_available", lambda: "4" in installed)
+    compute = resolve_compute(precision)
+    assert (compute.device, compute.kernel) == (torch.device("cuda", 0), kernel)
+    assert compute.dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
+
+
+def test_a_gpu_without_bfloat16_takes_float32_and_refuses_the_other(monkeypatch):
+    gpu(monkeypatch, 7, has_bf16=False)
+    assert resolve_compute("auto").about() == {"dtype": "float32", "kernel": "sdpa"}
+    with pytest.raises(
+        SnaketuneError, match=r"training\.precision: this GPU has no bfloat16; expected `auto` or `float32`"
+    ):
+        resolve_compute("bfloat16")
+
+
+def test_frozen_weights_are_kept_as_they_are_computed_with_and_trained_ones_in_float32():
+    half = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="sdpa")
+    assert half.weights_dtype(frozen=True) == torch.bfloat16
+    assert half.weights_dtype(frozen=False) == CPU.weights_dtype(frozen=True) == torch.float32
+
+
+def test_inside_autocast_products_are_of_the_data_type():
+    weights = torch.ones(2, 2)
+    with Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="sdpa").autocast():
+        assert (weights @ weights).dtype == torch.bfloat16
+    with CPU.autocast():
+        assert (weights @ weights).dtype == torch.float32
