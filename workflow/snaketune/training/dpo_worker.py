@@ -19,9 +19,10 @@ from snaketune.stages.work import WorkFolder
 from snaketune.training import pipeline
 from snaketune.training.dpo_loss import dpo_loss
 from snaketune.training.launch import is_first_process, read_passed
+from snaketune.training.packed import PackedTrainer
 from snaketune.training.pairs import PairRows
 from snaketune.training.reference import check_policy_is_reference, check_ref_logps
-from snaketune.training.trainer import PackedTrainer, Run
+from snaketune.training.trainer import Run
 
 
 class DpoTrainer(PackedTrainer):

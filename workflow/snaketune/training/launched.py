@@ -4,8 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -22,25 +21,13 @@ from snaketune.stages.work import WorkFolder, locked
 from snaketune.training.launch import is_first_process
 
 
-@contextmanager
-def writing(work: WorkFolder) -> Iterator[None]:
-    """Hold the folder for this training; an orphan of an earlier attempt may still be writing there.
-
-    Only the first process takes the lock: the others would wait for it, and it for them.
-    """
-    with (
-        locked(work.folder / "training.lock", "an earlier attempt's process to end")
-        if is_first_process()
-        else nullcontext()
-    ):
-        yield
-
-
 def work_on(job: dict[str, Any]) -> None:
     """Let the job's worker train, and write down what it reports."""
     work = WorkFolder(Path(job["work"]))
     worker = import_module(job["worker"])
-    with writing(work):
+    lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
+    # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
+    with lock if is_first_process() else nullcontext():
         outcome = worker.train(job, work)
         if is_first_process():
             write_json(work.state / "outcome.json", asdict(outcome))

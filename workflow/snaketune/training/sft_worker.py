@@ -18,8 +18,9 @@ from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import pipeline
 from snaketune.training.launch import is_first_process, read_passed
+from snaketune.training.packed import PackedTrainer
 from snaketune.training.raw import RawRows, RawTrainer
-from snaketune.training.trainer import PackedTrainer, Run
+from snaketune.training.trainer import Run
 
 
 class SftTrainer(PackedTrainer):

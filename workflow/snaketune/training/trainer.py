@@ -1,8 +1,7 @@
-"""transformers' Trainer as the pipeline drives it, and on packed rows: what all trainings share, and what SFT and DPO do.
+"""What every training has, whatever its rows are and whichever trainer of transformers runs it.
 
-The Trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows, checkpoints without
-pickles, a loss averaged over the whole optimizer step (tokens or pairs, however they fall into micro-batches and processes),
-and real throughput.
+The trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows, checkpoints without
+pickles, and real throughput.
 """
 
 import math
@@ -13,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
 
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
-from snaketune.models.batches import collate
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.packable import check_config
-from snaketune.models.selftest import self_test
-from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training.checkpoints import SafeCheckpoints, diverged
@@ -100,67 +95,6 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
             logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
             self.window_tokens, self.window_started, self.window_sums = 0, time.monotonic(), {}
         super().log(logs, *arguments, **keywords)
-
-
-class PackedTrainer(BaseTrainer, Trainer):
-    """A Trainer whose batches come from `collate`; subclasses say what the loss is and what it is averaged over."""
-
-    def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: Run):
-        items = EqualTokens(rows)
-        super().__init__(
-            run=run,
-            rows=rows,
-            model=model,
-            args=training_arguments(run, len(items)),
-            train_dataset=items,
-            data_collator=self._collate_items,
-        )
-        # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
-        self.model_accepts_loss_kwargs = True
-
-    @staticmethod
-    def check_config(config: PretrainedConfig, rows: PackedRows) -> None:
-        check_config(config, rows.longest[0], rows.has_prefixes)
-
-    @staticmethod
-    def check_model(
-        model: PreTrainedModel, rows: PackedRows, compute: Compute
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Show that packing doesn't change what the model sees."""
-        tested = self_test(model, [rows], compute, training=True)
-        return tested.about(), {"self_test_share": tested.share}
-
-    def counts(self) -> dict[str, int]:
-        return super().counts() | {"tokens_per_epoch": self.rows.tokens}
-
-    def _collate_items(self, items: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        return self.collate([row for rows in items for row in rows], self.run.compute.kernel)
-
-    @staticmethod
-    def collate(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:
-        return collate(rows, kernel)
-
-    def items(self, batch: dict[str, Any]) -> int:
-        """What the loss of an optimizer step is averaged over."""
-        raise TypeError("a subclass defines this")
-
-    def batch_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-        """The batch's loss, summed over its items."""
-        raise TypeError("a subclass defines this")
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The Trainer's hook."""
-        self.count_tokens(inputs["segments"].layout.document_tokens)
-        # A step may have no items at all: rows in which nothing is supervised teach nothing.
-        loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
-        if self.args.world_size > 1:
-            # Gradients are averaged over processes, and each process holds a part of the step's items.
-            loss = loss * self.args.world_size
-        return loss
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
-        return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
 
 
 class Watch(TrainerCallback):
