@@ -1,11 +1,11 @@
 """Remove work that no published result came from."""
 
-import fcntl
 import json
 import shutil
 from pathlib import Path
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.locks import holder, try_lock
 
 
 def clean(work_root: Path, *, remove: bool) -> None:
@@ -41,11 +41,9 @@ def clean(work_root: Path, *, remove: bool) -> None:
 
 def _in_use(folder: Path) -> str | None:
     for lock in folder.glob("*lock"):
-        with lock.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return f"in use by {file.read().strip() or 'another process'}"
+        if not (file := try_lock(lock)):
+            return f"in use by {holder(lock)}"
+        file.close()
     if any(folder.glob("state/checkpoints/checkpoint-*")):
         return "an unfinished training that resumes when its config runs again; remove the folder by hand if it won't"
     return None

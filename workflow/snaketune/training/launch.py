@@ -18,8 +18,9 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.gpus import visible_gpus
+from snaketune.stages.locks import locked
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.work import WorkFolder, locked
+from snaketune.stages.work import WorkFolder
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
 
