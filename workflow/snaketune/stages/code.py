@@ -120,7 +120,7 @@ def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
         if isinstance(node, ast.Import):
             imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from snaketune.packing import plan` names a module, `from snaketune.packing.best_fit import pack` its content.
+            # `from snaketune.packing import plan` names a module, `from snaketune.packing.plan import build` its content.
             imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)

@@ -104,10 +104,20 @@ class EvalSpec(Model):
     samples: int
 
 
+class ReportedJob(Model):
+    """A result that the report shows."""
+
+    stage: str
+    name: str
+    made_from: dict[str, tuple[str, ...]] = {}
+    """By role, the jobs that it was made from, as `stage/name`."""
+
+
 class ReportSpec(Report):
     """The look of the report, and whose results it shows: a renamed run is the same result under another name."""
 
-    jobs: tuple[str, ...] = ()
+    jobs: tuple[ReportedJob, ...] = ()
+    """In the order of the manifests."""
 
 
 def canonical(spec: Model) -> str:
