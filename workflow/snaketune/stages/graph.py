@@ -259,6 +259,7 @@ class JobGraph:
                     trust_remote_code=_trusted(sft),
                     conversations=evaluation.conversations,
                     preferences=evaluation.preferences,
+                    generation=evaluation.generation,
                     exact_match=evaluation.exact_match,
                     task_names=evaluation.tasks.names if evaluation.tasks else (),
                     task_limit=evaluation.tasks.limit if evaluation.tasks else None,

@@ -9,7 +9,7 @@ from typing import Literal
 
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
-from snaketune.config.evaluation import ExactMatch, Report
+from snaketune.config.evaluation import ExactMatch, Generation, Report
 from snaketune.config.runs import Lora, Packing, Pretrained, Quantization, Scratch, Training
 
 CorpusSpec = CorpusContent
@@ -97,6 +97,7 @@ class EvalSpec(Model):
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]
+    generation: Generation
     exact_match: ExactMatch
     task_names: tuple[str, ...]
     task_limit: int | None
