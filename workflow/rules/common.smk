@@ -9,7 +9,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod, ExecMode, RerunTrigger
 
-PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
+# Of this file, whichever Snakefile includes it.
+PACKAGE_ROOT = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
 sys.path.insert(0, str(PACKAGE_ROOT))
 # Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
 # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
@@ -39,7 +40,7 @@ from snaketune.stages.table import STAGES, option
 
 try:
     # Relative, so that a moved repository has the same input files as before.
-    graph = JobGraph(*load(config), root=Path(os.path.relpath(workflow.basedir)))
+    graph = JobGraph(*load(config), root=Path(os.path.relpath(PACKAGE_ROOT.parent)))
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 
