@@ -150,7 +150,7 @@ def test_nothing_reruns_for_what_changes_no_meaning(project):
     assert project.stale() == set()
     text = "# a comment\n\n" + yaml.safe_dump(project.config, default_flow_style=True, width=40)
     (project.folder / "config.yaml").write_text(text, encoding="utf-8")
-    # Otherwise stale() would write the config anew.
+    # Otherwise stale() would write the config again.
     project.write_config = lambda: None
     assert project.stale() == set()
     later = time.time() + 60

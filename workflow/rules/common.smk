@@ -53,7 +53,7 @@ wildcard_constraints:
 
 
 def job_of(stage, wildcards):
-    """The planned job behind a rule's wildcards."""
+    """The job that a rule's wildcards name."""
     try:
         return graph.job(stage, "/".join(wildcards))
     except SnaketuneError as error:

@@ -96,7 +96,7 @@ class PackedRows:
         Every row comes once, to exactly one reader.
 
         Args:
-            first: rows of this reader that are already done: the batches behind them are the same as ever.
+            first: rows of this reader that are already done: the batches after them are the same as ever.
         """
         own = epoch_order(len(self), seed, epoch)[rank::world]
         for start in range(first, len(own), batch_rows):

@@ -9,7 +9,7 @@ from snaketune.stages.locks import holder, try_lock
 
 
 def clean(work_root: Path, *, remove: bool) -> None:
-    """Tell, and with `remove` free, what work folders hold that is behind no manifest below the results folder.
+    """Tell, and with `remove` free, what work folders hold that no manifest below the results folder came from.
 
     Kept are the work of published results, what somebody is working on, and killed trainings that can still be resumed.
 

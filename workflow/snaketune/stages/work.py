@@ -52,7 +52,7 @@ class WorkFolder:
         return self.folder / "run.json"
 
     def result(self) -> Artifact | None:
-        """The complete, verified result, or None. A damaged one is removed, so that it is made anew."""
+        """The complete, verified result, or None. A damaged one is removed, so that it is made again."""
         if not self.manifest.is_file():
             return None
         try:
@@ -60,7 +60,7 @@ class WorkFolder:
             for name in (*artifact.manifest["payload"], *artifact.manifest["records"]):
                 artifact.file(name)
         except SnaketuneError as error:
-            print(f"the kept result is not intact and is made anew: {str(error).split(';')[0]}", flush=True)
+            print(f"the kept result is not intact and is made again: {str(error).split(';')[0]}", flush=True)
             self.manifest.unlink()
             return None
         return artifact
