@@ -11,6 +11,10 @@ RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+DpoLoss = Literal["sigmoid", "ipo", "hinge"]
+Precision = Literal["auto", "float32", "bfloat16"]
+PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
+TrainOn = Literal["assistant", "last", "all"]
 
 
 class Scratch(Model):
@@ -74,13 +78,13 @@ class Packing(Model):
     length: RowLength | Annotated[tuple[RowLength, ...], Field(min_length=2)] = 1024
     """Tokens per row; or several, for instance `[512, 1024]`: each must divide the longest, and a batch has equally many
     tokens whatever rows it is made of."""
-    strategy: Literal["best-fit-decreasing", "wrapped", "none"] = "best-fit-decreasing"
+    strategy: PackingStrategy = "best-fit-decreasing"
     """`wrapped` cuts conversations wherever a row ends, as pre-training does; `none` writes raw rows (format v2.0), which
     TRL's trainer reads."""
     overflow: Literal["auto", "drop", "truncate", "split", "raise"] = "auto"
     """What happens to what is longer than a row. `auto` truncates conversations, drops pairs and splits documents.
     `truncate` and `split` cut after a turn where they can. Everything is counted, in rows and tokens."""
-    train_on: Literal["assistant", "last", "all"] = "assistant"
+    train_on: TrainOn = "assistant"
     """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are learned
     from their completions, documents as a whole."""
 
@@ -176,7 +180,7 @@ class Training(Model):
     """Gradients with a larger norm are scaled down to it."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more work."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
     seed: Seed = 0
     """Of the order of the rows, of dropout and of new weights."""
@@ -234,7 +238,7 @@ class Dpo(Model):
     corpus: Name
     """Preferences to train on."""
     packing: Packing = Packing()
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    loss: DpoLoss = "sigmoid"
     """As TRL names it: DPO's own, IPO (Azar et al., 2023) or SLiC's hinge (Zhao et al., 2023)."""
     beta: PositiveFloat = 0.1
     """How strongly the model is held to its reference; IPO's tau."""
