@@ -193,7 +193,7 @@ def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> di
     """
     import sentencepiece
 
-    from snaketune.tokenization.chunks import FastEncoder
+    from snaketune.tokenization.batched.chunks import FastEncoder
 
     tokenizer = made_tokenizer(folder, [data / name for name in FILES]).parent / "tokenizer"
     processor = sentencepiece.SentencePieceProcessor(model_proto=(tokenizer / "sentencepiece.model").read_bytes())

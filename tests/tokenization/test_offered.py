@@ -12,7 +12,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.corpus.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import choose_prompts
-from snaketune.tokenization.columns import Fast, Slow
+from snaketune.tokenization.batched.encoder import Fast, Slow
 from snaketune.tokenization.turns import conversations, pairs
 
 NOW = tools_of([{"name": "now", "description": "Die Uhrzeit ☕", "parameters": {"type": "object", "properties": {}}}])

@@ -7,8 +7,8 @@ from small_tokenizers import CHATML, LLAMA3, TEXTS, chat_of, families, messages
 
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.batched.encoder import Fast, Slow
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.columns import Fast, Slow
 from snaketune.tokenization.tokens import of_conversations, of_pairs
 from snaketune.tokenization.turns import conversations, pairs
 

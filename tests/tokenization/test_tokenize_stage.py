@@ -17,8 +17,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import tokenize
+from snaketune.tokenization.batched.chunks import FastEncoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.chunks import FastEncoder
 from snaketune.tokenization.ragged import Sequences
 from snaketune.tokenization.tokens import INDEX, TokenParts, learned_runs, of_pairs
 

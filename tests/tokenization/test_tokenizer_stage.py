@@ -31,10 +31,10 @@ from snaketune.stages.code import shaping_modules
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.fast import fast_tokenizer
-from snaketune.tokenization.parity import NASTY, compare
+from snaketune.tokenization.making.convert import fast_tokenizer
+from snaketune.tokenization.making.parity import NASTY, compare
+from snaketune.tokenization.making.train import Texts, train
 from snaketune.tokenization.tokenizer import build
-from snaketune.tokenization.train import Texts, train
 
 MODELS = ("bpe", "unigram")
 FILES = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}

@@ -24,10 +24,10 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import ControlTokens, unused_characters
-from snaketune.tokenization.masks import token_spans
 from snaketune.tokenization.offered import Tools, not_written, texts_in, with_texts
-from snaketune.tokenization.roles import render_by_roles
 from snaketune.tokenization.template import Message, Span, marks_generation, render
+from snaketune.tokenization.token_spans import token_spans
+from snaketune.tokenization.unmarked import render_by_roles
 
 # What templates can name, as transformers passes it to them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -23,8 +23,8 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tokenization.batched.encoder import Slow, either
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.columns import Slow, either
 from snaketune.tokenization.ragged import Sequences
 from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.tokens import SPLITS, TokenRows, TokenWriter, of_conversations, of_pairs

@@ -17,14 +17,14 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.adopt import adopt, shipped
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.check import PROBES, check
 from snaketune.tokenization.control import any_of
-from snaketune.tokenization.fast import fast_tokenizer, save
-from snaketune.tokenization.parity import compare
+from snaketune.tokenization.making.adopt import adopt, shipped
+from snaketune.tokenization.making.check import PROBES, check
+from snaketune.tokenization.making.convert import fast_tokenizer, save
+from snaketune.tokenization.making.parity import compare
+from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK, Texts, train
 from snaketune.tokenization.template import TEXT, Message, render
-from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK, Texts, train
 
 SAMPLES = 3
 # Characters of a conversation that is short enough to be shown.

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.batched.chunks import Chunks, Encoded
+from snaketune.tokenization.batched.frames import Frame, Frames
+from snaketune.tokenization.batched.separable import SPACE, NotSeparable, separable
+from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer, Rendered
-from snaketune.tokenization.chunks import Chunks, Encoded
-from snaketune.tokenization.frames import Frame, Frames
 from snaketune.tokenization.offered import texts_in
 from snaketune.tokenization.ragged import Sequences, concatenated, gather, offsets_of
-from snaketune.tokenization.separable import SPACE, NotSeparable, separable
 from snaketune.tokenization.template import Message
 from snaketune.tokenization.turns import Turns
-from snaketune.tokenization.verbatim import NotVerbatim, check_verbatim
 
 # What Python's strip() takes off, as a template's trim does.
 STRIPPED = "".join(character for code in range(0x3001) if (character := chr(code)).isspace())

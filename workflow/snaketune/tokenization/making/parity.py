@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.fast import SPACE
+from snaketune.tokenization.making.convert import SPACE
 
 MAX_TEXTS, MAX_BYTES = 20_000, 20_000_000
 BATCH = 1000

@@ -12,9 +12,9 @@ from small_tokenizers import CHATML, LLAMA3, MISTRAL, PHI3, TEXTS, chat_of, conv
 from tokenizers import AddedToken
 
 from snaketune.tokenization import turns as columns
+from snaketune.tokenization.batched.encoder import Fast, Slow
+from snaketune.tokenization.batched.separable import NotSeparable, separable
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.columns import Fast, Slow
-from snaketune.tokenization.separable import NotSeparable, separable
 from snaketune.tokenization.tokens import of_pairs
 
 TEMPLATES = {path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)} | {"llama3-roles": LLAMA3}
@@ -247,7 +247,7 @@ def test_nothing_and_slices(both):
 
 def test_forgetting_changes_nothing(both, monkeypatch):
     fast, slow = both["gemma", "chatml"]
-    monkeypatch.setattr("snaketune.tokenization.chunks.MAX_KNOWN", 50)
+    monkeypatch.setattr("snaketune.tokenization.batched.chunks.MAX_KNOWN", 50)
     for start in (0, 40, 80):
         turns = columns.conversations(table(conversations()[start : start + 40]), "assistant")
         assert_same(fast.encode(turns)[0], slow.encode(turns))

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, Unigram
 
-from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK
+from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK
 
 SPACE = "▁"
 # Below the cost of any spelling. A unigram model takes every piece for text, control and byte pieces too.

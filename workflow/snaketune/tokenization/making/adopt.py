@@ -7,8 +7,8 @@ from pathlib import Path
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizerSpec
+from snaketune.tokenization.making.train import PAD
 from snaketune.tokenization.template import SHIPPED
-from snaketune.tokenization.train import PAD
 
 
 def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, str]:
@@ -65,6 +65,6 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
 
 def shipped() -> str:
     """The templates that ship, for messages."""
-    folder = Path(__file__).resolve().parents[3] / SHIPPED
+    folder = Path(__file__).resolve().parents[4] / SHIPPED
     found = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
     return ", ".join(found) or f"one of {SHIPPED}"

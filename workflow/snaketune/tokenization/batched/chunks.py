@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from snaketune.tokenization.batched.separable import WRITTEN_SPACE, NotSeparable, Separable, separable
 from snaketune.tokenization.ragged import gather, offsets_of
-from snaketune.tokenization.separable import WRITTEN_SPACE, NotSeparable, Separable, separable
 
 FIXED, FIXED_END = b"\xff", b"\xfe"
 # About 150 bytes each. When there are more, all are forgotten.

@@ -20,10 +20,10 @@ import numpy as np
 from tokenizers import Encoding
 
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.batched.chunks import Chunks
+from snaketune.tokenization.batched.separable import SPACE, Separable
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.chunks import Chunks
 from snaketune.tokenization.control import unused_characters
-from snaketune.tokenization.separable import SPACE, Separable
 from snaketune.tokenization.template import Span
 
 # Whitespace that no template writes, by which one sees whether it trims.

@@ -1,0 +1,1 @@
+"""Whole batches of conversations to tokens at once."""
