@@ -15,8 +15,9 @@ from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.ragged import Sequences
-from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter, of_conversations
+from snaketune.tokenization.encoded import Sequences
+from snaketune.tokenization.token_rows import of_conversations
+from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("gsm8k/train.jsonl", "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")

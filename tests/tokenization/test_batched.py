@@ -15,7 +15,7 @@ from snaketune.tokenization import turns as columns
 from snaketune.tokenization.batched.encoder import Fast, Slow
 from snaketune.tokenization.batched.separable import NotSeparable, separable
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.tokens import of_pairs
+from snaketune.tokenization.token_rows import of_pairs
 
 TEMPLATES = {path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)} | {"llama3-roles": LLAMA3}
 FAMILIES = ("gpt2", "llama3", "qwen", "o200k", "llama2", "gemma", "mistral", "no-bytes", "t5")

@@ -9,7 +9,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched.encoder import Fast, Slow
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.tokens import of_conversations, of_pairs
+from snaketune.tokenization.token_rows import of_conversations, of_pairs
 from snaketune.tokenization.turns import conversations, pairs
 
 WEIGHTS = [

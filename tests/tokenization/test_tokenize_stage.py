@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
+from benchmarks.data_path.plain_texts import PlainTexts
 from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
@@ -17,10 +18,10 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import tokenize
-from snaketune.tokenization.batched.chunks import FastEncoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.ragged import Sequences
-from snaketune.tokenization.tokens import INDEX, TokenParts, learned_runs, of_pairs
+from snaketune.tokenization.encoded import Sequences
+from snaketune.tokenization.token_rows import learned_runs, of_pairs
+from snaketune.tokenization.tokens import INDEX, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -263,7 +264,7 @@ def test_plain_texts(tokenizer, trained):
     texts = [text for text in (*TEXTS, "", " ", "<|im_end|> x", "a\n  b", "é漢字 😀") if "▁" not in text]
     for own in trained.values():
         folder = own[0].payload
-        encoder = FastEncoder(json.loads((folder / "tokenizer.json").read_text()))
+        encoder = PlainTexts(json.loads((folder / "tokenizer.json").read_text()))
         processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
         for some in (
             pa.array(texts, pa.string()),

@@ -25,9 +25,10 @@ from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.batched.encoder import Slow, either
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.ragged import Sequences
+from snaketune.tokenization.encoded import Sequences
 from snaketune.tokenization.template import TEXT
-from snaketune.tokenization.tokens import SPLITS, TokenRows, TokenWriter, of_conversations, of_pairs
+from snaketune.tokenization.token_rows import TokenRows, of_conversations, of_pairs
+from snaketune.tokenization.tokens import SPLITS, TokenWriter
 from snaketune.tokenization.turns import Turns, conversations, pairs
 
 # Text that is encoded at once: enough for numpy, little enough for the processor's cache.

@@ -18,8 +18,9 @@ from snaketune.tokenization.batched.frames import Frame, Frames
 from snaketune.tokenization.batched.separable import SPACE, NotSeparable, separable
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer, Rendered
+from snaketune.tokenization.encoded import Sequences, concatenated
 from snaketune.tokenization.offered import texts_in
-from snaketune.tokenization.ragged import Sequences, concatenated, gather, offsets_of
+from snaketune.tokenization.ragged import gather, offsets_of
 from snaketune.tokenization.template import Message
 from snaketune.tokenization.turns import Turns
 
