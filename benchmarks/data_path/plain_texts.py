@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.tokenization.batched.chunks import Chunks
-from snaketune.tokenization.batched.separable import WRITTEN_SPACE, NotSeparable, separable
+from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, separable
 
 
 class PlainTexts:
@@ -23,7 +23,7 @@ class PlainTexts:
             NotSeparable: no proof covers it, or it treats a text's start, or `▁`, in a way of its own.
         """
         found = separable(description)
-        if found.prefix != "none" or found.foreign.search(WRITTEN_SPACE.encode()):
+        if found.prefix != "none" or found.foreign.search(METASPACE.encode()):
             raise NotSeparable("it writes spaces as another character")
         self._chunks = Chunks(found)
 

@@ -170,7 +170,7 @@ def sentencepiece_like(normalizer, pre_tokenizer, **model) -> Tokenizer:
 
 
 def families() -> dict[str, Tokenizer]:
-    """Tokenizers for which the fast way has a proof, by name, without control tokens."""
+    """Tokenizers for which batched encoding has a proof, by name, without control tokens."""
     replaces = normalizers.Replace(" ", "▁")
     qwen = byte_level_with(sorted(PATTERNS)[2])
     qwen.normalizer = normalizers.NFC()

@@ -54,13 +54,13 @@ class TokenWriter:
         self._index, self._ids = (pa.ipc.new_file(sink, schema) for sink, schema in zip(self._sinks, (INDEX, IDS)))
 
     def write(self, rows: TokenRows) -> None:
-        """Write sequences behind those before."""
+        """Write sequences after those before."""
         sequences = rows.sequences
         columns = {
             "id": rows.names,
             "length": pa.array(sequences.lengths.astype(np.int32)),
             "supervised": pa.array(rows.supervised.astype(np.int32)),
-            "learned": _list_array(*rows.learned),
+            "learned": _list_array(*rows.supervised_runs),
             "turn_ends": _list_array(*turn_ends(sequences)),
             "prompt": pa.array(rows.prompt.astype(np.int32)),
             "chosen": pa.array(rows.chosen.astype(np.int32)),

@@ -2,10 +2,10 @@
 
 Most models' own templates have no {% generation %} markers. There, the conversation is rendered a second time with a
 character that occurs nowhere around each assistant's content; taken out again, it must leave the text as it was. What is
-learned of a turn is its content and the control token behind it.
+supervised of a turn is its content and the control token after it.
 
     with guards   <|user|>\\nHi<|end|>\\n<|assistant|>\\n①Hello!①<|end|>\\n
-    learned                                            Hello! <|end|>
+    supervised                                         Hello! <|end|>
 """
 
 import re
@@ -18,7 +18,7 @@ from snaketune.tokenization.offered import Tools
 from snaketune.tokenization.template import Message, Span, render
 
 
-def render_by_roles(
+def render_unmarked(
     template: str,
     conversations: Sequence[list[Message]],
     variables: dict[str, Any],
@@ -48,7 +48,7 @@ def render_by_roles(
         if candidate.replace(guard, "") != text or candidate.count(guard) != 2 * turns:
             raise SnaketuneError(
                 f"the chat template changes what assistants say, or doesn't write it once, in {text[:200]!r}, so it isn't "
-                "known what is to be learned; put {% generation %} markers into a copy of it and name that under "
+                "known what is to be supervised; put {% generation %} markers into a copy of it and name that under "
                 "`chat_template`, or drop such rows from the corpus"
             )
         spans.append(_spans(candidate, text, guard, ends))
@@ -60,8 +60,8 @@ def _guarded(messages: list[Message], guard: str, inside: bool) -> list[Message]
 
     def around(content: str) -> str:
         visible = content.strip() if inside else content
-        before, behind = content.split(visible, 1) if visible else (content, "")
-        return before + guard + visible + guard + behind
+        before, after = content.split(visible, 1) if visible else (content, "")
+        return before + guard + visible + guard + after
 
     return [
         {**message, "content": around(message["content"])} if message["role"] == "assistant" else message

@@ -55,12 +55,12 @@ class Chunks:
             self._add_fixed(self._numbers[ids])
         return _name(self._numbers[ids])
 
-    def encode(self, data: pa.Buffer, forced: Sequence[np.ndarray]) -> "Encoded":
+    def encode(self, data: pa.Buffer, forced: Sequence[np.ndarray]) -> "ChunkedTokens":
         """Encode a batch.
 
         Args:
             data: UTF-8, and fixed ids.
-            forced: int64, where else to cut: at least before and behind fixed ids, and where each text starts and ends.
+            forced: int64, where else to cut: at least before and after fixed ids, and where each text starts and ends.
         """
         if len(self._known) > MAX_KNOWN:
             self._forget()
@@ -70,7 +70,9 @@ class Chunks:
         numbers = self._numbers_of(distinct.dictionary.to_numpy(zero_copy_only=False).tolist())
         at, ends = gather(self._starts[numbers], self._starts[numbers + 1] - self._starts[numbers])
         rows = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(self._values[at]))
-        return Encoded(rows.take(distinct.indices), cuts, distinct.indices.to_numpy(), numbers, self._foreign[numbers])
+        return ChunkedTokens(
+            rows.take(distinct.indices), cuts, distinct.indices.to_numpy(), numbers, self._foreign[numbers]
+        )
 
     def _cuts(self, data: np.ndarray, forced: Sequence[np.ndarray]) -> np.ndarray:
         """int64, sorted: where chunks start, and where the last one ends."""
@@ -83,8 +85,8 @@ class Chunks:
         if self._separable.spaces is not None:
             places = np.flatnonzero(marked)
             places = places[places >= 2]
-            behind = data[places - 1].astype(np.uint16) << 8 | data[places - 2]
-            marked[places[self._separable.spaces[behind]]] = False
+            before = data[places - 1].astype(np.uint16) << 8 | data[places - 2]
+            marked[places[self._separable.spaces[before]]] = False
         marked[0] = marked[size] = True
         for places in forced:
             marked[places] = True
@@ -95,11 +97,11 @@ class Chunks:
         numbers = list(map(self._known.get, names))
         new = [name for name, number in zip(names, numbers) if number is None]
         if new:
-            self._learn(new)
+            self._add(new)
             numbers = list(map(self._known.__getitem__, names))
         return np.array(numbers, np.int64)
 
-    def _learn(self, names: list[bytes]) -> None:
+    def _add(self, names: list[bytes]) -> None:
         encoding = self._separable.bare.encode(
             [name.decode() for name in names], is_pretokenized=True, add_special_tokens=False
         )
@@ -153,7 +155,7 @@ class Chunks:
         return len(encoding.ids)
 
 
-class Encoded:
+class ChunkedTokens:
     """A batch of c chunks and t tokens.
 
     Attributes:

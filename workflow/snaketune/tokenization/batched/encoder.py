@@ -1,9 +1,9 @@
-"""Conversations and pairs to tokens, by either of two ways that give the same.
+"""A batch of conversations as one run of bytes, encoded chunk by chunk.
 
-`Slow` is `ChatTokenizer`, row by row. `Fast` handles a batch at once: it lays literals and contents out as one run of bytes
-(see `frames`), encodes that chunk by chunk (see `chunks`), and finds what is learned from where the literals are. Rows for
-which that proves nothing go the slow way: a content that holds an added token's string, is empty, or where whitespace at
-its ends matters; roles that the template treats in a way of their own; and prompts that offer tools.
+Literals and contents are laid out side by side (see `frames`), encoded (see `chunks`), and what is supervised is found from
+where the literals are. Rows for which that proves nothing go the ordinary path: a content that holds an added token's string,
+is empty, or where whitespace at its ends matters; roles that the template treats in a way of their own; prompts that
+offer tools; and turns left out where everything else is supervised.
 """
 
 from collections.abc import Sequence
@@ -12,126 +12,55 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snaketune.errors import SnaketuneError
-from snaketune.tokenization.batched.chunks import Chunks, Encoded
+from snaketune.tokenization.batched.chunks import ChunkedTokens, Chunks
 from snaketune.tokenization.batched.frames import Frame, Frames
-from snaketune.tokenization.batched.separable import SPACE, NotSeparable, separable
+from snaketune.tokenization.batched.separable import SPACE, NotSeparable, Separable, separable
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
-from snaketune.tokenization.chat import ChatTokenizer, Rendered
-from snaketune.tokenization.encoded import Sequences, concatenated
-from snaketune.tokenization.offered import texts_in
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.encode import encode_turns
+from snaketune.tokenization.encoded import EncodedBatch, concatenated
 from snaketune.tokenization.ragged import gather, offsets_of
-from snaketune.tokenization.template import Message
 from snaketune.tokenization.turns import Turns
 
 # What Python's strip() takes off, as a template's trim does.
 STRIPPED = "".join(character for code in range(0x3001) if (character := chr(code)).isspace())
 
 
-class Slow:
-    """The reference, row by row."""
-
-    def __init__(self, chat: ChatTokenizer):
-        self._chat = chat
-
-    def encode(self, turns: Turns) -> Sequences:
-        """Encode all.
-
-        Raises:
-            SnaketuneError: the template refuses a conversation, or marks other turns than the assistant's where some of
-                them aren't learned.
-        """
-        parts = [_nothing()]
-        messages, tools = turns.messages(), turns.tools.to_pylist()
-        bounds = turns.offsets.tolist()
-        rendered = self._chat.render(messages, tools=tools)
-        for number, (own, done) in enumerate(zip(messages, rendered, strict=True)):
-            turn_ends = self._chat.turn_ends(own, done.ids, tools[number])
-            wanted = turns.wanted[bounds[number] : bounds[number + 1]]
-            if turns.everything[number]:
-                learned = _everything(own, wanted, done, turn_ends)
-            else:
-                learned = _of_assistants(own, wanted, done)
-            ends = np.zeros(len(done.ids), bool)
-            ends[turn_ends - 1] = True
-            parts.append(Sequences(done.ids, np.array([0, len(done.ids)]), learned, ends))
-        return concatenated(parts)
-
-    def holds_control(self, turns: Turns) -> np.ndarray:
-        """bool[n]: whether somebody wrote a control token."""
-        written = self._chat.control.written_in
-        return np.array(
-            [
-                any(written(turn["content"]) for turn in own) or any(map(written, texts_in(tools)))
-                for own, tools in zip(turns.messages(), turns.tools.to_pylist())
-            ],
-            bool,
-        )
-
-
-def _of_assistants(messages: list[Message], wanted: np.ndarray, done: Rendered) -> np.ndarray:
-    """bool: the tokens of the assistant's turns that are wanted."""
-    own = wanted[[message["role"] == "assistant" for message in messages]]
-    if own.all():
-        return done.supervised(done.spans)
-    if len(done.spans) != len(own):
-        raise SnaketuneError(
-            f"the chat template marks {len(done.spans)} generated blocks where the assistant has {len(own)} turns, so "
-            "it can't be told which of them are to be learned; that needs a template with one "
-            "{% generation %} block per assistant turn"
-        )
-    return done.supervised([span for span, learned in zip(done.spans, own) if learned])
-
-
-def _everything(messages: list[Message], wanted: np.ndarray, done: Rendered, turn_ends: np.ndarray) -> np.ndarray:
-    """bool: all tokens but those of the turns that aren't wanted, from the end of the turn before to their own."""
-    learned = np.ones(len(done.ids), bool)
-    if wanted.all():
-        return learned
-    if len(turn_ends) != len(messages):
-        raise SnaketuneError(
-            "some turns of a row have weight 0, and the chat template ends turns without control tokens of their own, so that "
-            "with train_on: all it can't be told where they are; use train_on: assistant, or a template that ends every turn"
-        )
-    for start, end, kept in zip([0, *turn_ends[:-1]], turn_ends, wanted):
-        learned[start:end] &= kept
-    return learned
-
-
-def _nothing() -> Sequences:
-    return Sequences(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, bool), np.zeros(0, bool))
-
-
-class Fast:
-    """A whole batch at once.
-
-    Raises:
-        NotSeparable, NotVerbatim: of this tokenizer or template, nothing is proved; the message says why.
-    """
-
-    def __init__(self, chat: ChatTokenizer):
+def batched_encoder(chat: ChatTokenizer) -> "tuple[BatchedEncoder | None, str]":
+    """The encoder, or None and why nothing is proved of this tokenizer or template."""
+    try:
         check_verbatim(chat.template)
-        self._separable = separable(chat.description)
-        self._slow = Slow(chat)
+        return BatchedEncoder(chat, separable(chat.description)), ""
+    except (NotSeparable, NotVerbatim) as reason:
+        return None, str(reason)
+
+
+class BatchedEncoder:
+    """Encodes with a tokenizer and template of which both proofs hold."""
+
+    def __init__(self, chat: ChatTokenizer, separable: Separable):
+        self._chat, self._separable = chat, separable
         self._chunks = Chunks(self._separable)
         self._frames = Frames(chat, self._separable, self._chunks)
 
-    def encode(self, turns: Turns) -> tuple[Sequences, np.ndarray]:
+    def encode(self, turns: Turns) -> tuple[EncodedBatch, np.ndarray]:
         """Encode all.
 
         Returns:
-            What `Slow.encode` gives, and int64, the conversations for which it was asked.
+            What `encode_turns` gives, and int64, the conversations for which it was asked.
         """
         frames, which, sure = self._frames_of(turns)
-        fast = np.flatnonzero(sure)
-        encoded, foreign = self._encode(turns.rows(fast) if len(fast) < len(turns) else turns, frames, which[fast])
-        slow = np.append(np.flatnonzero(~sure), fast[foreign])
-        if not len(slow):
-            return encoded, slow
+        framed = np.flatnonzero(sure)
+        encoded, foreign = self._encode(
+            turns.rows(framed) if len(framed) < len(turns) else turns, frames, which[framed]
+        )
+        left = np.append(np.flatnonzero(~sure), framed[foreign])
+        if not len(left):
+            return encoded, left
         kept = np.flatnonzero(~foreign)
         place = np.empty(len(turns), np.int64)
-        place[np.append(fast[kept], slow)] = np.append(kept, len(fast) + np.arange(len(slow)))
-        return concatenated([encoded, self._slow.encode(turns.rows(slow))]).rows(place), slow
+        place[np.append(framed[kept], left)] = np.append(kept, len(framed) + np.arange(len(left)))
+        return concatenated([encoded, encode_turns(self._chat, turns.rows(left))]).rows(place), left
 
     def _frames_of(self, turns: Turns) -> tuple[list[Frame | None], np.ndarray, np.ndarray]:
         """Frames, which of them is each conversation's (int64[n]), and whether it can be used (bool[n])."""
@@ -157,7 +86,7 @@ class Fast:
             uncertain = uncertain | pc.starts_with(turns.contents, SPACE).to_numpy(zero_copy_only=False)
         uncertain = uncertain[turns.index]
         if turns.everything.any():
-            # Where other turns than the assistant's are is for the reference to tell.
+            # Where other turns than the assistant's are is for the ordinary path to tell.
             uncertain |= ~turns.wanted & np.repeat(turns.everything, np.diff(turns.offsets))
         if uncertain.any():
             before = offsets_of(uncertain)
@@ -166,43 +95,43 @@ class Fast:
         sure &= turns.tools.is_null().to_numpy(zero_copy_only=False)
         return found, which, sure
 
-    def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[Sequences, np.ndarray]:
+    def _encode(self, turns: Turns, frames: list[Frame | None], which: np.ndarray) -> tuple[EncodedBatch, np.ndarray]:
         """The conversations, and which of them (bool[n]) hold what must be looked at as a whole."""
         if not len(turns):
-            return _nothing(), np.zeros(0, bool)
+            return concatenated([]), np.zeros(0, bool)
         data, places, literals, row_starts = self._laid_out(turns, frames, which)
         fixed_at, head_at, starts, ends, turn_ends = (
             self._frames.table(name)[literals]
-            for name in ("fixed_at", "head_at", "learning_starts", "learning_ends", "turn_ends")
+            for name in ("fixed_at", "head_at", "supervised_from", "supervised_to", "turn_ends")
         )
         has_fixed = fixed_at >= 0
         fixed_places = places[has_fixed] + fixed_at[has_fixed]
-        encoded = self._chunks.encode(data, [fixed_places, places[has_fixed] + head_at[has_fixed], row_starts])
-        offsets = np.append(encoded.tokens[encoded.chunk_at(row_starts)], len(encoded.ids))
+        chunked = self._chunks.encode(data, [fixed_places, places[has_fixed] + head_at[has_fixed], row_starts])
+        offsets = np.append(chunked.tokens[chunked.chunk_at(row_starts)], len(chunked.ids))
         # Tokens before the fixed ids of each literal.
         before = np.zeros(len(literals), np.int64)
-        before[has_fixed] = encoded.tokens[encoded.chunk_at(fixed_places)]
+        before[has_fixed] = chunked.tokens[chunked.chunk_at(fixed_places)]
 
-        ended = np.zeros(len(encoded.ids), bool)
+        ended = np.zeros(len(chunked.ids), bool)
         ending = turn_ends >= 0
         ended[before[ending] + turn_ends[ending] - 1] = True
 
         starting, closing = starts >= 0, ends >= 0
-        first = self._token_at(encoded, places[starting] + starts[starting])
+        first = self._token_at(chunked, places[starting] + starts[starting])
         last = before[closing] + ends[closing]
         # Frames have one such stretch for each assistant turn, in their order.
         wanted = turns.wanted[turns.assistants]
-        # Not learned, learned, not learned, ...
+        # Not supervised, supervised, not supervised, ...
         edges = np.stack([first[wanted], last[wanted]], 1).reshape(-1)
-        lengths = np.diff(edges, prepend=0, append=len(encoded.ids))
-        learned = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+        lengths = np.diff(edges, prepend=0, append=len(chunked.ids))
+        supervised = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         everything = np.flatnonzero(turns.everything)
         if len(everything):
-            learned[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True
+            supervised[gather(offsets[everything], np.diff(offsets)[everything])[0]] = True
 
         foreign = np.zeros(len(turns), bool)
-        foreign[np.searchsorted(row_starts, encoded.foreign(), side="right") - 1] = True
-        return Sequences(encoded.ids, offsets, learned, ended), foreign
+        foreign[np.searchsorted(row_starts, chunked.foreign(), side="right") - 1] = True
+        return EncodedBatch(chunked.ids, offsets, supervised, ended), foreign
 
     def _laid_out(
         self, turns: Turns, frames: list[Frame | None], which: np.ndarray
@@ -236,12 +165,12 @@ class Fast:
         starts = np.frombuffer(offsets, np.int32)[: len(pieces) + 1].astype(np.int64)
         return data.slice(0, int(starts[-1])), starts[literal_piece], literals, starts[first_piece[:-1]]
 
-    def _token_at(self, encoded: Encoded, places: np.ndarray) -> np.ndarray:
+    def _token_at(self, chunked: ChunkedTokens, places: np.ndarray) -> np.ndarray:
         """int64: the token that holds each place."""
-        chunk = encoded.chunk_at(places)
-        # Right behind the last byte there is no chunk.
-        chunk = np.minimum(chunk, len(encoded.tokens) - 2)
-        return encoded.tokens[chunk] + self._chunks.tokens_before(encoded.numbers(chunk), places - encoded.cuts[chunk])
+        chunk = chunked.chunk_at(places)
+        # Right after the last byte there is no chunk.
+        chunk = np.minimum(chunk, len(chunked.tokens) - 2)
+        return chunked.tokens[chunk] + self._chunks.tokens_before(chunked.numbers(chunk), places - chunked.cuts[chunk])
 
 
 def _has_loose_ends(contents: pa.StringArray) -> np.ndarray:
@@ -255,11 +184,3 @@ def _of_rows(values: Sequence[Sequence[int]], which: np.ndarray) -> np.ndarray:
     lengths = np.array([len(own) for own in values], np.int64)
     at, _ = gather(offsets_of(lengths)[:-1][which], lengths[which])
     return np.concatenate([np.asarray(own, np.int64) for own in values])[at]
-
-
-def either(chat: ChatTokenizer) -> tuple[Fast | None, str]:
-    """The fast way, or None and why there is none."""
-    try:
-        return Fast(chat), ""
-    except (NotSeparable, NotVerbatim) as reason:
-        return None, str(reason)
