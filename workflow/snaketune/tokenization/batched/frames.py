@@ -183,7 +183,8 @@ class Frames:
             return True
         if after and any(written[-length:] in self._heads for length in lengths):
             return True
-        return len(written) < self._longest and any(written in token[1:-1] for token in self._chat.added.values())
+        within = before and after and len(written) < self._longest
+        return within and any(written in token[1:-1] for token in self._chat.added.values())
 
 
 class _Unfit(Exception):
