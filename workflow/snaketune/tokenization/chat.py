@@ -87,7 +87,7 @@ class ChatTokenizer:
         self._telling = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
             self._telling[vocab[unk]] = False
-        self._written = TemplateControl(template, self._variables, self.encode_text, self._telling)
+        self._template_control = TemplateControl(template, self._variables, self.encode_text, self._telling)
         self._given = given, config
 
     @classmethod
@@ -143,7 +143,7 @@ class ChatTokenizer:
             ids: int32[n], of these messages.
             tools: that they offer.
         """
-        count, ends = self._written.turn_ends([message["role"] for message in messages], tools)
+        count, ends = self._template_control.turn_ends([message["role"] for message in messages], tools)
         control = np.flatnonzero(self._telling[ids])
         # It is otherwise only where a template writes other control tokens around other words.
         return control[ends] + 1 if len(control) == count else np.zeros(0, np.int64)
@@ -221,7 +221,7 @@ class ChatTokenizer:
         self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
     ) -> bool:
         """Whether the control tokens among `ids` are those that the template writes around any such messages."""
-        expected = self._written.ids([message["role"] for message in messages], tools, add_generation_prompt)
+        expected = self._template_control.ids([message["role"] for message in messages], tools, add_generation_prompt)
         if any(self.control.written_in(message["content"]) for message in messages):
             return False
         if tools and any(map(self.control.written_in, texts_in(tools))):

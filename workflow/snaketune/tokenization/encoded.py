@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from snaketune.tokenization.ragged import gather, offsets_of
-from snaketune.tokenization.template import Span
 
 
 @dataclass(frozen=True)
@@ -13,14 +12,14 @@ class Encoded:
     """A conversation's ids (int32[n]) and, per assistant turn, the tokens [start, end) that it says, its end included."""
 
     ids: np.ndarray
-    spans: list[Span]
+    spans: list[tuple[int, int]]
 
     @property
     def supervised(self) -> np.ndarray:
         """bool[n]: the tokens of all of its spans."""
         return self.mask(self.spans)
 
-    def mask(self, spans: list[Span]) -> np.ndarray:
+    def mask(self, spans: list[tuple[int, int]]) -> np.ndarray:
         """bool[n]: the tokens of these of the spans."""
         mask = np.zeros(len(self.ids), bool)
         for start, end in spans:
