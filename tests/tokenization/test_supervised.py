@@ -99,7 +99,7 @@ def test_pairs_supervise_the_turns_of_completions_that_have_a_weight(chat):
     assert found.supervised.tolist() == encode_turns(chat, turns).supervised.tolist()
     texts = [[text.removesuffix("<|im_end|>") for text in own] for own in supervised_texts(chat, found)]
     assert texts == [["z2"], ["no"]]
-    assert of_pairs(pa.array(["1"]), found, np.zeros(1, bool)).supervised.tolist() == [found.supervised.sum()]
+    assert of_pairs(pa.array(["1"]), found, np.zeros(1, bool)).supervised_tokens.tolist() == [found.supervised.sum()]
 
 
 DOCUMENTS = [
@@ -124,7 +124,7 @@ def test_documents_are_their_text_and_eos_and_all_of_it_is_supervised(tmp_path, 
     assert found.ids.tolist() == expected.ids.tolist()
     tokens = of_conversations(pa.array([str(n) for n in range(len(rows))]), found, np.zeros(len(rows), bool))
     # Only the first has nothing before it.
-    assert tokens.supervised.tolist() == (found.lengths - 1).tolist()
+    assert tokens.supervised_tokens.tolist() == (found.lengths - 1).tolist()
     assert found.ends_turn.sum() == len(rows)
     for number, text in enumerate(DOCUMENTS):
         ids = found.rows(np.array([number])).ids

@@ -20,8 +20,8 @@ from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded import EncodedBatch
-from snaketune.tokenization.token_rows import of_pairs, supervised_runs
-from snaketune.tokenization.tokens import INDEX, TokenParts
+from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.tokens import INDEX, IdViews, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -68,10 +68,17 @@ def run(folder, corpus: Artifact, tokenizer: Artifact, kind="sft", train_on="ass
     return artifact(work.payload), outcome
 
 
+def ids_of(views: IdViews, number: int) -> np.ndarray:
+    """int32[length], a view of one sequence."""
+    batch = int(np.searchsorted(views.first, number, side="right")) - 1
+    start, end = views.offsets[batch][number - views.first[batch] :][:2]
+    return views.values[batch][start:end]
+
+
 def rows_of(parts: TokenParts, split: str) -> list[dict]:
     """The index as Python, with the ids of each row."""
     views = parts.views(split)
-    return [row | {"ids": views.ids(number).tolist()} for number, row in enumerate(parts.index(split).to_pylist())]
+    return [row | {"ids": ids_of(views, number).tolist()} for number, row in enumerate(parts.index(split).to_pylist())]
 
 
 @pytest.mark.parametrize("kind", ("sft", "preference"))
@@ -152,16 +159,16 @@ def laid_out(chosen: list[int], rejected: list[int], supervised: list[int]):
 def test_prompts_of_pairs():
     row = laid_out([1, 2, 3, 4], [1, 2, 5, 6], [2, 3, 6, 7])
     assert row.prompt[0] == 2 and row.sequences.ids.tolist() == [1, 2, 3, 4, 5, 6]
-    assert supervised_runs(row.sequences)[0].tolist() == [2, 6]
+    assert row.supervised_runs[0].tolist() == [2, 6]
     # What is supervised isn't shared, even if it is the same.
     row = laid_out([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
-    assert (row.prompt[0], row.chosen[0], row.supervised[0]) == (1, 2, 4)
+    assert (row.prompt[0], row.chosen[0], row.supervised_tokens[0]) == (1, 2, 4)
     # Without a prompt, nothing predicts the first token of either.
     row = laid_out([1, 2], [3, 4], [0, 1, 2, 3])
-    assert row.prompt[0] == 0 and supervised_runs(row.sequences)[0].tolist() == [1, 2, 3, 4]
+    assert row.prompt[0] == 0 and row.supervised_runs[0].tolist() == [1, 2, 3, 4]
     # One of them with nothing to learn: no preference to learn.
     row = laid_out([1, 2], [1, 3], [1])
-    assert row.supervised[0] == 0 and supervised_runs(row.sequences)[0].tolist() == []
+    assert row.supervised_tokens[0] == 0 and row.supervised_runs[0].tolist() == []
 
 
 def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
@@ -172,10 +179,10 @@ def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
     table = parts.index("train")
     assert table.schema == INDEX and len(views.values) > 10 and views.first[-1] == 63
     lengths = parts.index("train", ["length"]).column(0).to_numpy()
-    assert [len(views.ids(number)) for number in range(63)] == lengths.tolist()
+    assert [len(ids_of(views, number)) for number in range(63)] == lengths.tolist()
     values, offsets = parts.lists("train", "learned")
     assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("learned").to_pylist()
-    kept = views.ids(40)
+    kept = ids_of(views, 40)
     before = kept.tolist()
     parts.release()
     assert kept.tolist() == before and not kept.flags.owndata

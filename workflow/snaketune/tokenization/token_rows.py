@@ -32,14 +32,32 @@ class TokenRows:
 
     @cached_property
     def supervised_runs(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the function of this name gives."""
-        return supervised_runs(self.sequences)
+        """Start, end, start, end, ... of what is supervised, per sequence: int32 values and int64[n + 1] offsets."""
+        sequences, supervised = self.sequences, self.sequences.supervised
+        starts, ends = supervised.copy(), supervised.copy()
+        starts[1:] &= ~supervised[:-1]
+        ends[:-1] &= ~supervised[1:]
+        # A run ends where its sequence does.
+        filled = sequences.lengths > 0
+        first, last = sequences.starts[filled], sequences.offsets[1:][filled] - 1
+        starts[first], ends[last] = supervised[first], supervised[last]
+        runs = np.stack([np.flatnonzero(starts), np.flatnonzero(ends) + 1], 1).reshape(-1)
+        offsets = np.searchsorted(runs[::2], sequences.offsets) * 2
+        runs -= np.repeat(sequences.starts, np.diff(offsets))
+        return runs.astype(np.int32), offsets
 
     @cached_property
-    def supervised(self) -> np.ndarray:
+    def supervised_tokens(self) -> np.ndarray:
         """int64[n]: how many tokens are supervised."""
         runs, offsets = self.supervised_runs
         return np.diff(offsets_of(runs[1::2] - runs[::2])[offsets // 2])
+
+    @property
+    def turn_ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """After how many tokens a turn is over, per sequence: int32 values and int64[n + 1] offsets."""
+        places = np.flatnonzero(self.sequences.ends_turn)
+        offsets = np.searchsorted(places, self.sequences.offsets)
+        return (places + 1 - np.repeat(self.sequences.starts, np.diff(offsets))).astype(np.int32), offsets
 
 
 def of_conversations(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
@@ -64,7 +82,7 @@ def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray
     """
     starts, lengths = both.starts.reshape(-1, 2), both.lengths.reshape(-1, 2)
     shortest = lengths.min(1)
-    prompt = np.minimum(shortest, _first_supervised(both).reshape(-1, 2).min(1))
+    prompt = np.minimum(shortest, first_in_rows(both.supervised, both.starts, both.lengths).reshape(-1, 2).min(1))
     prompt = np.minimum(prompt, _shared(both.ids, starts, shortest))
     # The chosen conversation whole, then of the rejected one what comes after the prompt.
     pieces = both.pieces(
@@ -95,35 +113,8 @@ def _unsupervise_first(sequences: EncodedBatch, starts: np.ndarray, lengths: np.
     sequences.supervised[starts[lengths > 0]] = False
 
 
-def _first_supervised(both: EncodedBatch) -> np.ndarray:
-    return first_in_rows(both.supervised, both.starts, both.lengths)
-
-
 def _shared(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """int64[n]: how many leading tokens two sequences of each pair share; `starts` is int64[n, 2], `lengths` int64[n]."""
     at, offsets = gather(starts[:, 0], lengths)
     different = ids[at] != ids[at + np.repeat(starts[:, 1] - starts[:, 0], lengths)]
     return first_in_rows(different, offsets[:-1], lengths)
-
-
-def supervised_runs(sequences: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Start, end, start, end, ... of what is supervised, per sequence: int32 values and int64[n + 1] offsets."""
-    supervised = sequences.supervised
-    starts, ends = supervised.copy(), supervised.copy()
-    starts[1:] &= ~supervised[:-1]
-    ends[:-1] &= ~supervised[1:]
-    # A run ends where its sequence does.
-    filled = sequences.lengths > 0
-    first, last = sequences.starts[filled], sequences.offsets[1:][filled] - 1
-    starts[first], ends[last] = supervised[first], supervised[last]
-    runs = np.stack([np.flatnonzero(starts), np.flatnonzero(ends) + 1], 1).reshape(-1)
-    offsets = np.searchsorted(runs[::2], sequences.offsets) * 2
-    runs -= np.repeat(sequences.starts, np.diff(offsets))
-    return runs.astype(np.int32), offsets
-
-
-def turn_ends(sequences: EncodedBatch) -> tuple[np.ndarray, np.ndarray]:
-    """After how many tokens a turn is over, per sequence: int32 values and int64[n + 1] offsets."""
-    places = np.flatnonzero(sequences.ends_turn)
-    offsets = np.searchsorted(places, sequences.offsets)
-    return (places + 1 - np.repeat(sequences.starts, np.diff(offsets))).astype(np.int32), offsets

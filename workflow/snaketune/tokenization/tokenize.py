@@ -52,10 +52,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     try:
         counts, samples = _write(spec, work, tables, encoder)
     except _Differs as difference:
-        print(
-            f"batched encoding differs, so that all is encoded again one by one: {difference}",
-            flush=True,
-        )
+        print(f"batched encoding differs, so that all is encoded again one by one: {difference}", flush=True)
         encoder = _Encoder(spec, chat, unbatched_because=str(difference))
         counts, samples = _write(spec, work, tables, encoder)
     for sample in samples:
@@ -89,7 +86,7 @@ def _write(
             for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
                 rows = encoder.encode(group, number)
                 writer.write(rows)
-                supervised = rows.supervised
+                supervised = rows.supervised_tokens
                 own["rows"] += len(group)
                 own["tokens"] += len(rows.sequences.ids)
                 own["supervised_tokens"] += int(supervised.sum())

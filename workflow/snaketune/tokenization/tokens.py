@@ -21,7 +21,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.ragged import offsets_of
-from snaketune.tokenization.token_rows import TokenRows, turn_ends
+from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
@@ -59,9 +59,9 @@ class TokenWriter:
         columns = {
             "id": rows.names,
             "length": pa.array(sequences.lengths.astype(np.int32)),
-            "supervised": pa.array(rows.supervised.astype(np.int32)),
+            "supervised": pa.array(rows.supervised_tokens.astype(np.int32)),
             "learned": _list_array(*rows.supervised_runs),
-            "turn_ends": _list_array(*turn_ends(sequences)),
+            "turn_ends": _list_array(*rows.turn_ends),
             "prompt": pa.array(rows.prompt.astype(np.int32)),
             "chosen": pa.array(rows.chosen.astype(np.int32)),
             "prompt_hash": pa.array(rows.prompt_hash),
@@ -98,12 +98,6 @@ class IdViews:
     values: list[np.ndarray]
     offsets: list[np.ndarray]
     first: np.ndarray
-
-    def ids(self, number: int) -> np.ndarray:
-        """int32[length], a view of one sequence."""
-        batch = int(np.searchsorted(self.first, number, side="right")) - 1
-        start, end = self.offsets[batch][number - self.first[batch] :][:2]
-        return self.values[batch][start:end]
 
 
 class TokenParts:
