@@ -163,7 +163,7 @@ def test_nothing_reruns_for_what_changes_no_meaning(project):
 # Module → the rules that an edit of its code reruns.
 CODE = {
     "corpus/layouts.py": CORPUS,
-    "tokenization/train.py": TOKENIZER,
+    "tokenization/making/train.py": TOKENIZER,
     "tokenization/tokenize.py": TOKENS | SFT,
     "packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,

@@ -10,16 +10,16 @@ don't mix letters, digits and signs, so nearly every word is cut free of its ful
 
 Merges within the matches of a pattern (GPT-2's kind: byte-level BPE). In every pattern of PATTERNS, each alternative is one
 of: an optional single character in front, and then no whitespace (but newlines at the very end); or whitespace alone. So
-no match holds a visible character and then a space. Such a place always lies between two matches. Matching looks behind
+no match holds a visible character and then a space. Such a place always lies between two matches. Matching looks back
 nowhere, and looks ahead only in `\\s+(?!\\S)`, whose match ends in whitespace, so not at such a place. Hence matching a part
 alone finds what matching the whole finds there.
 
 In both, a cut falls only where no added token has these two bytes side by side, so each lies whole in one part, and a part
 that holds one is told (`foreign`): what is text and what is control isn't decided here.
 
-The proofs are about NFC too: a space is in no composition, with anything before or behind it.
+The proofs are about NFC too: a space is in no composition, with anything before or after it.
 
-A tokenizer that neither proof covers is refused with the reason, and goes the slow way.
+A tokenizer that neither proof covers is refused with the reason.
 """
 
 import json
@@ -31,7 +31,7 @@ from typing import Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-SPACE, WRITTEN_SPACE = " ", "▁"
+SPACE, METASPACE = " ", "▁"
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 # GPT-2's; then those of cl100k and Llama 3, Qwen 2 and 3, and o200k.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -66,7 +66,7 @@ class Separable:
         bare: encodes a part: the tokenizer without its added tokens, and without the space that it puts in front.
         cuts: bool[65536], at `next byte * 256 + byte`: whether a text may be cut between the two.
         spaces: bool[65536] or None, at `byte * 256 + byte before`: whether these bytes may end a character of whitespace,
-            behind which there is no cut.
+            after which there is no cut.
         prefix: when a stretch of text between added tokens gets a space in front; `first` is the one that starts a text.
         foreign: what a part must not hold.
         swallows: whether an added token takes whitespace beside it along.
@@ -101,12 +101,12 @@ def separable(description: dict[str, Any]) -> Separable:
     steps = _steps(description["pre_tokenizer"], "pretokenizers")
     if model["type"] == "BPE" and any(step["type"] == "ByteLevel" for step in steps):
         _check_byte_level(description["normalizer"], steps)
-        cuts, spaces, prefix, foreign = _behind_visible(), _ends_of_whitespace(), "none", []
+        cuts, spaces, prefix, foreign = _after_visible(), _ends_of_whitespace(), "none", []
     else:
         changed, prefix, writes_spaces, splits = _sentencepiece_like(description["normalizer"], steps)
         bare |= changed
         cuts, spaces = _between_pieces(model, writes_spaces, splits), None
-        foreign = [WRITTEN_SPACE] if writes_spaces else []
+        foreign = [METASPACE] if writes_spaces else []
     for token in added:
         for before, after in pairwise(token["content"].encode()):
             cuts[after, before] = False
@@ -134,7 +134,7 @@ def _check_byte_level(normalizer: dict[str, Any] | None, steps: list[dict[str, A
         raise NotSeparable(f"its normalizer ({normalizer['type']}) isn't one that is known to leave spaces alone")
     *before, last = steps
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:
-        raise NotSeparable("it puts a space before the text, or does more behind its byte alphabet")
+        raise NotSeparable("it puts a space before the text, or does more after its byte alphabet")
     # A digit by itself is a match without whitespace too.
     before = [step for step in before if step["type"] != "Digits"]
     patterns = [GPT2] if last["use_regex"] else []
@@ -148,8 +148,8 @@ def _check_byte_level(normalizer: dict[str, Any] | None, steps: list[dict[str, A
         raise NotSeparable("its pre-tokenizer's pattern isn't a known one")
 
 
-def _behind_visible() -> np.ndarray:
-    """bool[256, 256] by next byte and byte: cuts before a space, behind anything but ASCII whitespace."""
+def _after_visible() -> np.ndarray:
+    """bool[256, 256] by next byte and byte: cuts before a space, after anything but ASCII whitespace."""
     cuts = np.zeros((256, 256), bool)
     cuts[ord(SPACE), :] = True
     for character in WHITESPACE:
@@ -177,9 +177,9 @@ def _sentencepiece_like(
     writes_spaces = splits = False
     kept = []
     for step in _steps(normalizer, "normalizers"):
-        if step["type"] == "Prepend" and step["prepend"] == WRITTEN_SPACE and not kept:
+        if step["type"] == "Prepend" and step["prepend"] == METASPACE and not kept:
             prefix = "always"
-        elif step["type"] == "Replace" and step["pattern"] == {"String": SPACE} and step["content"] == WRITTEN_SPACE:
+        elif step["type"] == "Replace" and step["pattern"] == {"String": SPACE} and step["content"] == METASPACE:
             writes_spaces = True
             kept.append(step)
         else:
@@ -188,7 +188,7 @@ def _sentencepiece_like(
         raise NotSeparable("it puts a character in front that isn't a space")
     changed: dict[str, Any] = {"normalizer": {"type": "Sequence", "normalizers": kept} if kept else None}
     for step in steps:
-        if step["type"] == "Metaspace" and len(steps) == 1 and step["replacement"] == WRITTEN_SPACE:
+        if step["type"] == "Metaspace" and len(steps) == 1 and step["replacement"] == METASPACE:
             if step["prepend_scheme"] == "always":
                 if prefix != "none":
                     raise NotSeparable("it puts two spaces in front")
@@ -229,13 +229,13 @@ def _between_pieces(model: dict[str, Any], writes_spaces: bool, splits: bool) ->
     # Not within a character.
     cuts[0x80:0xC0] = False
     for piece in pieces:
-        spelled = (piece.replace(WRITTEN_SPACE, SPACE) if writes_spaces else piece).encode()
+        spelled = (piece.replace(METASPACE, SPACE) if writes_spaces else piece).encode()
         for before, after in pairwise(spelled):
             cuts[after, before] = False
     spells = model.get("byte_fallback") and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
-    if not spells and (unknown is None or (WRITTEN_SPACE if writes_spaces else SPACE) not in vocabulary):
+    if not spells and (unknown is None or (METASPACE if writes_spaces else SPACE) not in vocabulary):
         raise NotSeparable("it drops what it doesn't know, or doesn't know the space")
     if not exact or (fuses and not spells):
-        # Sums are started anew at spaces only; and unknown characters run together, though not with a space.
+        # Sums start again at spaces only; and unknown characters run together, though not with a space.
         cuts[np.arange(256) != ord(SPACE)] = False
     return cuts

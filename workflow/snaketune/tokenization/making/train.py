@@ -50,7 +50,7 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
     """
     import sentencepiece
 
-    # In a unigram model the control and byte pieces must cost more than their spelling, so that has to exist (see `fast`).
+    # In a unigram model the control and byte pieces must cost more than their spelling, so that has to exist (see `convert`).
     required = set("".join(CONTROL) + "<0x0123456789ABCDEF>") if spec.model == "unigram" else set()
     model = io.BytesIO()
     try:
@@ -77,7 +77,7 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
             eos_piece=TURN_END,
             control_symbols=[TURN_START],
             # It ends every template's role line. A piece across it would make the first token of an answer one that
-            # generation, which begins behind the line, could never write.
+            # generation, which begins after the line, could never write.
             user_defined_symbols=["\n"],
             max_sentence_length=1 << 30,
             num_threads=THREADS,

@@ -5,13 +5,13 @@ A conversation is literal, content, literal, content, ..., literal. A literal th
     literal     <|im_end|>\\n<|im_start|>assistant\\n
     tail        (nothing)                     joins the content before it
     fixed       <|im_end|>\\n<|im_start|>      always these ids: [2 5 3]
-    head        assistant\\n                   joins the content behind it
+    head        assistant\\n                   joins the content after it
 
 Text between two control tokens is encoded by itself, whatever stands outside. So tail and head are encoded together with
 the contents beside them, as the tokenizer does, and what is between is known.
 
-Where learning starts and ends, and where a turn ends, are facts of literals too, so that a batch finds them by looking its
-literals up.
+Where supervised text starts and ends, and where a turn ends, are facts of literals too, so that a batch finds them by
+looking its literals up.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ import numpy as np
 from tokenizers import Encoding
 
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.batched.chunks import Chunks
+from snaketune.tokenization.batched.separable import SPACE, Separable
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.chunks import Chunks
 from snaketune.tokenization.control import unused_characters
-from snaketune.tokenization.separable import SPACE, Separable
 from snaketune.tokenization.template import Span
 
 # Whitespace that no template writes, by which one sees whether it trims.
@@ -37,16 +37,16 @@ class Literal:
     Attributes:
         spelled: tail, the name of the fixed ids, head.
         fixed_at, head_at: where in `spelled` the name starts, and where the head does.
-        learning_starts: where in `spelled` a stretch that is learned starts.
-        learning_ends: how many of the fixed ids are before the end of such a stretch.
+        supervised_from: where in `spelled` a supervised stretch starts.
+        supervised_to: how many of the fixed ids are before the end of such a stretch.
         turn_ends: how many of the fixed ids are before the end of the turn before it.
     """
 
     spelled: bytes
     fixed_at: int
     head_at: int
-    learning_starts: int
-    learning_ends: int
+    supervised_from: int
+    supervised_to: int
     turn_ends: int
 
 
@@ -95,7 +95,7 @@ class Frames:
         plain, padded = (
             [{"role": role, "content": pad + mark + pad} for role, mark in zip(roles, marks)] for pad in ("", EM_SPACE)
         )
-        (text, spread), (spans, _) = self._chat.render_texts([plain, padded])
+        (text, spread), (spans, _) = self._chat.render([plain, padded])
         _require(sum(role == "assistant" for role in roles) == len(spans))
         contents, cursor = [], 0
         for mark in marks:
@@ -109,7 +109,7 @@ class Frames:
             numbers.append(self._numbers.setdefault(made, len(self.literals)))
             if numbers[-1] == len(self.literals):
                 self.literals.append(made)
-        _require(all(self._counts(numbers, name) == len(spans) for name in ("learning_starts", "learning_ends")))
+        _require(all(self._counts(numbers, name) == len(spans) for name in ("supervised_from", "supervised_to")))
         return Frame(np.array(numbers, np.int64), np.array([_trims(mark, text, spread) for mark in marks], bool))
 
     def _counts(self, numbers: list[int], name: str) -> int:
@@ -126,19 +126,19 @@ class Frames:
         start, end = literal
         written = text[start:end]
         _require(written or first or last)
-        _require(not self._joins(written, before=not first, behind=not last))
+        _require(not self._joins(written, before=not first, after=not last))
         added = [
             token
             for token, ((at, to), id) in enumerate(zip(encoding.offsets, encoding.ids))
             if start <= at < to <= end and self._chat.added.get(id) == text[at:to].strip()
         ]
-        learned_from = [at for at, _ in spans if start <= at <= end]
-        learned_to = [to for _, to in spans if start <= to <= end]
-        _require(len(learned_from) <= 1 and len(learned_to) <= 1)
+        opens = [at for at, _ in spans if start <= at <= end]
+        closes = [to for _, to in spans if start <= to <= end]
+        _require(len(opens) <= 1 and len(closes) <= 1)
         prefix = self._separable.prefix
         if not added:
-            _require(not learned_to and not (first and prefix != "none"))
-            at = len(text[start : learned_from[0]].encode()) if learned_from else -1
+            _require(not closes and not (first and prefix != "none"))
+            at = len(text[start : opens[0]].encode()) if opens else -1
             return Literal(written.encode(), -1, -1, at, -1, -1)
 
         opening, closing = encoding.offsets[added[0]][0], encoding.offsets[added[-1]][1]
@@ -147,43 +147,44 @@ class Frames:
         fixed = range(added[0], added[-1] + 1)
         name = self._chunks.fixed(tuple(encoding.ids[token] for token in fixed))
         spaced = prefix == "always" or (prefix == "unless_space" and not head.startswith(SPACE))
-        # At the very end there is no content behind it, so perhaps nothing to put a space before.
+        # At the very end there is no content after it, so perhaps nothing to put a space before.
         pad = SPACE if spaced and (head or not last) else ""
         at = -1
-        if learned_from:
-            character = learned_from[0]
+        if opens:
+            character = opens[0]
             if character <= opening:
                 at = len(text[start:character].encode())
             else:
-                # What is learned may start with whitespace that the control token before it swallows.
+                # What is supervised may start with whitespace that the control token before it swallows.
                 _require(character > encoding.offsets[added[-1]][0])
                 at = len(tail + name)
                 if character > closing:
                     at += len((pad + text[closing:character]).encode())
         ended = -1
-        if learned_to:
-            _require(opening < learned_to[0] <= closing)
-            ended = sum(encoding.offsets[token][0] < learned_to[0] for token in fixed)
+        if closes:
+            _require(opening < closes[0] <= closing)
+            ended = sum(encoding.offsets[token][0] < closes[0] for token in fixed)
         telling = [number for number, token in enumerate(fixed, 1) if self._chat.tells(encoding.ids[token])]
         return Literal(
             spelled=tail + name + (pad + head).encode(),
             fixed_at=len(tail),
             head_at=len(tail + name),
-            learning_starts=at,
-            learning_ends=ended,
+            supervised_from=at,
+            supervised_to=ended,
             turn_ends=telling[0] if telling and not first else -1,
         )
 
-    def _joins(self, written: str, *, before: bool, behind: bool) -> bool:
+    def _joins(self, written: str, *, before: bool, after: bool) -> bool:
         """Whether this literal could make an added token together with the end of the content before it, or with the
-        start of the one behind it.
+        start of the one after it.
         """
         lengths = range(1, min(self._longest, len(written) + 1))
         if before and any(written[:length] in self._tails for length in lengths):
             return True
-        if behind and any(written[-length:] in self._heads for length in lengths):
+        if after and any(written[-length:] in self._heads for length in lengths):
             return True
-        return len(written) < self._longest and any(written in token[1:-1] for token in self._chat.added.values())
+        within = before and after and len(written) < self._longest
+        return within and any(written in token[1:-1] for token in self._chat.added.values())
 
 
 class _Unfit(Exception):
@@ -199,6 +200,6 @@ def _trims(mark: str, text: str, spread: str) -> bool:
     """Whether the template trims this content, given its rendering without and with whitespace around the contents."""
     _require(spread.count(mark) == 1 and spread.replace(EM_SPACE, "") == text.replace(EM_SPACE, ""))
     start = spread.find(mark)
-    before, behind = spread[:start].endswith(EM_SPACE), spread[start + len(mark) :].startswith(EM_SPACE)
-    _require(before == behind)
+    before, after = spread[:start].endswith(EM_SPACE), spread[start + len(mark) :].startswith(EM_SPACE)
+    _require(before == after)
     return not before

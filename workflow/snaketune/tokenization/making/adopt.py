@@ -7,8 +7,8 @@ from pathlib import Path
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.tokenization.template import SHIPPED
-from snaketune.tokenization.train import PAD
+from snaketune.tokenization.making.train import PAD
+from snaketune.tokenization.template import shipped
 
 
 def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, str]:
@@ -61,10 +61,3 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     tokenizer.save_pretrained(folder)
     source = "given" if template else "the model's own" if own else "none"
     return {"chat_template": source, "pad_token": tokenizer.pad_token}
-
-
-def shipped() -> str:
-    """The templates that ship, for messages."""
-    folder = Path(__file__).resolve().parents[3] / SHIPPED
-    found = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
-    return ", ".join(found) or f"one of {SHIPPED}"

@@ -11,14 +11,14 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import BPE, Unigram
 
-from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK
+from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK
 
-SPACE = "▁"
+METASPACE = "▁"
 # Below the cost of any spelling. A unigram model takes every piece for text, control and byte pieces too.
 NEVER = -1e4
 
 
-def fast_tokenizer(model: bytes) -> Tokenizer:
+def converted(model: bytes) -> Tokenizer:
     """Build the fast tokenizer of a sentencepiece model trained by `train`."""
     from sentencepiece import sentencepiece_model_pb2
     from transformers.convert_slow_tokenizer import generate_merges
@@ -26,7 +26,7 @@ def fast_tokenizer(model: bytes) -> Tokenizer:
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
     unspoken = {p.piece for p in proto.pieces if p.type not in (kinds.NORMAL, kinds.USER_DEFINED)}
-    named = [(p.piece if p.piece in unspoken else p.piece.replace(SPACE, " "), p.score) for p in proto.pieces]
+    named = [(p.piece if p.piece in unspoken else p.piece.replace(METASPACE, " "), p.score) for p in proto.pieces]
     if proto.trainer_spec.model_type == proto.trainer_spec.BPE:
         vocab = {piece: id for id, (piece, _) in enumerate(named)}
         scores = {piece: score for piece, score in named if piece not in unspoken}

@@ -16,13 +16,12 @@ for unigram, which is as fast here as BPE.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from snaketune.tokenization.batched.separable import Separable
 from snaketune.tokenization.ragged import gather, offsets_of
-from snaketune.tokenization.separable import WRITTEN_SPACE, NotSeparable, Separable, separable
 
 FIXED, FIXED_END = b"\xff", b"\xfe"
 # About 150 bytes each. When there are more, all are forgotten.
@@ -56,12 +55,12 @@ class Chunks:
             self._add_fixed(self._numbers[ids])
         return _name(self._numbers[ids])
 
-    def encode(self, data: pa.Buffer, forced: Sequence[np.ndarray]) -> "Encoded":
+    def encode(self, data: pa.Buffer, forced: Sequence[np.ndarray]) -> "ChunkedTokens":
         """Encode a batch.
 
         Args:
             data: UTF-8, and fixed ids.
-            forced: int64, where else to cut: at least before and behind fixed ids, and where each text starts and ends.
+            forced: int64, where else to cut: at least before and after fixed ids, and where each text starts and ends.
         """
         if len(self._known) > MAX_KNOWN:
             self._forget()
@@ -71,7 +70,9 @@ class Chunks:
         numbers = self._numbers_of(distinct.dictionary.to_numpy(zero_copy_only=False).tolist())
         at, ends = gather(self._starts[numbers], self._starts[numbers + 1] - self._starts[numbers])
         rows = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(self._values[at]))
-        return Encoded(rows.take(distinct.indices), cuts, distinct.indices.to_numpy(), numbers, self._foreign[numbers])
+        return ChunkedTokens(
+            rows.take(distinct.indices), cuts, distinct.indices.to_numpy(), numbers, self._foreign[numbers]
+        )
 
     def _cuts(self, data: np.ndarray, forced: Sequence[np.ndarray]) -> np.ndarray:
         """int64, sorted: where chunks start, and where the last one ends."""
@@ -84,8 +85,8 @@ class Chunks:
         if self._separable.spaces is not None:
             places = np.flatnonzero(marked)
             places = places[places >= 2]
-            behind = data[places - 1].astype(np.uint16) << 8 | data[places - 2]
-            marked[places[self._separable.spaces[behind]]] = False
+            before = data[places - 1].astype(np.uint16) << 8 | data[places - 2]
+            marked[places[self._separable.spaces[before]]] = False
         marked[0] = marked[size] = True
         for places in forced:
             marked[places] = True
@@ -96,11 +97,11 @@ class Chunks:
         numbers = list(map(self._known.get, names))
         new = [name for name, number in zip(names, numbers) if number is None]
         if new:
-            self._learn(new)
+            self._add(new)
             numbers = list(map(self._known.__getitem__, names))
         return np.array(numbers, np.int64)
 
-    def _learn(self, names: list[bytes]) -> None:
+    def _add(self, names: list[bytes]) -> None:
         encoding = self._separable.bare.encode(
             [name.decode() for name in names], is_pretokenized=True, add_special_tokens=False
         )
@@ -154,34 +155,7 @@ class Chunks:
         return len(encoding.ids)
 
 
-class FastEncoder:
-    """Encodes plain texts, without a template; what looks like an added token is text.
-
-    Memory: some 30 bytes per byte of the texts given at once; a few MB at once are fastest.
-    """
-
-    def __init__(self, description: dict[str, Any]):
-        """
-        Args:
-            description: `tokenizer.json`, parsed.
-        Raises:
-            NotSeparable: no proof covers it, or it treats a text's start, or `▁`, in a way of its own.
-        """
-        found = separable(description)
-        if found.prefix != "none" or found.foreign.search(WRITTEN_SPACE.encode()):
-            raise NotSeparable("it writes spaces as another character")
-        self._chunks = Chunks(found)
-
-    def encode(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of n texts laid end to end, int32[t], and int64[n + 1], where each text's are."""
-        _, offsets, data = texts.buffers()
-        places = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
-        start, end = int(places[0]), int(places[-1])
-        encoded = self._chunks.encode((data or pa.py_buffer(b"")).slice(start, end - start), [places - start])
-        return encoded.ids, encoded.tokens[np.searchsorted(encoded.cuts, places - start)].astype(np.int64)
-
-
-class Encoded:
+class ChunkedTokens:
     """A batch of c chunks and t tokens.
 
     Attributes:

@@ -10,7 +10,7 @@ four kinds, and of the last three only certain uses are let through:
     content    what somebody said: written out, trimmed, put together with other text, kept in a variable
 
 A content, or what is put together from it, may also stand in a condition, as itself (`if message.content`): then rows with
-an empty content are left to the slow way. Where a variable is assigned twice, it is of the more delicate kind throughout.
+an empty content go the ordinary path. Where a variable is assigned twice, it is of the more delicate kind throughout.
 Anything else (comparing, searching, slicing or measuring a content, passing it to a macro, an unknown filter) is refused.
 """
 

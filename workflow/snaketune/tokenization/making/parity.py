@@ -1,6 +1,6 @@
 """Proof on the corpus that the fast tokenizer is the sentencepiece model: same ids, and every text comes back.
 
-sentencepiece can't tell `▁` from a space; there it is asked for the text before and behind, and `▁` counts as its three
+sentencepiece can't tell `▁` from a space; there it is asked for the text before and after, and `▁` counts as its three
 bytes. About 3 MB/s; at most MAX_BYTES are compared.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.fast import SPACE
+from snaketune.tokenization.making.convert import METASPACE
 
 MAX_TEXTS, MAX_BYTES = 20_000, 20_000_000
 BATCH = 1000
@@ -55,15 +55,15 @@ def compare(tokenizer: Tokenizer, model: bytes, texts: Iterable[str]) -> int:
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    spelled = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode()]
+    spelled = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in METASPACE.encode()]
     # Control tokens are the template's; here all is text.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
     compared = 0
     for batch in _batches(texts):
         for text, encoding in zip(batch, tokenizer.encode_batch_fast(batch, add_special_tokens=False), strict=True):
-            before, *behind = processor.encode(text.split(SPACE))
-            expected = before + [id for part in behind for id in (*spelled, *part)]
+            before, *after = processor.encode(text.split(METASPACE))
+            expected = before + [id for part in after for id in (*spelled, *part)]
             if encoding.ids != expected:
                 raise SnaketuneError(
                     f"the fast tokenizer and sentencepiece disagree on {_excerpt(text, encoding.ids, expected)}; please "

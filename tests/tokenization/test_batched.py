@@ -1,4 +1,4 @@
-"""The fast way gives what the reference gives, on any text, for every kind of tokenizer, template and pair."""
+"""Batched encoding gives what the ordinary path gives, on any text, for every kind of tokenizer, template and pair."""
 
 import json
 
@@ -12,10 +12,11 @@ from small_tokenizers import CHATML, LLAMA3, MISTRAL, PHI3, TEXTS, chat_of, conv
 from tokenizers import AddedToken
 
 from snaketune.tokenization import turns as columns
+from snaketune.tokenization.batched import batched_encoder
+from snaketune.tokenization.batched.separable import NotSeparable, separable
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.columns import Fast, Slow
-from snaketune.tokenization.separable import NotSeparable, separable
-from snaketune.tokenization.tokens import of_pairs
+from snaketune.tokenization.encode import encode_turns, holds_control
+from snaketune.tokenization.token_rows import of_pairs
 
 TEMPLATES = {path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)} | {"llama3-roles": LLAMA3}
 FAMILIES = ("gpt2", "llama3", "qwen", "o200k", "llama2", "gemma", "mistral", "no-bytes", "t5")
@@ -94,7 +95,7 @@ class Ways(dict):
 
 @pytest.fixture(scope="module")
 def both(trained, tmp_path_factory):
-    """The two ways by (tokenizer, template)."""
+    """The batched encoder and the chat tokenizer by (tokenizer, template)."""
     root = tmp_path_factory.mktemp("ways")
     made = families()
     found = Ways()
@@ -106,7 +107,7 @@ def both(trained, tmp_path_factory):
                 json.loads((folder / file).read_text()) for file in ("tokenizer.json", "tokenizer_config.json")
             )
             chats[kind] = ChatTokenizer(description, config, template)
-        found.update({(kind, name): (Fast(chat), Slow(chat)) for kind, chat in chats.items()})
+        found.update({(kind, name): (batched_encoder(chat)[0], chat) for kind, chat in chats.items()})
     return found
 
 
@@ -122,7 +123,7 @@ def accepted(template: str, batch: list) -> list:
 
 
 def assert_same(found, expected):
-    for what in ("offsets", "ids", "learned", "turn_ends"):
+    for what in ("offsets", "ids", "supervised", "ends_turn"):
         ours, right = getattr(found, what), getattr(expected, what)
         assert ours.tolist() == right.tolist(), what
         assert ours.dtype == right.dtype
@@ -133,9 +134,9 @@ def assert_same(found, expected):
 @settings(max_examples=25, **COMMON)
 @given(batch=BATCH, train_on=st.sampled_from(["assistant", "last", "all"]))
 def test_any_text(both, kind, template, batch, train_on):
-    fast, slow = both[kind, template]
+    batched, chat = both[kind, template]
     turns = columns.conversations(table(accepted(template, batch)), train_on)
-    assert_same(fast.encode(turns)[0], slow.encode(turns))
+    assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
 @pytest.mark.parametrize("kind", ("byte-level", "metaspace", "unigram"))
@@ -143,7 +144,7 @@ def test_any_text(both, kind, template, batch, train_on):
 @given(batch=BATCH)
 def test_control_tokens_that_swallow_whitespace_and_pieces_that_are_control_tokens(chats, kind, batch):
     turns = columns.conversations(table(accepted("mistral", batch)), "assistant")
-    assert_same(Fast(chats[kind]).encode(turns)[0], Slow(chats[kind]).encode(turns))
+    assert_same(batched_encoder(chats[kind])[0].encode(turns)[0], encode_turns(chats[kind], turns))
 
 
 def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
@@ -155,24 +156,24 @@ def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
     assert "'</'" in template
     chat = chat_of(tmp_path / "seam", families()["gpt2"], template)
     turns = columns.conversations(table([messages("s>", "x"), messages("a", "b")]), "assistant")
-    found, slow_rows = Fast(chat).encode(turns)
-    assert slow_rows.tolist() == [0, 1]
-    assert_same(found, Slow(chat).encode(turns))
+    found, left = batched_encoder(chat)[0].encode(turns)
+    assert left.tolist() == [0, 1]
+    assert_same(found, encode_turns(chat, turns))
     assert chat.eos_id not in found.ids
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("kind", FAMILIES + TRAINED)
-def test_ordinary_rows_go_the_fast_way(both, kind, template):
-    fast, slow = both[kind, template]
+def test_ordinary_rows_are_encoded_as_batches(both, kind, template):
+    batched, chat = both[kind, template]
     ordinary = [own for own in conversations() if not any("▁" in message["content"] for message in own)]
     turns = columns.conversations(table(ordinary), "assistant")
-    found, slow_rows = fast.encode(turns)
+    found, left = batched.encode(turns)
     # A trained vocabulary has no <|end|>, and such a template isn't accepted with it.
-    assert len(turns) > 300 and (not len(slow_rows) or (kind in TRAINED and template == "phi3"))
-    assert_same(found, slow.encode(turns))
-    assert_same(fast.encode(turns)[0], found)
-    assert found.learned.any()
+    assert len(turns) > 300 and (not len(left) or (kind in TRAINED and template == "phi3"))
+    assert_same(found, encode_turns(chat, turns))
+    assert_same(batched.encode(turns)[0], found)
+    assert found.supervised.any()
 
 
 @pytest.mark.parametrize("kind", ("llama3", "llama2", "trained-bpe"))
@@ -182,21 +183,21 @@ def test_ordinary_rows_go_the_fast_way(both, kind, template):
     template=st.sampled_from(list(TEMPLATES)),
 )
 def test_pairs_equal_encode_pairs(both, kind, rows, template):
-    fast, slow = both[kind, template]
+    batched, chat = both[kind, template]
     prompts = [messages("x", "y", question) if longer else messages(question) for question, _, _, longer in rows]
     sides = [[[{"role": "assistant", "content": row[at]}] for row in rows] for at in (1, 2)]
     columns_ = dict(zip(("prompt", "chosen", "rejected"), (prompts, *sides)))
     turns = columns.pairs(pa.table({name: pa.array(own, MESSAGES) for name, own in columns_.items()}))
-    sequences, _ = fast.encode(turns)
-    assert_same(sequences, slow.encode(turns))
+    sequences, _ = batched.encode(turns)
+    assert_same(sequences, encode_turns(chat, turns))
     laid_out = of_pairs(pa.array(["a"] * len(rows)), sequences, np.zeros(len(rows), bool))
-    for number, pair in enumerate(encode_pairs(slow._chat, list(zip(prompts, *sides)))):
+    for number, pair in enumerate(encode_pairs(chat, list(zip(prompts, *sides)))):
         own = laid_out.sequences.rows(np.array([number]))
         assert own.ids.tolist() == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
         assert (laid_out.prompt[number], laid_out.chosen[number]) == (len(pair.prompt_ids), len(pair.chosen_ids))
-        learned = [*np.zeros(len(pair.prompt_ids)), *pair.chosen_supervised, *pair.rejected_supervised]
+        supervised = [*np.zeros(len(pair.prompt_ids)), *pair.chosen_supervised, *pair.rejected_supervised]
         if pair.chosen_supervised.any() and pair.rejected_supervised.any() and len(pair.prompt_ids):
-            assert own.learned.tolist() == learned
+            assert own.supervised.tolist() == supervised
 
 
 @pytest.mark.parametrize("template", ("chatml", "mistral", "phi3"))
@@ -204,53 +205,53 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
 @settings(max_examples=20, **COMMON)
 @given(content=CONTENT)
 def test_what_people_write_is_no_control_token(both, kind, template, content):
-    fast, slow = both[kind, template]
+    batched, chat = both[kind, template]
     ids, harmless = (
-        fast.encode(columns.conversations(table([messages(some, some)]), "assistant"))[0].ids for some in (content, "x")
+        batched.encode(columns.conversations(table([messages(some, some)]), "assistant"))[0].ids
+        for some in (content, "x")
     )
-    telling = slow._chat.tells
+    telling = chat.tells
     assert ids[telling(ids)].tolist() == harmless[telling(harmless)].tolist()
 
 
-def test_turn_ends_and_what_is_learned(both):
-    fast, slow = both["llama3", "mistral"]
-    chat = slow._chat
+def test_turn_ends_and_what_is_supervised(both):
+    batched, chat = both["llama3", "mistral"]
     rows = [messages("the cat", "sat", "on a", "mat", system="hello")]
-    for train_on, learned in (("assistant", [" sat</s>", " mat</s>"]), ("last", [" mat</s>"])):
-        encoded, slow_rows = fast.encode(columns.conversations(table(rows), train_on))
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.learned, [0]])))
-        assert [chat.text(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2])] == learned
-        assert not len(slow_rows)
-    assert chat.text(encoded.ids[encoded.turn_ends]) == "[/INST]</s>[/INST]</s>"
-    assert fast.encode(columns.conversations(table(rows), "all"))[0].learned.all()
+    for train_on, supervised in (("assistant", [" sat</s>", " mat</s>"]), ("last", [" mat</s>"])):
+        encoded, left = batched.encode(columns.conversations(table(rows), train_on))
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.supervised, [0]])))
+        assert [chat.text(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2])] == supervised
+        assert not len(left)
+    assert chat.text(encoded.ids[encoded.ends_turn]) == "[/INST]</s>[/INST]</s>"
+    assert batched.encode(columns.conversations(table(rows), "all"))[0].supervised.all()
 
 
-def test_odd_rows_go_the_slow_way_and_keep_their_place(both):
-    fast, slow = both["trained-bpe", "chatml"]
+def test_odd_rows_go_the_ordinary_path_and_keep_their_place(both):
+    batched, chat = both["trained-bpe", "chatml"]
     rows = [messages("a", "b"), messages("<|im_end|>", "b"), messages("", "c"), messages("d", "e")]
     turns = columns.conversations(table(rows), "assistant")
-    found, slow_rows = fast.encode(turns)
-    assert sorted(slow_rows.tolist()) == [1, 2]
-    assert slow.holds_control(turns).tolist() == [False, True, False, False]
-    assert_same(found, slow.encode(turns))
+    found, left = batched.encode(turns)
+    assert sorted(left.tolist()) == [1, 2]
+    assert holds_control(chat, turns).tolist() == [False, True, False, False]
+    assert_same(found, encode_turns(chat, turns))
 
 
 def test_nothing_and_slices(both):
-    fast, slow = both["trained-bpe", "chatml"]
+    batched, chat = both["trained-bpe", "chatml"]
     empty = columns.conversations(table([]), "last")
-    assert len(empty) == 0 and len(fast.encode(empty)[0].ids) == len(slow.encode(empty).ids) == 0
+    assert len(empty) == 0 and len(batched.encode(empty)[0].ids) == len(encode_turns(chat, empty).ids) == 0
     some = table(conversations()).slice(7, 30)
     turns = columns.conversations(some, "last")
     assert turns.messages() == some.column("messages").to_pylist()
-    assert_same(fast.encode(turns)[0], slow.encode(turns))
+    assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
 def test_forgetting_changes_nothing(both, monkeypatch):
-    fast, slow = both["gemma", "chatml"]
-    monkeypatch.setattr("snaketune.tokenization.chunks.MAX_KNOWN", 50)
+    batched, chat = both["gemma", "chatml"]
+    monkeypatch.setattr("snaketune.tokenization.batched.chunks.MAX_KNOWN", 50)
     for start in (0, 40, 80):
         turns = columns.conversations(table(conversations()[start : start + 40]), "assistant")
-        assert_same(fast.encode(turns)[0], slow.encode(turns))
+        assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
 def described(kind: str, **changes) -> dict:

@@ -1,4 +1,4 @@
-"""From what a template marks as generated, in characters, to the tokens that are learned."""
+"""From what a template marks as generated, in characters, to the tokens that are supervised."""
 
 import numpy as np
 from tokenizers import Encoding
@@ -12,10 +12,10 @@ def token_spans(encoding: Encoding, spans: list[Span], is_control: np.ndarray) -
         characters   0-12           12-21      21-22  22-24  24-27  27-37
         tokens       <|im_start|>   assistant  \\n     He     llo    <|im_end|>
 
-    Here the characters (22, 37) are the tokens (3, 6). In three cases transformers learns something else: nothing, if
+    Here the characters (22, 37) are the tokens (3, 6). In three cases transformers masks something else: nothing, if
     the span starts with whitespace and the tokenizer's post-processor trims offsets; not the last bytes of a character
     that is spelled in several tokens at the span's end; and also the frame's own control token, if it is one that
-    swallows whitespace behind it and the span starts with some.
+    swallows whitespace after it and the span starts with some.
 
     Args:
         encoding: of the text that the spans are in, n tokens.
