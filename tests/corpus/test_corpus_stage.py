@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from flow_of_rows import balances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import CorpusSpec
 from snaketune.stages.work import WorkFolder
+from tests.corpus.flow_of_rows import balances
 
 
 def prompts(rows):

@@ -162,7 +162,7 @@ def test_nothing_reruns_for_what_changes_no_meaning(project):
 
 # Module → the rules that an edit of its code reruns.
 CODE = {
-    "corpus/layouts.py": CORPUS,
+    "corpus/layouts/canonical.py": CORPUS,
     "tokenization/train.py": TOKENIZER,
     "tokenization/tokenize.py": TOKENS | SFT,
     "packing/best_fit.py": PACK_SFT,

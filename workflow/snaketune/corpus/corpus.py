@@ -19,13 +19,13 @@ import numpy as np
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.corpora import Source
-from snaketune.corpus.cleaning import Cleaner
-from snaketune.corpus.contamination import Contamination, EvaluatedTexts, evaluated_corpus, evaluated_file
 from snaketune.corpus.decisions import Decisions, decide, near_duplicate_counts, summary
-from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.scan import Scan, SourceCounts, sources_with_files
-from snaketune.corpus.spool import Spool
+from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.corpus.selecting.contamination import Contamination, EvaluatedTexts, evaluated_corpus, evaluated_file
+from snaketune.corpus.selecting.near_duplicates import Signatures
+from snaketune.corpus.selecting.spool import Spool
 from snaketune.corpus.writing import write_duplicates, write_rows
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from snaketune.corpus.duplicates import Groups, first_of
-from snaketune.corpus.mixing import over_cap, times_used
-from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.scan import Scan, SourceCounts
-from snaketune.corpus.splits import is_held_out
+from snaketune.corpus.selecting.duplicates import Groups, first_of
+from snaketune.corpus.selecting.mixing import over_cap, times_used
+from snaketune.corpus.selecting.near_duplicates import Signatures
+from snaketune.corpus.selecting.splits import is_held_out
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import CorpusSpec
 

@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.config.corpora import Source
-from snaketune.corpus.cleaning import Cleaner
-from snaketune.corpus.contamination import Contamination, texts_of
-from snaketune.corpus.layouts import canonical_rows
-from snaketune.corpus.near_duplicates import Signatures
+from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.quarantine import Quarantine, say
 from snaketune.corpus.raw import RawRow
+from snaketune.corpus.reading.sources import hub_name, read_file, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Made, Malformed, Row, content_hash
-from snaketune.corpus.sources import hub_name, read_file, read_hub
-from snaketune.corpus.splits import draw, split_key
-from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
-from snaketune.corpus.words import Runs, words_of
+from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.corpus.selecting.contamination import Contamination, texts_of
+from snaketune.corpus.selecting.near_duplicates import Signatures
+from snaketune.corpus.selecting.splits import draw, split_key
+from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.selecting.words import Runs, words_of
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search
 from snaketune.stages.progress import progress

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.corpus.rows import excerpt, id_of
-from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.stages.progress import progress
 
 GROUPS_SHOWN = 1000
