@@ -12,9 +12,10 @@ import pytest
 
 from snaketune.__main__ import main
 from snaketune.config.corpora import Source
+from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.reading.sources import read_file
-from snaketune.corpus.rows import Dropped, Malformed, content_hash, excerpt
+from snaketune.corpus.rows import Dropped, Malformed, content_hash
 from snaketune.errors import SnaketuneError
 from tests.corpus.malformed_inputs import (
     INPUTS,

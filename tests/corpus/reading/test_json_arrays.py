@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.reading import json_arrays, text_files
-from snaketune.corpus.reading.text_files import read_json
+from snaketune.corpus.reading import json_arrays, json_files
+from snaketune.corpus.reading.json_files import read_json
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
@@ -26,7 +26,7 @@ MARK = b"\xef\xbb\xbf"
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(json_arrays, "BLOCK", 16)
-    monkeypatch.setattr(text_files, "LONGEST_HEAD", 16)
+    monkeypatch.setattr(json_files, "LONGEST_HEAD", 16)
 
 
 def read(content: bytes, name: str = "a.json"):

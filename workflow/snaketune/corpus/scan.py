@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.config.corpora import Source
+from snaketune.corpus.excerpts import say
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.quarantine import Quarantine, say
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.raw import Made, RawRow
 from snaketune.corpus.reading.sources import hub_name, read_file, read_hub
-from snaketune.corpus.rows import TEXT, Dropped, Made, Malformed, Row, content_hash
+from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination, texts_of
 from snaketune.corpus.selecting.near_duplicates import Signatures

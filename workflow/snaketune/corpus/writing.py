@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from snaketune.corpus.rows import excerpt, id_of
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.rows import id_of
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.stages.progress import progress
 

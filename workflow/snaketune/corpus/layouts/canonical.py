@@ -64,8 +64,8 @@ from snaketune.corpus.layouts.turns import turns_of, unframe
 from snaketune.corpus.layouts.unpaired import Labelled, labelled, paired
 from snaketune.corpus.layouts.unread import Columns, unread
 from snaketune.corpus.layouts.votes import answer_columns, check_numbers, is_verdict, numbers_of, two_answers, winner
-from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import TEXT, Conversation, Dropped, Made, Malformed, Row
+from snaketune.corpus.raw import Made, RawRow
+from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed, Row
 
 LABELS = frozenset((*SYSTEM_COLUMNS, "tools", "answer", "task"))
 # Between a user and a system, the system is who answers.

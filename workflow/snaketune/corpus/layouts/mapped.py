@@ -4,11 +4,12 @@ import re
 from typing import Any
 
 from snaketune.config.corpora import Fields
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.layouts.pairs import pair
 from snaketune.corpus.layouts.parts import kind_of, text_of
 from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.layouts.turns import exchange, plain_text
-from snaketune.corpus.rows import EXCERPT_LENGTH, Conversation, Malformed, Row
+from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")

@@ -7,7 +7,8 @@ Canonical turns hold plain text, so reasoning stands in front as `<think>\\n…\
 import json
 from typing import Any
 
-from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.rows import Malformed
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 CALLS_KEYS = ("tool_calls", "function_call")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from snaketune.corpus.rows import Malformed, excerpt
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.rows import Malformed
 
 KEYS = ("loss_weight", "weight", "train")
 

@@ -9,8 +9,9 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed
+from snaketune.corpus.rows import Malformed
 
 FIRST = ("name", "description", "parameters")
 RENAME = "rename the column if it holds something else"

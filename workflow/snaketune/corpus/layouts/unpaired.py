@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.layouts.exchanges import (
     CONVERSATION_COLUMNS,
     INSTRUCTION_RESPONSES,
@@ -19,7 +20,7 @@ from snaketune.corpus.layouts.exchanges import (
     question_exchange,
 )
 from snaketune.corpus.layouts.turns import Speakers
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, excerpt, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, spoken
 
 LABEL_COLUMNS = ("label", "kto_tag")
 # What a label may be. True equals 1 and 1.0, so these stand for all three; texts are compared in lower case.

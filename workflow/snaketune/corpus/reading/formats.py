@@ -2,14 +2,18 @@
 
 import csv
 import re
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from snaketune.errors import SnaketuneError
 
 Format = Literal["parquet", "arrow", "json", "csv", "text"]
+# Opens a file, unpacked, at its beginning, as often as it is called.
+Opening = Callable[[], BinaryIO]
 
 HEAD_LENGTH = 64 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 TABLES: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
@@ -62,7 +66,7 @@ def format_of(head: bytes, shown: str, *, plain: bool = False) -> Format:
 
 
 def _text_format(head: bytes, suffix: str) -> Format | None:
-    lines = [line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()][:LINES_LOOKED_AT]
+    lines = [line for line in head.removeprefix(BYTE_ORDER_MARK).splitlines() if line.strip()][:LINES_LOOKED_AT]
     begins_json = [bool(BEGINS_JSON.match(line)) for line in lines]
     if suffix in (".json", ".jsonl", ".ndjson"):
         return "csv" if not any(begins_json) and _is_csv(head) else "json"

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed, excerpt
+from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
+from snaketune.corpus.rows import Malformed
 
 LARGEST_EXACT = 2**63
 

@@ -1,18 +1,18 @@
 """Parquet files and Arrow files and streams to raw rows."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed
+from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
-
-Opening = Callable[[], BinaryIO]
 
 
 def read_parquet(opening: Opening, shown: str) -> Iterator[RawRow]:

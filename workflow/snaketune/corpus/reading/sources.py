@@ -15,11 +15,12 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from snaketune.config.corpora import HubDataset
-from snaketune.corpus.layouts.documents import read_text
 from snaketune.corpus.raw import RawRow
+from snaketune.corpus.reading.csv_files import read_csv
 from snaketune.corpus.reading.formats import GZIP_MAGIC, HEAD_LENGTH, ZSTD_MAGIC, format_of
+from snaketune.corpus.reading.json_files import read_json
 from snaketune.corpus.reading.parquet_arrow import read_arrow, read_parquet
-from snaketune.corpus.reading.text_files import read_csv, read_json
+from snaketune.corpus.reading.plain_text import read_text
 from snaketune.errors import SnaketuneError
 
 READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow": read_arrow, "text": read_text}

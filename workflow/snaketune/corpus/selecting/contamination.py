@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.corpus.quarantine import printable
+from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.sources import open_unpacked, read_file
 from snaketune.corpus.rows import Malformed, Message, id_of
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
