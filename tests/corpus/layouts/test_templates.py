@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.templates import TEMPLATES, conversation_in, unwrapped
+from snaketune.corpus.layouts.templates import TEMPLATES
+from snaketune.corpus.layouts.unwrap import conversation_in, unwrapped
 from snaketune.corpus.rows import Malformed
 from tests.corpus.row_spelling import ALPACA, PREFERENCES, read, spelled, turns
 

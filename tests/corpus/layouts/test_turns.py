@@ -1,8 +1,7 @@
-"""Turns: names of speakers, typed parts, reasoning and tool calls as plain text."""
+"""Turns: typed parts, reasoning and tool calls as plain text."""
 
 import pytest
 
-from snaketune.corpus.layouts.turns import ROLES
 from snaketune.corpus.rows import Malformed
 from tests.corpus.row_spelling import read, turns
 
@@ -16,17 +15,6 @@ def said(turn):
     return read({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant"} | turn]})[1].messages[1][
         "content"
     ]
-
-
-@pytest.mark.parametrize("name, role", ROLES.items())
-@pytest.mark.parametrize("spelling", [str, str.upper, str.title])
-def test_names_of_roles(name, role, spelling):
-    asked = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]
-    at = {"system": 0, "user": 2, "assistant": 3, "tool": 2}[role]
-    tail = {"user": turns("A z"), "tool": turns("A z"), "assistant": [], "system": []}[role]
-    before = asked + turns("U y") if role == "assistant" else asked
-    spoken = [*before[:at], {"role": spelling(name), "content": "y"}, *before[at:], *tail]
-    assert read({"messages": spoken})[1].messages[at] == {"role": role, "content": "y"}
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,20 @@ asterisks, or a remark in brackets just before a turn (`[The next day]`), belong
 """
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.layouts.templates import conversation_in, without_end
-from snaketune.corpus.layouts.turns import role_of
+from snaketune.corpus.layouts.roles import IN_DIALOGUES, Speakers, role_of
+from snaketune.corpus.layouts.transcripts import cut
+from snaketune.corpus.layouts.unwrap import conversation_in, take_ends_off
 from snaketune.corpus.rows import Malformed, Message
 
-NAMES = r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
-# Whoever else speaks, so that it isn't taken for what the speaker before says.
-NAMES += r"|Function[ _]Response"
 # A line that is a rule of asterisks, or a remark in brackets or in italics.
 REMARK = re.compile(r"\*(?:[ \t]*\*){2,}|\[[^\[\]]*\]|\([^()]*\)|\*[^*]+\*")
 
 
-def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[list[Message], tuple[str, ...]]:
+def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Message], tuple[str, ...]]:
     r"""The turns of a dialogue, and what there is to note.
 
     >>> dialogue_turns("User 1: Hi\nUser 2: Hello", "chat", {})[0]
@@ -41,7 +38,7 @@ def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
     framed = conversation_in(text)
     if framed:
-        return framed, _without_ends(framed)
+        return framed, take_ends_off(framed)
     before, spoken = _cut(text, speakers)
     if _without_remarks(before) or not spoken:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
@@ -53,20 +50,10 @@ def dialogue_turns(text: Any, where: str, speakers: Mapping[str, str]) -> tuple[
         if bare != said:
             notes = ("removed_stage_direction",)
         turns.append({"role": roles[name], "content": bare})
-    return turns, notes + _without_ends(turns)
+    return turns, notes + take_ends_off(turns)
 
 
-def _without_ends(turns: list[Message]) -> tuple[str, ...]:
-    """Take end-of-turn strings off the answers, in place; a note, if there were any."""
-    notes: tuple[str, ...] = ()
-    for turn in turns:
-        text = without_end(turn["content"]) if turn["role"] == "assistant" else turn["content"]
-        if text != turn["content"]:
-            turn["content"], notes = text, ("removed_end_of_turn",)
-    return notes
-
-
-def dialogue_column(raw: dict[str, Any], speakers: Mapping[str, str]) -> str | None:
+def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
     """The first column whose text begins with one speaker and goes on with another."""
     for column, value in raw.items():
         if isinstance(value, str):
@@ -76,13 +63,13 @@ def dialogue_column(raw: dict[str, Any], speakers: Mapping[str, str]) -> str | N
     return None
 
 
-def _cut(text: str, speakers: Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
+def _cut(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
     """What stands before the first speaker, and then each speaker, in small letters, with what they say."""
-    before, *parts = _tag(tuple(speakers)).split(text)
-    return before, [(name.casefold(), content.strip()) for name, content in zip(parts[1::3], parts[2::3])]
+    before, spoken = cut(text, _tag(tuple(speakers)))
+    return before, [(name.casefold(), content.strip()) for name, content in spoken]
 
 
-def _roles(names: list[str], where: str, speakers: Mapping[str, str]) -> dict[str, str]:
+def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
     given = {name.casefold(): role for name, role in speakers.items()}
     roles: dict[str, str] = {}
     for name in dict.fromkeys(names):
@@ -105,6 +92,8 @@ def _without_remarks(said: str, *, keep: int = 0) -> str:
 @lru_cache(maxsize=64)
 def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
     """A speaker at the beginning of a line, also in bold or italics, and in bold as it looks with spaces put in."""
-    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), NAMES])
+    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), IN_DIALOGUES])
     stars = r"(\* \* |\*\*?)?"
-    return re.compile(rf"^[ \t]*{stars}({known})(?(1)(?::\*\*?|\*\*?:|: \* \*)|:)", re.MULTILINE | re.IGNORECASE)
+    return re.compile(
+        rf"^[ \t]*{stars}(?P<speaker>{known})(?(1)(?::\*\*?|\*\*?:|: \* \*)|:)", re.MULTILINE | re.IGNORECASE
+    )

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from snaketune.corpus.layouts.mapped import column_of
+from snaketune.corpus.layouts.columns import Columns, column_of
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.layouts.unread import Columns, unread
+from snaketune.corpus.layouts.unread import unread
 from snaketune.corpus.raw import Made, RawRow
 from snaketune.corpus.reading.plain_text import cut_at
 from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed

@@ -4,10 +4,12 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.mapped import column_of, columns_of
+from snaketune.corpus.layouts.columns import column_of, columns_of
+from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.layouts.templates import may_be_framed, unwrapped
-from snaketune.corpus.layouts.turns import NO_SPEAKERS, Speakers, exchange, may_spell_turns, turns_of
+from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.turns import may_spell_turns, turns_of
+from snaketune.corpus.layouts.unwrap import may_be_framed, unwrapped
 from snaketune.corpus.rows import Malformed, Message
 
 PROMPT_AND_RESPONSE = (

@@ -4,11 +4,11 @@ import re
 from typing import Any
 
 from snaketune.config.corpora import Fields
-from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.layouts.columns import column_of, plain_text
+from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.pairs import pair
 from snaketune.corpus.layouts.parts import kind_of, text_of
 from snaketune.corpus.layouts.tools import tools_of
-from snaketune.corpus.layouts.turns import exchange, plain_text
 from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
@@ -78,19 +78,6 @@ def begin_with(row: Row, system: Any) -> None:
     said = row.opening[0] == {"role": "system", "content": system}
     if system and system.strip() and not said:
         row.opening.insert(0, {"role": "system", "content": system})
-
-
-def column_of(raw: dict[str, Any], column: str) -> Any:
-    """The value of a column; Malformed if there is none."""
-    if column not in raw:
-        raise Malformed("missing_column", f"no column {column}, or it is null; {columns_of(raw)}")
-    return raw[column]
-
-
-def columns_of(raw: dict[str, Any]) -> str:
-    """The columns of a row that aren't null, for messages."""
-    columns = [column for column, value in raw.items() if value is not None]
-    return f"the row has {', '.join(columns)}"[:EXCERPT_LENGTH] if columns else "the row has no column that isn't null"
 
 
 def _label(raw: dict[str, Any], template: str | None) -> str | None:

@@ -1,12 +1,12 @@
 """Preference pairs from the ways they come: completions beside a prompt, or two conversations that begin alike."""
 
-import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.layouts.turns import NO_SPEAKERS, completion_turns, exchange, may_spell_turns, turns_of
+from snaketune.corpus.layouts.completions import completion_turns, exchange
+from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.transcripts import is_transcript, transcript_turns
+from snaketune.corpus.layouts.turns import may_spell_turns, turns_of
 from snaketune.corpus.rows import Malformed, Message, Preference, spoken
 
 # The first is better. Columns of whole conversations or of completions alike.
@@ -19,8 +19,6 @@ PAIR_COLUMNS = (
     ("response_j", "response_k"),
     ("messages", "rejected_messages"),
 )
-SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
-SPEAKER_ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 @lru_cache(maxsize=4096)
@@ -29,13 +27,13 @@ def pair_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
     return next((pair for pair in PAIR_COLUMNS if set(pair) <= set(columns)), None)
 
 
-def pair(prompt: Any, chosen: Any, rejected: Any, speakers: Mapping[str, str] = NO_SPEAKERS) -> Preference:
+def pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
     """A preference from its three columns; `prompt` may be None where the other two are whole conversations."""
     row = whole_pair(chosen, rejected, speakers)
     return completed_pair(prompt, chosen, rejected, speakers) if row is None else about(row, prompt, speakers)
 
 
-def whole_pair(chosen: Any, rejected: Any, speakers: Mapping[str, str] = NO_SPEAKERS) -> Preference | None:
+def whole_pair(chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference | None:
     """A preference from two whole conversations; None if these are completions."""
     if is_transcript(chosen) and is_transcript(rejected):
         return transcript_pair(chosen, rejected)
@@ -49,7 +47,7 @@ def whole_pair(chosen: Any, rejected: Any, speakers: Mapping[str, str] = NO_SPEA
     return _split(*turns) if all(said[0]["role"] != "assistant" for said in turns) else None
 
 
-def completed_pair(prompt: Any, chosen: Any, rejected: Any, speakers: Mapping[str, str] = NO_SPEAKERS) -> Preference:
+def completed_pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
     """A preference from a prompt and two completions."""
     if prompt is None:
         raise Malformed(
@@ -61,7 +59,7 @@ def completed_pair(prompt: Any, chosen: Any, rejected: Any, speakers: Mapping[st
     return Preference(prompt=turns, chosen=chosen, rejected=rejected, notes=notes)
 
 
-def other_answer(messages: Any, rejected: Any, speakers: Mapping[str, str] = NO_SPEAKERS) -> Preference:
+def other_answer(messages: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
     """A preference from a conversation and another, worse text for its last turn."""
     turns = turns_of(messages, "messages", speakers)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
@@ -70,31 +68,9 @@ def other_answer(messages: Any, rejected: Any, speakers: Mapping[str, str] = NO_
     return Preference(prompt=turns[:-1], chosen=turns[-1:], rejected=worse)
 
 
-def is_transcript(text: Any) -> bool:
-    """Whether a text is a conversation of Human and Assistant."""
-    return isinstance(text, str) and text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
-
-
 def transcript_pair(chosen: Any, rejected: Any) -> Preference:
     """A preference from two transcripts."""
     return _split(transcript_turns(chosen, "chosen"), transcript_turns(rejected, "rejected"))
-
-
-def transcript_turns(text: Any, where: str) -> list[Message]:
-    r"""The turns of a text; the space after a speaker's name belongs to the name.
-
-    >>> transcript_turns("\n\nHuman: Hi\n\nAssistant: Hello", "chosen")
-    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
-    """
-    if not isinstance(text, str):
-        raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
-    before, *parts = SPEAKER.split(text)
-    if before.strip() or not parts:
-        raise Malformed("not_a_transcript", f"{where} doesn't begin with Human: or Assistant:")
-    return [
-        {"role": SPEAKER_ROLES[speaker], "content": content.removeprefix(" ")}
-        for speaker, content in zip(parts[::2], parts[1::2])
-    ]
 
 
 def _split(chosen: list[Message], rejected: list[Message]) -> Preference:
@@ -116,7 +92,7 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Preference:
     return Preference(prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:])
 
 
-def about(row: Preference, prompt: Any, speakers: Mapping[str, str]) -> Preference:
+def about(row: Preference, prompt: Any, speakers: Speakers) -> Preference:
     """`row`, if `prompt` is None or among its turns."""
     if isinstance(prompt, str):
         said = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)

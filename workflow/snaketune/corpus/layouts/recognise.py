@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from snaketune.corpus.layouts.columns import columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
-from snaketune.corpus.layouts.mapped import columns_of
 from snaketune.corpus.layouts.nearest import NEEDS, nearest
-from snaketune.corpus.layouts.pairs import is_transcript, pair_columns
+from snaketune.corpus.layouts.pairs import pair_columns
+from snaketune.corpus.layouts.transcripts import is_transcript
 from snaketune.corpus.layouts.trees import is_message, is_nested_tree
 from snaketune.corpus.layouts.turns import may_spell_turns
 from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled

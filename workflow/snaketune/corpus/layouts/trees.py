@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.layouts.turns import role_of
+from snaketune.corpus.layouts.roles import role_of
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Preference, Row
 
 Outcome = Row | Malformed | Dropped | None

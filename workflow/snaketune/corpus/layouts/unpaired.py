@@ -19,7 +19,7 @@ from snaketune.corpus.layouts.exchanges import (
     prompt_and_response,
     question_exchange,
 )
-from snaketune.corpus.layouts.turns import Speakers
+from snaketune.corpus.layouts.roles import Speakers
 from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, spoken
 
 LABEL_COLUMNS = ("label", "kto_tag")

@@ -8,29 +8,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from snaketune.corpus.layouts.columns import Columns
 from snaketune.corpus.layouts.parts import CALL_KEYS, PART_KEYS
 from snaketune.corpus.layouts.trees import MESSAGE_KEYS
 from snaketune.corpus.layouts.turns import SPEAKER_KEYS, exchange_keys, keys_read
 
 INSTANCE_KEYS = {"instruction", "input", "output", "response", "completion", "context", "history"}
-
-
-class Columns(dict[str, Any]):
-    """A row that notes which columns are read: by subscript. `get` and `in` only look.
-
-    Attributes:
-        read: names of columns, in order, as often as they were read.
-    """
-
-    __slots__ = ("read",)
-
-    def __init__(self, raw: dict[str, Any], read: list[str] | None = None):
-        dict.__init__(self, raw)
-        self.read: list[str] = [] if read is None else read
-
-    def __getitem__(self, column: str) -> Any:
-        self.read.append(column)
-        return dict.__getitem__(self, column)
 
 
 def unread(raw: Columns, layout: str, named: frozenset[str]) -> tuple[str, ...]:
