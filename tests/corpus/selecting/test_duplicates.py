@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snaketune.corpus.rows import Conversation, Preference, content_hash
 from snaketune.corpus.selecting.duplicates import Groups, first_of
-from snaketune.corpus.selecting.near_duplicates import Signatures
+from snaketune.corpus.selecting.signatures import Signatures
 from snaketune.corpus.selecting.words import Runs, split_words, windows, words_of
 
 VOCABULARY = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "lmnrst"]

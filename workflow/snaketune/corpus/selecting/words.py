@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from rensa import RMinHash
 
+from snaketune.corpus.rows import Message
+
 WORD = re.compile(r"\w+")
 WORD_OR_SYMBOLS = re.compile(r"\w+|[^\w\s]+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -30,6 +32,12 @@ class Runs(NamedTuple):
     @property
     def lengths(self) -> np.ndarray:
         return np.diff(self.starts)
+
+
+def compared_texts(turns: list[Message]) -> list[str]:
+    """The texts that rows are compared by: what the system is told is the same in row after row, and would make them all
+    alike."""
+    return [turn["content"] for turn in turns if turn["role"] != "system"]
 
 
 def split_words(text: str) -> list[str]:
