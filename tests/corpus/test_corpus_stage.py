@@ -218,7 +218,7 @@ def test_half_a_character_is_no_text(make, column):
     assert len(built.quarantine) == 1 and built.quarantine[0]["line"] == 2 and len(built.train) == 1
 
 
-def test_an_interrupted_scan_starts_anew(make, chat):
+def test_an_interrupted_scan_starts_again(make, chat):
     rows = [chat(f"q {i} of many more that are asked", f"a{i}") for i in range(2500)]
     steps = {"near_duplicates": {"threshold": 0.9}, "decontamination": {}, "held_out": 0.2}
     once = make(rows, **steps)

@@ -68,7 +68,7 @@ def test_a_larger_weight_keeps_what_a_smaller_one_kept(make, chat):
     assert less < more
 
 
-def test_a_weight_chooses_anew_among_what_a_cap_has_chosen(make, chat):
+def test_a_weight_chooses_again_among_what_a_cap_has_chosen(make, chat):
     rows = [chat(f"q{i}") for i in range(4000)]
     built = make(rows, source={"weight": 0.5, "max_rows": 1000})
     assert built.counts["kept"]["train"] == pytest.approx(500, rel=0.1)

@@ -38,7 +38,7 @@ def test_a_larger_share_keeps_what_a_smaller_one_held(key, a, b):
         assert held_out(key, seed=0, share=max(a, b))
 
 
-def test_the_seed_draws_anew():
+def test_the_seed_draws_again():
     keys = [str(i) for i in range(1000)]
     by_seed = [{key for key in keys if held_out(key, seed=seed, share=0.5)} for seed in (0, 1)]
     assert 150 < len(by_seed[0] & by_seed[1]) < 350

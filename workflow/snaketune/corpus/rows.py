@@ -1,11 +1,10 @@
 """Canonical rows: what every layout is turned into, its id, and its Arrow schema.
 
 A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
-is to speak, and two different completions of it. Text is kept
-exactly as it came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs
-2 µs per row.
+is to speak, and two different completions of it. Text is kept exactly as it came, NUL characters included; only a lone
+surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
 
-A document is a conversation with one turn, whose role is TEXT. A message that isn't to be learned says `supervised: False`; in
+A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised says `supervised: False`; in
 memory the key is left out elsewhere, on disk it is always there.
 """
 
@@ -121,8 +120,8 @@ Row = Conversation | Preference
 
 
 def content_hash(row: Row) -> int:
-    """64-bit XXH3 of what the row says and who says it, which tools it offers, and what isn't to be learned; answer and task
-    don't count.
+    """64-bit XXH3 of what the row says and who says it, which tools it offers, and what isn't supervised; answer and task don't
+    count.
 
     Each text follows its role and length, so that no text can be taken for the end of one turn and the beginning of
     another.
@@ -160,7 +159,7 @@ def _sorted(spelled: str) -> str:
 
 
 def spoken(turns: list[Message]) -> list[tuple[str, str]]:
-    """Who says what, whether or not it is to be learned."""
+    """Who says what, whether or not it is supervised."""
     return [(turn["role"], turn["content"]) for turn in turns]
 
 

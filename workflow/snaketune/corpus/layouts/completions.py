@@ -5,8 +5,9 @@ from typing import Any
 
 from snaketune.corpus.layouts.parts import text_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.templates import without_end
 from snaketune.corpus.layouts.turns import SPEAKER_KEYS, may_spell_turns, turns_of
-from snaketune.corpus.layouts.unwrap import unwrapped, without_end
+from snaketune.corpus.layouts.unwrap import unwrapped
 from snaketune.corpus.rows import Malformed, Message
 
 

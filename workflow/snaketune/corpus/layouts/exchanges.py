@@ -8,8 +8,9 @@ from snaketune.corpus.layouts.columns import column_of, columns_of
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.templates import may_be_framed
 from snaketune.corpus.layouts.turns import may_spell_turns, turns_of
-from snaketune.corpus.layouts.unwrap import may_be_framed, unwrapped
+from snaketune.corpus.layouts.unwrap import unwrapped
 from snaketune.corpus.rows import Malformed, Message
 
 PROMPT_AND_RESPONSE = (

@@ -40,7 +40,7 @@ def _without_empty_turns(turns: list[Message]) -> list[Message]:
 def _merged(turns: list[Message]) -> list[Message]:
     merged: list[Message] = []
     for turn in turns:
-        # Two results of two calls are two turns; and one turn is learned as a whole or not at all.
+        # Two results of two calls are two turns; and one turn is supervised as a whole or not at all.
         last = merged[-1] if merged else {}
         alike = last.get("role") == turn["role"] != "tool" and last.get("supervised") == turn.get("supervised")
         if alike:

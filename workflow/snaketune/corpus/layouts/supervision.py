@@ -1,4 +1,4 @@
-"""Whether a turn is to be learned, where its source says so: `loss_weight`, `weight` or `train` beside its content."""
+"""Whether a turn is supervised, where its source says so: `loss_weight`, `weight` or `train` beside its content."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ KEYS = ("loss_weight", "weight", "train")
 
 
 def is_supervised(item: dict[str, Any], where: str) -> bool:
-    """Whether a message is to be learned; one that doesn't say is.
+    """Whether a message is supervised; one that doesn't say is.
 
     >>> is_supervised({"role": "assistant", "content": "Hi", "weight": 0}, "turn 2")
     False
@@ -23,7 +23,7 @@ def is_supervised(item: dict[str, Any], where: str) -> bool:
         if not isinstance(value, (bool, int, float)) or value not in (0, 1):
             raise Malformed(
                 "unsupported_weight",
-                f"{where}: {key} is {excerpt(value)[:40]}; a turn is learned or not, so it can be 1 or 0, true or false",
+                f"{where}: {key} is {excerpt(value)[:40]}; a turn is supervised or not, so it can be 1 or 0, true or false",
             )
     if len({bool(value) for value in said.values()}) > 1:
         raise Malformed("unsupported_weight", f"{where}: {' and '.join(said)} contradict each other")

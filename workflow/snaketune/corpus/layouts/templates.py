@@ -1,8 +1,4 @@
-r"""Prompts that come with a chat template baked in, and the turns inside them.
-
-A model's own template goes around every prompt later, so one that is there already has to come off. It counts only if
-it frames the whole prompt, from its first mark to the open turn at the end: a text that mentions `[INST]` stays as it
-is. A framed prompt that can't be taken apart cleanly is refused, never templated twice.
+r"""The chat templates that prompts come with, and what their marks look like.
 
     alpaca       ### Instruction:\n…\n\n### Input:\n…\n\n### Response:\n     with or without "Below is an instruction …"
     chatml       <|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n
@@ -141,3 +137,27 @@ UNKNOWN_CLOSES = re.compile(
 LONGEST_CLOSE = 200
 SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
 ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
+
+
+def may_be_framed(prompt: str) -> bool:
+    """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
+    return prompt[:1] in "\t\n\r BA#<[UH" and MAY_OPEN.match(prompt) is not None
+
+
+def is_unknown(prompt: str) -> bool:
+    """Whether a template frames `prompt` that looks like none of these."""
+    return (
+        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-LONGEST_CLOSE:]) is not None
+    )
+
+
+def without_end(completion: str) -> str:
+    """A completion without the end-of-turn strings of a template.
+
+    >>> without_end("Hello.<|im_end|>\\n")
+    'Hello.'
+    """
+    bare = completion
+    while (stripped := bare.rstrip()).endswith(ENDS_OF_TURN):
+        bare = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
+    return completion if bare == completion else bare.rstrip()

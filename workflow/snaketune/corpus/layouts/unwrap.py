@@ -1,26 +1,24 @@
-"""Chat templates taken off what users say, with the turns that are inside of them."""
+"""Chat templates taken off what users say, with the turns that are inside of them.
+
+A model's own template goes around every prompt later, so one that is there already has to come off. It counts only if
+it frames the whole prompt, from its first mark to the open turn at the end: a text that mentions `[INST]` stays as it
+is. A framed prompt that can't be taken apart cleanly is refused, never templated twice.
+"""
 
 import re
 
 from snaketune.corpus.layouts.roles import IN_TEMPLATES
 from snaketune.corpus.layouts.templates import (
-    ENDS_OF_TURN,
-    LONGEST_CLOSE,
-    MAY_OPEN,
     SPECIAL_MARKS,
     SYSTEM_PART,
     TEMPLATES,
-    UNKNOWN_CLOSES,
-    UNKNOWN_OPENS,
     Template,
+    is_unknown,
+    may_be_framed,
+    without_end,
 )
 from snaketune.corpus.layouts.transcripts import cut
 from snaketune.corpus.rows import Conversation, Malformed, Message, Row
-
-
-def may_be_framed(prompt: str) -> bool:
-    """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
-    return prompt[:1] in "\t\n\r BA#<[UH" and MAY_OPEN.match(prompt) is not None
 
 
 def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
@@ -53,7 +51,7 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
         if not turns or turns[-1]["role"] != "user" or not _is_clean(template, turns):
             raise Malformed("baked_in_template", f"a {template.name} template frames the prompt and can't be taken off")
         return turns, f"unwrapped_{template.name}_template"
-    if UNKNOWN_OPENS.match(prompt) and UNKNOWN_CLOSES.search(prompt.rstrip()[-LONGEST_CLOSE:]):
+    if is_unknown(prompt):
         raise Malformed("baked_in_template", "a template that isn't known here frames the prompt")
     return None
 
@@ -62,7 +60,7 @@ def unframe(row: Row) -> None:
     """Take the templates off what users say in a row, in place, and then the end-of-turn strings off the answers.
 
     A template around the first turn may hold further turns. One around a later turn that does would tell the
-    conversation anew, and is refused.
+    conversation again, and is refused.
     """
     for turn in row.opening:
         if turn["role"] == "user" and may_be_framed(turn["content"]):
@@ -102,18 +100,6 @@ def conversation_in(text: str) -> list[Message] | None:
         if turns and turns[-1]["role"] == "assistant" and _is_clean(template, turns):
             return turns
     return None
-
-
-def without_end(completion: str) -> str:
-    """A completion without the end-of-turn strings of a template.
-
-    >>> without_end("Hello.<|im_end|>\\n")
-    'Hello.'
-    """
-    bare = completion
-    while (stripped := bare.rstrip()).endswith(ENDS_OF_TURN):
-        bare = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
-    return completion if bare == completion else bare.rstrip()
 
 
 def take_ends_off(turns: list[Message]) -> tuple[str, ...]:
