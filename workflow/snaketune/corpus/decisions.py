@@ -13,6 +13,7 @@ import numpy as np
 from snaketune.corpus.scan import Scan, SourceCounts
 from snaketune.corpus.selecting.duplicates import first_of
 from snaketune.corpus.selecting.mixing import over_cap, times_used
+from snaketune.corpus.selecting.near_duplicates import but_first
 from snaketune.corpus.selecting.splits import is_held_out
 from snaketune.stages.specs import CorpusSpec
 
@@ -53,7 +54,7 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
         group = scan.near_duplicates.groups(dropped == 0)
         drawn = drawn[scan.near_duplicates.sides(drawn, group, dropped == 0)]
         if spec.near_duplicates.drop:
-            dropped[(group != numbers) & (dropped == 0)] = REASONS.index("near_duplicate")
+            dropped[but_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
     held_out = is_held_out(drawn, spec.held_out)
     evaluations: dict[str, int] = {}
     if scan.contamination:

@@ -18,7 +18,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 TABLES: dict[bytes, Format] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
 READ_HERE = "JSON, JSON lines, CSV (with a header and a comma), Parquet and Arrow, each also as .gz or .zst"
-UTF_8_PLEASE = "is not UTF-8 but UTF-16 or UTF-32; convert it with `iconv -f UTF-16 -t UTF-8`"
+UTF_8_PLEASE = "is not UTF-8 but UTF-16 or UTF-32; write it again with `iconv -f UTF-16 -t UTF-8`"
 NOT_DATA = {
     b"\xff\xfe": UTF_8_PLEASE,
     b"\xfe\xff": UTF_8_PLEASE,

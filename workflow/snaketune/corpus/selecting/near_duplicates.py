@@ -2,7 +2,7 @@
 
 The texts of a row are compared as one, the tools that it offers among them: the same request with other tools is another
 task. Brackets, operators and digits count, for they are all that some rows differ in: exercises in logic, code, arithmetic.
-Which rows are dropped is decided with all the rest, in `decisions`.
+Of a group, all rows but the first are dropped, if the config says so.
 """
 
 from contextlib import ExitStack
@@ -17,6 +17,15 @@ from snaketune.corpus.selecting.duplicates import Groups, first_of
 from snaketune.corpus.selecting.signatures import Signatures
 from snaketune.corpus.selecting.words import Runs, compared_texts, words_of
 from snaketune.stages.progress import progress
+
+
+def but_first(group: np.ndarray) -> np.ndarray:
+    """Which rows near duplicates cost: those that aren't the first of their group.
+
+    >>> but_first(np.array([0, 1, 0, 1])).tolist()
+    [False, False, True, True]
+    """
+    return group != np.arange(len(group))
 
 
 class NearDuplicates:
@@ -67,7 +76,7 @@ class NearDuplicates:
         """
         same_prompt = first_of(drawn)
         sides = Groups(same_prompt)
-        for row in progress(np.flatnonzero(group != np.arange(len(group))).tolist(), "joining near duplicates", "rows"):
+        for row in progress(np.flatnonzero(but_first(group)).tolist(), "joining near duplicates", "rows"):
             sides.join(row, int(group[row]))
         self.prompts.join_similar(sides, compared & (same_prompt == np.arange(len(group))), "prompts")
         return sides.first()
