@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.corpus.scan import Scan, SourceCounts
-from snaketune.corpus.selecting.duplicates import first_of
+from snaketune.corpus.selecting.duplicates import but_first, first_of
 from snaketune.corpus.selecting.mixing import over_cap, times_used
-from snaketune.corpus.selecting.near_duplicates import but_first
 from snaketune.corpus.selecting.splits import is_held_out
 from snaketune.stages.specs import CorpusSpec
 
@@ -46,9 +45,8 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
         contamination_record: the file for the hits of what is dropped as contaminated.
     """
     hashes, drawn = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.drawn, np.uint64)
-    numbers = np.arange(len(hashes), dtype=np.uint32)
     dropped = np.zeros(len(hashes), np.uint8)
-    dropped[first_of(hashes) != numbers] = REASONS.index("duplicate")
+    dropped[but_first(first_of(hashes))] = REASONS.index("duplicate")
     group = None
     if scan.near_duplicates:
         group = scan.near_duplicates.groups(dropped == 0)

@@ -27,6 +27,15 @@ def first_of(hashes: np.ndarray) -> np.ndarray:
     return first
 
 
+def but_first(group: np.ndarray) -> np.ndarray:
+    """Which rows aren't the first of their group: those to drop, where it is one of duplicates.
+
+    >>> but_first(np.array([0, 1, 0, 1])).tolist()
+    [False, False, True, True]
+    """
+    return group != np.arange(len(group))
+
+
 class Groups:
     """Disjoint groups of rows (union-find), each known by its first row."""
 

@@ -13,19 +13,10 @@ from typing import Self
 import numpy as np
 
 from snaketune.corpus.rows import TEXT, Row
-from snaketune.corpus.selecting.duplicates import Groups, first_of
+from snaketune.corpus.selecting.duplicates import Groups, but_first, first_of
 from snaketune.corpus.selecting.signatures import Signatures
 from snaketune.corpus.selecting.words import Runs, compared_texts, words_of
 from snaketune.stages.progress import progress
-
-
-def but_first(group: np.ndarray) -> np.ndarray:
-    """Which rows near duplicates cost: those that aren't the first of their group.
-
-    >>> but_first(np.array([0, 1, 0, 1])).tolist()
-    [False, False, True, True]
-    """
-    return group != np.arange(len(group))
 
 
 class NearDuplicates:
@@ -78,5 +69,5 @@ class NearDuplicates:
         sides = Groups(same_prompt)
         for row in progress(np.flatnonzero(but_first(group)).tolist(), "joining near duplicates", "rows"):
             sides.join(row, int(group[row]))
-        self.prompts.join_similar(sides, compared & (same_prompt == np.arange(len(group))), "prompts")
+        self.prompts.join_similar(sides, compared & ~but_first(same_prompt), "prompts")
         return sides.first()
