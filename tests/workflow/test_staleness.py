@@ -162,8 +162,13 @@ def test_nothing_reruns_for_what_changes_no_meaning(project):
 
 # Module → the rules that an edit of its code reruns.
 CODE = {
+<<<<<<< HEAD
     "corpus/layouts.py": CORPUS,
     "tokenization/making/train.py": TOKENIZER,
+=======
+    "corpus/layouts/canonical.py": CORPUS,
+    "tokenization/train.py": TOKENIZER,
+>>>>>>> corpus
     "tokenization/tokenize.py": TOKENS | SFT,
     "packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,
