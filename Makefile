@@ -1,11 +1,12 @@
 # make run    the embedded default, from raw demo files to results/report/pages/index.html
 # make test   the whole test suite
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
+# make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint lock bench-data families
+.PHONY: run test lint docs lock bench-data families
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -31,6 +32,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
+
+docs: .venv/installed
+	PYTHONPATH=workflow $(BIN)/python -m snaketune.config.readme config/README.md
+	PYTHONPATH=workflow $(BIN)/python -m snaketune.config.schema > config/schema.json
+	$(BIN)/python docs/draw_architecture.py
 
 # torch first: then nothing that needs it looks for another build of it.
 .venv/installed: requirements.lock pyproject.toml

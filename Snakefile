@@ -16,19 +16,14 @@ if not workflow.overwrite_configfiles:
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/corpus.smk"
-include: "workflow/rules/tokenizer.smk"
-include: "workflow/rules/tokenize.smk"
-include: "workflow/rules/plan.smk"
-include: "workflow/rules/write.smk"
-include: "workflow/rules/pack.smk"
-include: "workflow/rules/sft.smk"
-include: "workflow/rules/ref_logps.smk"
-include: "workflow/rules/dpo.smk"
-include: "workflow/rules/eval.smk"
-include: "workflow/rules/report.smk"
 include: "workflow/rules/clean.smk"
 include: "workflow/rules/accept.smk"
+
+
+# One file for each, in the order of the first line.
+for stage in STAGES:
+
+    include: f"workflow/rules/{stage}.smk"
 
 
 rule all:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from benchmarks.data_path.plain_texts import PlainTexts
 from benchmarks.data_path.rows import (
     CAPACITY,
     FILES,
@@ -193,15 +194,13 @@ def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> di
     """
     import sentencepiece
 
-    from snaketune.tokenization.chunks import FastEncoder
-
     tokenizer = made_tokenizer(folder, [data / name for name in FILES]).parent / "tokenizer"
     processor = sentencepiece.SentencePieceProcessor(model_proto=(tokenizer / "sentencepiece.model").read_bytes())
     description = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))
 
     def measured(files: list[Path]) -> dict[str, Any]:
         texts = [text for file in files for line in file.open(encoding="utf-8") for text in strings(json.loads(line))]
-        encoders, column = [FastEncoder(description) for _ in range(rounds)], pa.array(texts)
+        encoders, column = [PlainTexts(description) for _ in range(rounds)], pa.array(texts)
         made: dict[str, Any] = {}
 
         def ours() -> None:

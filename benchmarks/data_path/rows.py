@@ -15,8 +15,9 @@ from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.ragged import Sequences
-from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter, of_conversations
+from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.token_rows import of_conversations
+from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("gsm8k/train.jsonl", "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")
@@ -31,7 +32,7 @@ def lognormal(sequences: int) -> np.ndarray:
 
 
 def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
-    """A tokenized corpus of random ids, the second half of each sequence learned."""
+    """A tokenized corpus of random ids, the second half of each sequence supervised."""
     generator = np.random.default_rng(1)
     work = WorkFolder(folder)
     work.start()
@@ -41,10 +42,10 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
                 own = some[first : first + ROWS_PER_BATCH].astype(np.int64)
                 offsets = np.concatenate([[0], np.cumsum(own)])
                 place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], own)
-                learned = place >= np.repeat(np.maximum(own // 2, 1), own)
+                supervised = place >= np.repeat(np.maximum(own // 2, 1), own)
                 ids = generator.integers(0, 32000, int(offsets[-1]), dtype=np.int32)
                 names = pa.array([f"{first + i:016x}" for i in range(len(own))])
-                sequences = Sequences(ids, offsets, learned, np.zeros(len(ids), bool))
+                sequences = EncodedBatch(ids, offsets, supervised, np.zeros(len(ids), bool))
                 writer.write(of_conversations(names, sequences, np.zeros(len(own), bool)))
     nothing = {"rows": 0, "tokens": 0}
     counts = {"train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}, "held_out": nothing}

@@ -5,32 +5,47 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from snaketune.config import base, corpora, evaluation, runs, tokenizers
+from snaketune.config.readme import with_tables
 
 ROOT = Path(__file__).parents[2]
 # conda-forge's name where it isn't PyPI's.
 PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 
 
-def models() -> list[type[BaseModel]]:
-    return [
-        value
+def models() -> set[str]:
+    return {
+        name
         for module in (corpora, tokenizers, runs, evaluation)
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, base.Model) and value is not base.Model
-    ]
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, base.Model)
+        and value not in (base.Model, corpora.CorpusContent)
+    }
 
 
-@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
-def test_every_key_has_a_line_with_its_default_and_meaning(model):
+def test_the_tables_of_keys_are_what_the_models_say():
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
-    for name, field in model.model_fields.items():
-        lines = [line for line in text.splitlines() if line.startswith(f"| `{field.alias or name}` |")]
-        assert lines, f"{model.__name__}.{name} is not explained"
-        if isinstance(field.default, str | int | float) and not isinstance(field.default, bool):
-            assert any(f"`{field.default}`" in line for line in lines), f"{model.__name__}.{name}: default not given"
+    assert text == with_tables(text), "write them again: python -m snaketune.config.readme config/README.md"
+    assert set(re.findall(r"<!-- keys: (\w+)", text)) == models() | {"Workflow"}
+    # Every key has a value, a default and a meaning.
+    tables = re.findall(r"<!-- keys: .* -->\n\n((?:\|.*\n)+)", text)
+    rows = [line for table in tables for line in table.splitlines()[2:]]
+    assert len(rows) > 100
+    for row in rows:
+        assert all(cell.strip() for cell in row.strip("|").replace("\\|", "").split("|")), row
+
+
+def test_a_table_says_what_a_key_takes_and_what_it_is_without_it():
+    marked = "<!-- keys: Training -->\n\n| old |\n\nAfter."
+    text = with_tables(marked)
+    assert "| `batch_rows` | integer | `32` | Rows per optimizer step" in text
+    assert "| `learning_rate` | number | required |" in text
+    assert "| `precision` | `auto` \\| `float32` \\| `bfloat16` | `auto` |" in text
+    assert "| `gradient_checkpointing` | true or false | false |" in text
+    assert "| old |" not in text
+    assert text.endswith("\n\nAfter.")
 
 
 def lock() -> dict[str, str]:

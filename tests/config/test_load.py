@@ -153,13 +153,13 @@ def test_a_grid_makes_one_run_per_combination_that_share_all_before_them(raw):
         "grid": {"beta": [0.1, 0.5], "training.learning_rate": [1e-4]},
     }
     raw["eval"]["demo"]["models"] = ["dpo:sweep"]
-    plan = JobGraph(*load(raw))
+    graph = JobGraph(*load(raw))
     names = ["sweep-beta0.1-learning_rate0.0001", "sweep-beta0.5-learning_rate0.0001"]
-    assert [job.name for job in plan.stage("dpo")] == ["demo", *names]
-    assert [job.name for job in plan.stage("eval")] == [f"demo/dpo-{name}" for name in names]
-    assert len(list(plan.stage("ref_logps"))) == len(list(plan.stage("sft"))) == 1
-    assert plan.job("dpo", names[1]).spec.loss == "ipo"
-    assert plan.job("dpo", names[1]).spec.training.epochs == raw["dpo"]["demo"]["training"]["epochs"]
+    assert [job.name for job in graph.stage("dpo")] == ["demo", *names]
+    assert [job.name for job in graph.stage("eval")] == [f"demo/dpo-{name}" for name in names]
+    assert len(list(graph.stage("ref_logps"))) == len(list(graph.stage("sft"))) == 1
+    assert graph.job("dpo", names[1]).spec.loss == "ipo"
+    assert graph.job("dpo", names[1]).spec.training.epochs == raw["dpo"]["demo"]["training"]["epochs"]
 
 
 def test_the_canonical_spec_knows_no_key_order_and_spells_defaults_out(raw):
@@ -188,8 +188,8 @@ def test_jobs_are_never_mixed_up_by_their_names(raw):
         "one": raw["sft"]["demo"] | {"corpus": "a", "tokenizer": "b-c"},
         "two": raw["sft"]["demo"] | {"corpus": "a-b", "tokenizer": "c"},
     }
-    plan = JobGraph(*load(raw))
-    one, two = (plan.job("sft", name).artifacts["pack"][0] for name in ("one", "two"))
+    graph = JobGraph(*load(raw))
+    one, two = (graph.job("sft", name).artifacts["pack"][0] for name in ("one", "two"))
     assert one.manifest != two.manifest
     (tokens,) = two.artifacts["plan"][0].artifacts["tokens"]
     assert [job.name for job in tokens.artifacts["corpus"]] == ["a-b"]
@@ -215,9 +215,9 @@ def test_a_corpus_has_a_part_for_each_256_mb_of_its_files_or_as_many_as_asked_fo
 def test_other_row_lengths_tokenize_nothing_anew(raw):
     raw["sft"]["short"] = {"extends": "demo", "packing": {"length": 256, "overflow": "truncate"}}
     raw["sft"]["all"] = {"extends": "demo", "packing": {"train_on": "all"}}
-    plan = JobGraph(*load(raw))
+    graph = JobGraph(*load(raw))
     tokens = {
-        name: plan.job("sft", name).artifacts["pack"][0].artifacts["plan"][0].artifacts["tokens"]
+        name: graph.job("sft", name).artifacts["pack"][0].artifacts["plan"][0].artifacts["tokens"]
         for name in ("demo", "short", "all")
     }
     assert tokens["demo"] == tokens["short"] != tokens["all"]
@@ -269,12 +269,12 @@ def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
 def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
     raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
-    plan = JobGraph(*load(raw))
-    found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in plan.stage("plan")}
+    graph = JobGraph(*load(raw))
+    found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in graph.stage("plan")}
     assert found == {
         "demo-chat": ("sft", "truncate"),
         "demo-preferences": ("preference", "drop"),
         "book": ("sft", "split"),
     }
-    tokens = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.train_on) for job in plan.stage("tokenize")}
+    tokens = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.train_on) for job in graph.stage("tokenize")}
     assert tokens["book"] == ("text", "all") and tokens["demo-chat"] == ("sft", "assistant")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flow_of_rows import balances
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import read_table
@@ -15,6 +14,7 @@ from snaketune.corpus.corpus import build
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec
 from snaketune.stages.work import WorkFolder
+from tests.corpus.flow_of_rows import balances
 
 
 @dataclass

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from row_spelling import CONVERSATIONS, PREFERENCES, turns
+
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, turns
 
 
 class Input(NamedTuple):

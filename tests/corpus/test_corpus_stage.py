@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from flow_of_rows import balances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import CorpusSpec
 from snaketune.stages.work import WorkFolder
+from tests.corpus.flow_of_rows import balances
 
 
 def prompts(rows):
@@ -218,7 +218,7 @@ def test_half_a_character_is_no_text(make, column):
     assert len(built.quarantine) == 1 and built.quarantine[0]["line"] == 2 and len(built.train) == 1
 
 
-def test_an_interrupted_scan_starts_anew(make, chat):
+def test_an_interrupted_scan_starts_again(make, chat):
     rows = [chat(f"q {i} of many more that are asked", f"a{i}") for i in range(2500)]
     steps = {"near_duplicates": {"threshold": 0.9}, "decontamination": {}, "held_out": 0.2}
     once = make(rows, **steps)

@@ -9,7 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from malformed_inputs import (
+
+from snaketune.__main__ import main
+from snaketune.config.corpora import Source
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.reading.sources import read_file
+from snaketune.corpus.rows import Dropped, Malformed, content_hash
+from snaketune.errors import SnaketuneError
+from tests.corpus.malformed_inputs import (
     INPUTS,
     SOUND,
     Input,
@@ -20,14 +28,7 @@ from malformed_inputs import (
     wrong_trees,
     wrong_turns,
 )
-from row_spelling import CONVERSATIONS
-
-from snaketune.__main__ import main
-from snaketune.config.corpora import Source
-from snaketune.corpus.layouts import canonical_rows
-from snaketune.corpus.rows import Dropped, Malformed, content_hash, excerpt
-from snaketune.corpus.sources import read_file
-from snaketune.errors import SnaketuneError
+from tests.corpus.row_spelling import CONVERSATIONS
 
 ENOUGH_SECONDS = 5.0
 

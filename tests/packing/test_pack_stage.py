@@ -66,7 +66,7 @@ def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(pa
         row, at = train[r], 0
         assert sum(masks[r]) == row["segment_lengths"].sum()
         for name, length in zip(ids, row["segment_lengths"], strict=True):
-            encoded = chat.encode_conversations([by_id[name]["messages"]])[0]
+            encoded = chat.encode([by_id[name]["messages"]])[0]
             assert row["input_ids"][at : at + length].tolist() == encoded.ids.tolist()
             labels = row["labels"][at : at + length]
             assert (labels != IGNORED).tolist() == encoded.supervised.tolist()
@@ -84,10 +84,7 @@ def test_counts_add_up_and_drops_are_counted_in_rows_and_tokens(pack, tokenizer)
     packed = pack("sft", rows, length=64)
     counts = packed.manifest["counts"]["train"]
     assert counts["read"] == 55 == counts["kept"] + counts["dropped"]["longer_than_row"]
-    lengths = [
-        len(e.ids)
-        for e in ChatTokenizer.load(tokenizer.folder).encode_conversations([r["messages"] for r in rows[:-5]])
-    ]
+    lengths = [len(e.ids) for e in ChatTokenizer.load(tokenizer.folder).encode([r["messages"] for r in rows[:-5]])]
     assert counts["dropped"]["longer_than_row"] == sum(n > 64 for n in lengths) > 0
     assert counts["dropped_tokens"]["longer_than_row"] == sum(n for n in lengths if n > 64)
     assert counts["tokens"] == sum(n for n in lengths if n <= 64) == PackedRows(packed, "train").tokens
@@ -127,7 +124,7 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
             second = row["input_ids"][at + chosen_length : at + chosen_length + rejected_length]
             # The same tokens as two conversations of their own, with the prompt once.
             for side, ids in (("chosen", first), ("rejected", np.concatenate([first[:prompt_length], second]))):
-                assert ids.tolist() == chat.encode_conversations([pair["prompt"] + pair[side]])[0].ids.tolist()
+                assert ids.tolist() == chat.encode([pair["prompt"] + pair[side]])[0].ids.tolist()
             assert (row["labels"][at : at + prompt_length] == IGNORED).all()
             at += chosen_length + rejected_length
     assert next(places, None) is None
@@ -230,7 +227,7 @@ def test_a_split_conversation_is_all_there_piece_by_piece(pack, tokenizer):
     chat = ChatTokenizer.load(tokenizer.folder)
     missing = 0
     for row in rows[:-5]:
-        whole = "".join(map(chr, chat.encode_conversations([row["messages"]])[0].ids))
+        whole = "".join(map(chr, chat.encode([row["messages"]])[0].ids))
         # In the order of the rows, which isn't that of the conversation.
         for piece in texts[row["id"]]:
             assert len(piece) <= 40
@@ -263,7 +260,7 @@ def test_pairs_of_one_prompt_share_it(pack, tokenizer):
                 assert (labels[:prefix] == IGNORED).all()
             for side, ids in (("chosen", chosen), ("rejected", np.concatenate([prompt, rejected]))):
                 pair = by_id[place["id"]]
-                assert ids.tolist() == chat.encode_conversations([pair["prompt"] + pair[side]])[0].ids.tolist()
+                assert ids.tolist() == chat.encode([pair["prompt"] + pair[side]])[0].ids.tolist()
             assert (labels != IGNORED).sum() == place["supervised"]
             at += first + second
     # A row doesn't hold every two of them.

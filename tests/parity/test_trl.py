@@ -80,7 +80,7 @@ def assert_gradients_close(model: torch.nn.Module, expected: dict[str, torch.Ten
 
 def test_sft_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path):
     rows = rows_of("chat", 24)
-    encoded = chat.encode_conversations([row["messages"] for row in rows])
+    encoded = chat.encode([row["messages"] for row in rows])
     model = model_for(chat, seed=1)
     trainer = SFTTrainer(
         model=model,

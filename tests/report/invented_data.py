@@ -10,18 +10,21 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import content_digest, describe_files, write_json
 from snaketune.artifacts.tables import write_table
+from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 
 LENGTH = 128
 
 
 class DataResults:
-    """Writes results below a folder; every method returns the content digest by which others name it as an input."""
+    """Writes results below a folder; every method returns the key by which others name it as an input."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.random = np.random.default_rng(0)
         self.built = 0
+        self.jobs: dict[str, ReportedJob] = {}
+        self.contents: dict[str, str] = {}
 
     def add(
         self,
@@ -46,7 +49,7 @@ class DataResults:
             "fingerprint": f"{stage}-{name}",
             "spec": spec or {},
             "code": "0",
-            "inputs": inputs or {},
+            "inputs": {role: [self.contents[key] for key in keys] for role, keys in (inputs or {}).items()},
             "counts": counts or {},
             "payload": files,
             "records": records,
@@ -55,7 +58,10 @@ class DataResults:
         write_json(folder / "manifest.json", manifest)
         if run is not None:
             write_json(folder / "run.json", {"seconds": 1.0, "python": "3.11.7", "host": "somewhere"} | run)
-        return content_digest(manifest)
+        key = f"{stage}/{name}"
+        self.jobs[key] = ReportedJob(stage=stage, name=name, made_from={k: tuple(v) for k, v in (inputs or {}).items()})
+        self.contents[key] = content_digest(manifest)
+        return key
 
     def payload(self, stage: str, name: str, file: str) -> Path:
         path = self.folder / "results" / stage / name / STAGES[stage].payload / file
@@ -131,7 +137,7 @@ class DataResults:
         samples: list[Any] | None = None,
     ) -> list[str]:
         """Args: tokens: by split; ways: path and reason of the parts, in turn."""
-        contents = []
+        keys = []
         for part in range(1, parts + 1):
             counts = {}
             for split, rows in (("train", train), ("held_out", held_out)):
@@ -142,7 +148,7 @@ class DataResults:
             way = ways[(part - 1) % len(ways)]
             about = {"kind": kind, "train_on": "assistant", "pad_id": 0, "path": way[0], "why": way[1]}
             shown = samples or [[["<s>Hi", False], ["Yes</s>", True]]]
-            content = self.add(
+            key = self.add(
                 "tokenize",
                 f"{name}/{part}-of-{parts}",
                 spec={"kind": kind, "train_on": "assistant", "part": part, "parts": parts},
@@ -154,8 +160,8 @@ class DataResults:
                 samples=shown if part == 1 else [],
                 **about,
             )
-            contents.append(content)
-        return contents
+            keys.append(key)
+        return keys
 
     def pack(
         self,

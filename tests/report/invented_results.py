@@ -10,7 +10,7 @@ from invented_data import LENGTH, DataResults, bad, hit
 from snaketune.artifacts.manifest import write_json
 from snaketune.report.report import build
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import ReportSpec
+from snaketune.stages.specs import ReportedJob, ReportSpec
 from snaketune.stages.work import WorkFolder
 
 
@@ -146,17 +146,25 @@ class Results(DataResults):
             self.evaluate(f"main/{model}", right=right, reference=model.startswith("dpo"), tasks=tasks)
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
 
+    def named(self, backwards: bool = False) -> tuple[ReportedJob, ...]:
+        """The jobs whose results are there."""
+        there = (job for job in self.jobs.values() if self._manifest(job).is_file())
+        return tuple(sorted(there, key=lambda job: (job.stage, job.name), reverse=backwards))
+
+    def files(self, backwards: bool = False) -> dict[str, list[Path]]:
+        """Of the same jobs."""
+        manifests = [self._manifest(job) for job in self.named(backwards)]
+        return {"manifests": manifests, "runs": sorted(self.folder.glob("results/**/run.json"), reverse=backwards)}
+
+    def _manifest(self, job: ReportedJob) -> Path:
+        return self.folder / "results" / job.stage / job.name / "manifest.json"
+
     def report(self, *, backwards: bool = False, **spec: Any) -> tuple[Outcome, Path]:
         """Build the report of everything there is, named in this order or the other; where its pages are."""
         self.built += 1
         work = WorkFolder(self.folder / f"work-{self.built}")
         work.start()
-        outcome = build(
-            ReportSpec(**spec),
-            work,
-            manifests=sorted(self.folder.glob("results/**/manifest.json"), reverse=backwards),
-            runs=sorted(self.folder.glob("results/**/run.json"), reverse=backwards),
-        )
+        outcome = build(ReportSpec(jobs=self.named(backwards), **spec), work, **self.files(backwards))
         return outcome, work.payload
 
 

@@ -23,7 +23,7 @@ from snaketune.report.spans import tokenized_rows
 
 
 def findings(results) -> Findings:
-    return Findings(*(sorted(results.folder.glob(f"results/**/{name}.json")) for name in ("manifest", "run")))
+    return Findings(results.named(), **results.files())
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -189,7 +189,18 @@ def test_lengths_agree_with_numpy(results):
     assert [found.tokens.median, found.most] == expected
 
 
-def test_links_between_results_are_found_by_content(sweep):
+def test_of_results_that_hold_the_same_each_is_linked_to_its_own(results):
+    tokenizer = results.tokenizer()
+    for name in ("one", "two"):
+        results.pack(f"{name}-demo-128-aa", results.corpus(name), tokenizer)
+        results.contents[f"corpus/{name}"] = "same"
+    assert {flow.name: flow.corpus for flow in pack_flows(findings(results))} == {
+        "one-demo-128-aa": "one",
+        "two-demo-128-aa": "two",
+    }
+
+
+def test_links_between_results_are_those_that_were_told(sweep):
     found = findings(sweep)
     assert {flow.name: flow.corpus for flow in pack_flows(found)} == {
         "chat-demo-128-aa": "chat",

@@ -18,11 +18,11 @@ from snaketune.stages import fingerprint, once
 from snaketune.stages import run as stages
 from snaketune.stages.accepted import accept
 from snaketune.stages.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec, canonical
 from snaketune.stages.table import STAGES
-from snaketune.stages.work import locked
 
 ROOT = Path(__file__).parents[2]
 

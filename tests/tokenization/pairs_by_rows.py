@@ -31,7 +31,7 @@ def encode_pairs(
 
         prompt + chosen     [ 3 90 5 71 2 5 3 91 5 72  9 2 5]
         prompt + rejected   [ 3 90 5 71 2 5 3 91 5 72 40 2 5]
-        prompt_ids          [ 3 90 5 71 2 5 3 91 5]             72 is shared too, but it is learned
+        prompt_ids          [ 3 90 5 71 2 5 3 91 5]             72 is shared too, but it is supervised
         chosen_ids          [72  9 2 5], supervised [1 1 1 0]
         rejected_ids        [72 40 2 5], supervised [1 1 1 0]
 
@@ -39,11 +39,11 @@ def encode_pairs(
         pairs: (prompt, chosen, rejected), each a list of messages.
     """
     conversations = [prompt + completion for prompt, *both in pairs for completion in both]
-    rendered = chat.render(conversations)
+    encoded_conversations = chat.encode(conversations)
     encoded = []
     for number, (prompt, chosen, rejected) in enumerate(pairs):
         context = _assistant_turns(prompt)
-        sequences = rendered[2 * number : 2 * number + 2]
+        sequences = encoded_conversations[2 * number : 2 * number + 2]
         masks = []
         for sequence, completion in zip(sequences, (chosen, rejected)):
             if len(sequence.spans) != context + _assistant_turns(completion):
@@ -52,7 +52,7 @@ def encode_pairs(
                     f"{context + _assistant_turns(completion)} turns, so completions can't be told from their prompt; "
                     "pairs need a template with one {% generation %} block per assistant turn"
                 )
-            masks.append(sequence.supervised(sequence.spans[context:]))
+            masks.append(sequence.mask(sequence.spans[context:]))
         shared = shared_prefix(*(sequence.ids for sequence in sequences))
         shared = min([shared, *(int(mask.argmax()) for mask in masks if mask.any())])
         (chosen_ids, rejected_ids), (chosen_mask, rejected_mask) = [s.ids for s in sequences], masks

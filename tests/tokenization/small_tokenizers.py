@@ -12,8 +12,8 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.artifacts.tables import write_table
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tokenization.batched.separable import PATTERNS
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.separable import PATTERNS
 from snaketune.tokenization.tokenizer import build
 
 TEMPLATES = Path(__file__).parents[2] / "resources" / "chat_templates"
@@ -170,7 +170,7 @@ def sentencepiece_like(normalizer, pre_tokenizer, **model) -> Tokenizer:
 
 
 def families() -> dict[str, Tokenizer]:
-    """Tokenizers for which the fast way has a proof, by name, without control tokens."""
+    """Tokenizers for which batched encoding has a proof, by name, without control tokens."""
     replaces = normalizers.Replace(" ", "▁")
     qwen = byte_level_with(sorted(PATTERNS)[2])
     qwen.normalizer = normalizers.NFC()

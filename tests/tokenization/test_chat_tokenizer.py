@@ -40,7 +40,7 @@ def test_ids_and_mask_equal_apply_chat_template(chats, kind):
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
     theirs = TokenizersBackend.from_pretrained(chats["folders"][kind])
-    for conversation, ours in zip(ORDINARY, chats[kind].encode_conversations(ORDINARY), strict=True):
+    for conversation, ours in zip(ORDINARY, chats[kind].encode(ORDINARY), strict=True):
         expected = theirs.apply_chat_template(
             conversation, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
@@ -50,13 +50,13 @@ def test_ids_and_mask_equal_apply_chat_template(chats, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_that_start_with_whitespace_are_learned(chats, kind):
+def test_answers_that_start_with_whitespace_are_supervised(chats, kind):
     chat = chats[kind]
-    encoded = chat.encode_conversations([messages("the cat", "  sat 😀")])[0]
-    learned = encoded.ids[encoded.supervised]
-    assert chat.decode(learned).strip().startswith("sat")
-    assert chat.is_control(learned).nonzero()[0].tolist()[-1] == len(learned) - 1
-    assert not chat.is_control(learned[:1]).any()
+    encoded = chat.encode([messages("the cat", "  sat 😀")])[0]
+    supervised = encoded.ids[encoded.supervised]
+    assert chat.decode(supervised).strip().startswith("sat")
+    assert chat.is_control(supervised).nonzero()[0].tolist()[-1] == len(supervised) - 1
+    assert not chat.is_control(supervised[:1]).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +64,7 @@ def test_guarded_way_equals_plain_way_on_ordinary_rows(chats, kind):
     chat = chats[kind]
     plain, _ = render(chat.template, ORDINARY, chat._variables)
     for guarded, ordinary in zip(
-        chat._guarded(ORDINARY, plain, False, [None] * len(ORDINARY)), chat.render(ORDINARY), strict=True
+        chat._guarded(ORDINARY, plain, False, [None] * len(ORDINARY)), chat.encode(ORDINARY), strict=True
     ):
         assert guarded.ids.tolist() == ordinary.ids.tolist()
         assert guarded.spans == ordinary.spans
@@ -81,7 +81,7 @@ def told_apart(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
 def test_only_the_template_writes_control_tokens(chats, kind, conversation):
     chat = chats[kind]
     harmless = [{**message, "content": "x"} for message in conversation]
-    found, expected = (chat.render([some])[0] for some in (conversation, harmless))
+    found, expected = (chat.encode([some])[0] for some in (conversation, harmless))
     assert told_apart(chat, found.ids) == told_apart(chat, expected.ids)
     if kind in LOSSLESS:
         unk = chat._variables.get("unk_token")
@@ -97,16 +97,16 @@ def test_only_the_template_writes_control_tokens(chats, kind, conversation):
 @given(conversation=CONVERSATIONS)
 def test_contents_come_back(chats, kind, conversation):
     chat = chats[kind]
-    rendered = chat.render([conversation])[0]
+    encoded = chat.encode([conversation])[0]
     said = [message["content"] for message in conversation if message["role"] == "assistant"]
-    for (start, end), content in zip(rendered.spans, said, strict=True):
-        learned = chat.decode(rendered.ids[start:end])
+    for (start, end), content in zip(encoded.spans, said, strict=True):
+        supervised = chat.decode(encoded.ids[start:end])
         if kind in ("metaspace", "legacy"):
             # To these `▁` is a space; and the decoder takes the first space off.
-            assert learned.replace("▁", " ").strip(" ") == content.replace("▁", " ").strip(" ")
+            assert supervised.replace("▁", " ").strip(" ") == content.replace("▁", " ").strip(" ")
         else:
             # A token may hold the newline before the answer and one that the answer starts with.
-            assert learned in (content, "\n" + content)
+            assert supervised in (content, "\n" + content)
 
 
 @pytest.mark.parametrize("kind", ("trained-bpe", "trained-unigram"))
@@ -114,7 +114,7 @@ def test_contents_come_back(chats, kind, conversation):
 @given(content=CONTENT)
 def test_trained_tokenizers_give_back_every_text(chats, kind, content):
     chat = chats[kind]
-    ids = chat.encode_conversations([messages("x", content)])[0].ids
+    ids = chat.encode([messages("x", content)])[0].ids
     start = len(chat.encode_prompt(messages("x")))
     if not content.startswith("\n"):
         assert chat.decode(ids[start:]) == content + "\n"
@@ -138,7 +138,7 @@ def test_control_strings_that_form_across_the_seam(tmp_path, chats):
         )
     )
     for content in ("s>", "s>[", "x[", "s", "<s>[", "["):
-        ids = chat.encode_conversations([messages(content, "ok")])[0].ids
+        ids = chat.encode([messages(content, "ok")])[0].ids
         assert told_apart(chat, ids) == [chat.eos_id], content
         assert chat.text(ids) == f"</{content}/INST]ok</s>"
 
@@ -155,7 +155,7 @@ def test_control_tokens_of_one_character(tmp_path):
     )
     chat = ChatTokenizer.load(save_tokenizer(tmp_path / "one", tokenizer, template, eos_token="#", pad_token="@"))
     for content in ("a@b", "#", "@", "@@b", "#@", "b#"):
-        encoded = chat.encode_conversations([messages(content, content)])[0]
+        encoded = chat.encode([messages(content, content)])[0]
         ids = encoded.ids
         assert ids[chat.is_control(ids)].tolist() == [chat.control.ids["@"], chat.eos_id, chat.eos_id], content
         assert encoded.supervised.sum() == len(content) + 1
@@ -164,9 +164,7 @@ def test_control_tokens_of_one_character(tmp_path):
 def test_added_tokens_that_are_words_stay_tokens(chats):
     chat = chats["byte-level"]
     think = chat._tokenizer.token_to_id("<think>")
-    plain, guarded = (
-        chat.encode_conversations([messages(question, "<think>the cat")])[0].ids for question in ("x", "x<|end|>")
-    )
+    plain, guarded = (chat.encode([messages(question, "<think>the cat")])[0].ids for question in ("x", "x<|end|>"))
     assert think in plain and think in guarded
 
 
@@ -182,13 +180,13 @@ def test_a_template_that_trims_is_left_to_trim(chats, tmp_path):
             pad_token="<|endoftext|>",
         )
     )
-    ids = chat.encode_conversations([messages("  <|end|> the ", " cat<|end|>\n ")])[0].ids
+    ids = chat.encode([messages("  <|end|> the ", " cat<|end|>\n ")])[0].ids
     assert chat.text(ids) == "<|user|>\n<|end|> the<|end|>\n<|assistant|>\ncat<|end|><|end|>\n".replace(
         "<|user|>\n", "<|user|>"
     ).replace("the<|end|>\n", "the<|end|>").removesuffix("\n")
 
 
-def test_pairs_share_their_prompt_up_to_what_is_learned(chats):
+def test_pairs_share_their_prompt_up_to_what_is_supervised(chats):
     chat = chats["trained-bpe"]
     prompt = messages("the cat", "sat", "on a mat?", system="hello")
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("the cat said hello", "the cat, 12"))
@@ -198,11 +196,11 @@ def test_pairs_share_their_prompt_up_to_what_is_learned(chats):
         (pair.chosen_ids, pair.chosen_supervised, chosen),
         (pair.rejected_ids, pair.rejected_supervised, rejected),
     ):
-        whole = chat.encode_conversations([prompt + completion])[0]
+        whole = chat.encode([prompt + completion])[0]
         assert np.concatenate([pair.prompt_ids, ids]).tolist() == whole.ids.tolist()
         assert chat.text(ids[mask]) == completion[0]["content"] + "<|im_end|>"
         assert len(ids) == len(mask)
-    # The first answer token is the same, and still it is learned in both.
+    # The first answer token is the same, and still it is supervised in both.
     assert pair.chosen_ids[0] == pair.rejected_ids[0] and pair.chosen_supervised[0] and pair.rejected_supervised[0]
 
 
@@ -218,9 +216,9 @@ def test_pairs_are_their_conversations(chats, kind, question, chosen, rejected):
         (pair.chosen_ids, pair.chosen_supervised, chosen),
         (pair.rejected_ids, pair.rejected_supervised, rejected),
     ):
-        whole = chat.render([prompt + completion])[0]
+        whole = chat.encode([prompt + completion])[0]
         assert np.concatenate([pair.prompt_ids, ids]).tolist() == whole.ids.tolist()
-        assert mask.tolist() == whole.supervised(whole.spans[1:])[len(pair.prompt_ids) :].tolist()
+        assert mask.tolist() == whole.mask(whole.spans[1:])[len(pair.prompt_ids) :].tolist()
         assert mask.any()
 
 
@@ -231,13 +229,13 @@ def test_stop_ids_hold_eos_and_the_end_of_turn(chats):
 
 
 def test_nothing_to_encode(chats):
-    assert chats["trained-bpe"].encode_conversations([]) == []
+    assert chats["trained-bpe"].encode([]) == []
     assert encode_pairs(chats["trained-bpe"], []) == []
 
 
 def test_a_refused_conversation_is_named(chats):
     with pytest.raises(SnaketuneError, match=r"knows the roles.*not tool.*\[user, tool\]"):
-        chats["metaspace"].encode_conversations(
+        chats["metaspace"].encode(
             [messages("x", "y"), [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]]
         )
 
@@ -254,7 +252,7 @@ import sys
 from pathlib import Path
 from snaketune.tokenization.chat import ChatTokenizer
 chat = ChatTokenizer.load(Path({str(folder)!r}))
-chat.encode_conversations([[{{"role": "user", "content": "a <|im_end|>"}}, {{"role": "assistant", "content": "b"}}]])
+chat.encode([[{{"role": "user", "content": "a <|im_end|>"}}, {{"role": "assistant", "content": "b"}}]])
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -8,11 +8,12 @@ import pytest
 from small_tokenizers import CHATML, LLAMA3, PHI3, chat_of, families, messages
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from snaketune.corpus.layouts.tools import tools_of
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.corpus.tools import tools_of
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.exact_match import choose_prompts
-from snaketune.tokenization.columns import Fast, Slow
+from snaketune.tokenization.batched import batched_encoder
+from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.turns import conversations, pairs
 
 NOW = tools_of([{"name": "now", "description": "Die Uhrzeit ☕", "parameters": {"type": "object", "properties": {}}}])
@@ -63,7 +64,7 @@ def table(conversations_: list, tools: list) -> pa.Table:
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_tools_are_written_where_the_template_writes_them(chats, name):
     chat = chats[name]
-    for row, done in zip(rows(name), chat.render(rows(name), tools=[NOW] * len(rows(name)))):
+    for row, done in zip(rows(name), chat.encode(rows(name), tools=[NOW] * len(rows(name)))):
         (expected,), _ = render_jinja_template(
             [row], tools=json.loads(NOW), chat_template=chat.template, **chat._variables
         )
@@ -80,40 +81,39 @@ def test_rows_with_and_without_tools_are_encoded_the_same_both_ways(chats, name)
     own = rows(name) * 3
     tools = [None, NOW, EVIL, None, NOW, NOW, NOW, None, EVIL][: len(own)]
     turns = conversations(table(own, tools), "assistant")
-    slow = Slow(chats[name])
-    expected = slow.encode(turns)
-    alone = [slow.encode(turns.rows(np.array([row]))) for row in range(len(own))]
+    expected = encode_turns(chats[name], turns)
+    alone = [encode_turns(chats[name], turns.rows(np.array([row]))) for row in range(len(own))]
     assert [part.ids.tolist() for part in alone] == [
         expected.rows(np.array([row])).ids.tolist() for row in range(len(own))
     ]
     if name in ("chatml", "qwen", "llama"):
-        found, by_reference = Fast(chats[name]).encode(turns)
-        assert {row for row, some in enumerate(tools) if some} <= set(by_reference.tolist())
-        for what in ("ids", "offsets", "learned", "turn_ends"):
+        found, left = batched_encoder(chats[name])[0].encode(turns)
+        assert {row for row, some in enumerate(tools) if some} <= set(left.tolist())
+        for what in ("ids", "offsets", "supervised", "ends_turn"):
             assert getattr(found, what).tolist() == getattr(expected, what).tolist()
     # Where turns end is known with tools too, so that long rows are cut there.
-    assert [int(part.turn_ends.sum()) for part in alone[1:2]] == [len(own[1])]
+    assert [int(part.ends_turn.sum()) for part in alone[1:2]] == [len(own[1])]
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen", "llama"])
 def test_control_tokens_in_tools_stay_text(chats, name):
     chat = chats[name]
-    plain, evil = (chat.render([ROWS[1]], tools=[tools])[0] for tools in (NOW, EVIL))
+    plain, evil = (chat.encode([ROWS[1]], tools=[tools])[0] for tools in (NOW, EVIL))
     assert chat.is_control(evil.ids).sum() == chat.is_control(plain.ids).sum()
     assert chat.text(evil.ids).count("<|im_end|>") > chat.text(plain.ids).count("<|im_end|>")
-    assert Slow(chat).holds_control(conversations(table([ROWS[1]] * 2, [NOW, EVIL]), "all")).tolist() == [False, True]
+    assert holds_control(chat, conversations(table([ROWS[1]] * 2, [NOW, EVIL]), "all")).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("template", [PHI3.read_text(), LLAMA3])
 def test_a_template_that_leaves_tools_out_is_refused(tmp_path, template):
     chat = chat_of(tmp_path / "none", families()["gpt2"], template)
-    assert chat.render([ROWS[1]], tools=[None])
+    assert chat.encode([ROWS[1]], tools=[None])
     for some in ([NOW], [EVIL]):
         with pytest.raises(SnaketuneError, match=r"offers tools \((now|evil)\).*never see.*chat_template"):
-            chat.render([ROWS[1]], tools=some)
+            chat.encode([ROWS[1]], tools=some)
     turns = conversations(table([ROWS[1]] * 2, [None, NOW]), "assistant")
     with pytest.raises(SnaketuneError, match="offers tools"):
-        Fast(chat).encode(turns)
+        batched_encoder(chat)[0].encode(turns)
 
 
 def test_pairs_offer_their_tools_in_both_sequences(chats):
@@ -121,7 +121,7 @@ def test_pairs_offer_their_tools_in_both_sequences(chats):
     rows_ = {"id": ["1"], "prompt": [messages("a")], "chosen": [said[0]], "rejected": [said[1]], "tools": [NOW]}
     schema = SCHEMAS["preferences"]
     turns = pairs(pa.table({name: pa.array(own, schema.field(name).type) for name, own in rows_.items()}))
-    both = Slow(chats["chatml"]).encode(turns)
+    both = encode_turns(chats["chatml"], turns)
     texts = [chats["chatml"].text(both.rows(np.array([row])).ids) for row in (0, 1)]
     assert all("Die Uhrzeit ☕" in text for text in texts)
     assert [text.split("assistant\n")[1] for text in texts] == ["yes<|im_end|>\n", "no<|im_end|>\n"]
@@ -137,4 +137,4 @@ def test_prompts_of_the_evaluation_are_the_beginning_of_what_was_trained(chats):
     for prompt, row in zip(prompts, (ROWS[1], ROWS[2])):
         assert all(turn.keys() == {"role", "content"} for turn in prompt.messages)
         ids = chat.encode_prompt(prompt.messages, prompt.tools)
-        assert ids.tolist() == chat.render([row], tools=[prompt.tools])[0].ids[: len(ids)].tolist()
+        assert ids.tolist() == chat.encode([row], tools=[prompt.tools])[0].ids[: len(ids)].tolist()

@@ -1,4 +1,4 @@
-"""The stage and its store: parts laid end to end are the corpus, what is written is what is read, doubt goes the slow way."""
+"""The stage and its store: parts laid end to end are the corpus, what is written is read, doubt goes the ordinary path."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
+from benchmarks.data_path.plain_texts import PlainTexts
 from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
@@ -18,9 +19,9 @@ from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import tokenize
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.chunks import FastEncoder
-from snaketune.tokenization.ragged import Sequences
-from snaketune.tokenization.tokens import INDEX, TokenParts, learned_runs, of_pairs
+from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.tokens import INDEX, IdViews, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -67,10 +68,17 @@ def run(folder, corpus: Artifact, tokenizer: Artifact, kind="sft", train_on="ass
     return artifact(work.payload), outcome
 
 
+def ids_of(views: IdViews, number: int) -> np.ndarray:
+    """int32[length], a view of one sequence."""
+    batch = int(np.searchsorted(views.first, number, side="right")) - 1
+    start, end = views.offsets[batch][number - views.first[batch] :][:2]
+    return views.values[batch][start:end]
+
+
 def rows_of(parts: TokenParts, split: str) -> list[dict]:
     """The index as Python, with the ids of each row."""
     views = parts.views(split)
-    return [row | {"ids": views.ids(number).tolist()} for number, row in enumerate(parts.index(split).to_pylist())]
+    return [row | {"ids": ids_of(views, number).tolist()} for number, row in enumerate(parts.index(split).to_pylist())]
 
 
 @pytest.mark.parametrize("kind", ("sft", "preference"))
@@ -93,7 +101,7 @@ def test_parts_laid_end_to_end_are_the_corpus(tmp_path, corpus, tokenizer, kind)
 def test_a_conversation_as_it_is_written(tmp_path, corpus, tokenizer):
     made, outcome = run(tmp_path / "work", corpus, tokenizer)
     chat = ChatTokenizer.load(tokenizer.folder)
-    expected = chat.encode_conversations(conversations()[:1])[0]
+    expected = chat.encode(conversations()[:1])[0]
     row = rows_of(TokenParts([made]), "train")[0]
     assert row["id"] == "train-0" and row["ids"] == expected.ids.tolist()
     assert row["length"] == len(expected.ids) and row["supervised"] == expected.supervised.sum()
@@ -129,10 +137,10 @@ def test_a_pair_as_it_is_written(tmp_path, tokenizer):
         assert row["ids"] == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
         assert (row["prompt"], row["chosen"]) == (len(pair.prompt_ids), len(pair.chosen_ids))
         assert row["supervised"] == pair.chosen_supervised.sum() + pair.rejected_supervised.sum()
-        learned = np.zeros(row["length"], bool)
+        supervised = np.zeros(row["length"], bool)
         for start, end in zip(row["learned"][::2], row["learned"][1::2]):
-            learned[start:end] = True
-        assert learned[row["prompt"] :].tolist() == [*pair.chosen_supervised, *pair.rejected_supervised]
+            supervised[start:end] = True
+        assert supervised[row["prompt"] :].tolist() == [*pair.chosen_supervised, *pair.rejected_supervised]
         assert row["turn_ends"] == []
     # The same prompt has the same hash, another prompt another.
     again = corpus_of(tmp_path / "again", {name: [rows[1], rows[1]] for name, rows in pairs().items()})
@@ -140,27 +148,27 @@ def test_a_pair_as_it_is_written(tmp_path, tokenizer):
     assert twice[0]["prompt_hash"] == twice[1]["prompt_hash"] == rows[1]["prompt_hash"] != rows[2]["prompt_hash"]
 
 
-def laid_out(chosen: list[int], rejected: list[int], learned: list[int]):
-    """A pair whose learned tokens are at these places of the two sequences laid end to end."""
+def laid_out(chosen: list[int], rejected: list[int], supervised: list[int]):
+    """A pair whose supervised tokens are at these places of the two sequences laid end to end."""
     ids = np.array(chosen + rejected, np.int32)
-    mask = np.isin(np.arange(len(ids)), learned)
-    both = Sequences(ids, np.array([0, len(chosen), len(ids)]), mask, np.zeros(len(ids), bool))
+    mask = np.isin(np.arange(len(ids)), supervised)
+    both = EncodedBatch(ids, np.array([0, len(chosen), len(ids)]), mask, np.zeros(len(ids), bool))
     return of_pairs(pa.array(["a"]), both, np.zeros(1, bool))
 
 
 def test_prompts_of_pairs():
     row = laid_out([1, 2, 3, 4], [1, 2, 5, 6], [2, 3, 6, 7])
     assert row.prompt[0] == 2 and row.sequences.ids.tolist() == [1, 2, 3, 4, 5, 6]
-    assert learned_runs(row.sequences)[0].tolist() == [2, 6]
-    # What is learned isn't shared, even if it is the same.
+    assert row.supervised_runs[0].tolist() == [2, 6]
+    # What is supervised isn't shared, even if it is the same.
     row = laid_out([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
-    assert (row.prompt[0], row.chosen[0], row.supervised[0]) == (1, 2, 4)
+    assert (row.prompt[0], row.chosen[0], row.supervised_tokens[0]) == (1, 2, 4)
     # Without a prompt, nothing predicts the first token of either.
     row = laid_out([1, 2], [3, 4], [0, 1, 2, 3])
-    assert row.prompt[0] == 0 and learned_runs(row.sequences)[0].tolist() == [1, 2, 3, 4]
+    assert row.prompt[0] == 0 and row.supervised_runs[0].tolist() == [1, 2, 3, 4]
     # One of them with nothing to learn: no preference to learn.
     row = laid_out([1, 2], [1, 3], [1])
-    assert row.supervised[0] == 0 and learned_runs(row.sequences)[0].tolist() == []
+    assert row.supervised_tokens[0] == 0 and row.supervised_runs[0].tolist() == []
 
 
 def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
@@ -171,10 +179,10 @@ def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
     table = parts.index("train")
     assert table.schema == INDEX and len(views.values) > 10 and views.first[-1] == 63
     lengths = parts.index("train", ["length"]).column(0).to_numpy()
-    assert [len(views.ids(number)) for number in range(63)] == lengths.tolist()
+    assert [len(ids_of(views, number)) for number in range(63)] == lengths.tolist()
     values, offsets = parts.lists("train", "learned")
     assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("learned").to_pylist()
-    kept = views.ids(40)
+    kept = ids_of(views, 40)
     before = kept.tolist()
     parts.release()
     assert kept.tolist() == before and not kept.flags.owndata
@@ -199,7 +207,7 @@ def test_what_is_trained_on(tmp_path, corpus, tokenizer):
         assert every["learned"] == [1, every["length"]] and every["supervised"] == every["length"] - 1
 
 
-def test_rows_with_nothing_learned_are_counted(tmp_path, tokenizer):
+def test_rows_with_nothing_supervised_are_counted(tmp_path, tokenizer):
     silent = [[{"role": "user", "content": text}] for text in TEXTS[:5]]
     some = corpus_of(tmp_path / "some", {"messages": silent + conversations()[:5]})
     made, outcome = run(tmp_path / "1", some, tokenizer)
@@ -216,24 +224,24 @@ def test_samples_tell_a_terminal_nothing(tmp_path, tokenizer, capsys):
     assert not {"\x1b", "\x07", "\x9b"} & set(said)
 
 
-def test_a_difference_makes_all_anew_the_slow_way(tmp_path, corpus, tokenizer, monkeypatch, capsys):
+def test_after_a_difference_all_is_encoded_again_one_by_one(tmp_path, corpus, tokenizer, monkeypatch, capsys):
     expected, _ = run(tmp_path / "right", corpus, tokenizer)
-    encode = tokenize.either
+    encode = tokenize.batched_encoder
 
     def wrong(chat):
-        fast, why = encode(chat)
-        fast._chunks._separable.cuts[:] = True
-        fast._chunks._separable.cuts.reshape(256, 256)[0x80:] = False
-        return fast, why
+        encoder, why = encode(chat)
+        encoder._chunks._separable.cuts[:] = True
+        encoder._chunks._separable.cuts.reshape(256, 256)[0x80:] = False
+        return encoder, why
 
-    monkeypatch.setattr(tokenize, "either", wrong)
+    monkeypatch.setattr(tokenize, "batched_encoder", wrong)
     made, outcome = run(tmp_path / "work", corpus, tokenizer)
-    assert "made anew by the slow one: ids of the conversation that starts with" in capsys.readouterr().out
+    assert "encoded again one by one: ids of the conversation that starts with" in capsys.readouterr().out
     assert outcome.about["path"] == "reference" and "from token" in outcome.about["why"]
     assert describe_files(made.folder) == describe_files(expected.folder)
 
 
-def test_without_a_proof_the_slow_way_is_taken_and_says_why(tmp_path, corpus, tokenizer, monkeypatch, capsys):
+def test_without_a_proof_the_ordinary_path_is_taken_and_says_why(tmp_path, corpus, tokenizer, monkeypatch, capsys):
     expected, _ = run(tmp_path / "fast", corpus, tokenizer)
     folder = tmp_path / "measured"
     folder.mkdir()
@@ -253,7 +261,7 @@ def test_without_a_proof_the_slow_way_is_taken_and_says_why(tmp_path, corpus, to
 def test_an_adopted_tokenizer(tmp_path, corpus):
     made, outcome = run(tmp_path / "work", corpus, artifact(byte_level(tmp_path / "bytes")))
     assert outcome.about["path"] == "fast" and outcome.about["rows_by_reference"] < 60
-    # Its tags swallow the whitespace beside them: only then a row is left to the slow way.
+    # Its tags swallow the whitespace beside them: only then a row is left to the ordinary path.
     assert rows_of(TokenParts([made]), "train")[0]["turn_ends"]
 
 
@@ -263,7 +271,7 @@ def test_plain_texts(tokenizer, trained):
     texts = [text for text in (*TEXTS, "", " ", "<|im_end|> x", "a\n  b", "é漢字 😀") if "▁" not in text]
     for own in trained.values():
         folder = own[0].payload
-        encoder = FastEncoder(json.loads((folder / "tokenizer.json").read_text()))
+        encoder = PlainTexts(json.loads((folder / "tokenizer.json").read_text()))
         processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
         for some in (
             pa.array(texts, pa.string()),

@@ -31,10 +31,10 @@ from snaketune.stages.code import shaping_modules
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.fast import fast_tokenizer
-from snaketune.tokenization.parity import NASTY, compare
+from snaketune.tokenization.making.convert import converted
+from snaketune.tokenization.making.parity import NASTY, compare
+from snaketune.tokenization.making.train import Texts, train
 from snaketune.tokenization.tokenizer import build
-from snaketune.tokenization.train import Texts, train
 
 MODELS = ("bpe", "unigram")
 FILES = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
@@ -142,12 +142,12 @@ def test_long_texts_are_learned_from(tmp_path):
     """sentencepiece's own limit is 4,192 bytes, beyond which it skips a text."""
     long = " ".join(TEXTS) + " ŵŵŵŵŵŵŵŵ"
     spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=True)
-    assert fast_tokenizer(train(Texts([long]), spec)).token_to_id("ŵ") is not None
+    assert converted(train(Texts([long]), spec)).token_to_id("ŵ") is not None
 
 
 def test_a_difference_from_sentencepiece_stops_the_build(trained):
     model = (trained["bpe"][0].payload / "sentencepiece.model").read_bytes()
-    description = json.loads(fast_tokenizer(model).to_str())
+    description = json.loads(converted(model).to_str())
     description["model"]["merges"].reverse()
     with pytest.raises(SnaketuneError, match=r"disagree on .*expected"):
         compare(Tokenizer.from_str(json.dumps(description)), model, TEXTS)
@@ -159,10 +159,7 @@ def test_auto_tokenizer_loads_the_payload(trained):
     folder = trained["bpe"][0].payload
     theirs, ours = AutoTokenizer.from_pretrained(folder), ChatTokenizer.load(folder)
     conversation = conversations()[0]
-    assert (
-        theirs.apply_chat_template(conversation)["input_ids"]
-        == ours.encode_conversations([conversation])[0].ids.tolist()
-    )
+    assert theirs.apply_chat_template(conversation)["input_ids"] == ours.encode([conversation])[0].ids.tolist()
     assert theirs.bos_token is None and theirs.pad_token_id == ours.pad_id and theirs.eos_token_id == ours.eos_id
     assert len(theirs) == ours.vocab_size
     for text in NASTY:
@@ -193,11 +190,11 @@ def test_adopted_ids_are_the_base_models(tmp_path):
     theirs = AutoTokenizer.from_pretrained(base)
     for conversation in conversations()[:20]:
         conversation = [message for message in conversation if message["role"] != "system"]
-        ours = ChatTokenizer.load(work.payload).encode_conversations([conversation])[0]
+        ours = ChatTokenizer.load(work.payload).encode([conversation])[0]
         assert ours.ids.tolist() == theirs.apply_chat_template(conversation)["input_ids"]
 
 
-def test_a_template_without_markers_is_learned_by_roles(tmp_path, capsys):
+def test_a_template_without_markers_is_supervised_by_roles(tmp_path, capsys):
     """Phi-3's own, which marks nothing, gives what the marked copy of it gives."""
     plain = tmp_path / "plain.jinja"
     plain.write_text(PHI3.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""))
@@ -208,7 +205,7 @@ def test_a_template_without_markers_is_learned_by_roles(tmp_path, capsys):
     given, marked = adopt(tmp_path / "given", base, PHI3)
     assert marked.about["spans"] == "markers" and marked.about["samples"] == outcome.about["samples"]
     nasty = [messages(" a ", "  sat<|end|> "), messages("x", ""), messages("x", "\n", "", "<|user|>", system="\t")]
-    by_roles, by_markers = (ChatTokenizer.load(some.payload).render(conversations() + nasty) for some in (work, given))
+    by_roles, by_markers = (ChatTokenizer.load(some.payload).encode(conversations() + nasty) for some in (work, given))
     for own, expected in zip(by_roles, by_markers, strict=True):
         assert own.ids.tolist() == expected.ids.tolist() and own.spans == expected.spans
 
@@ -236,15 +233,15 @@ def test_a_tokenizer_without_a_template_is_for_documents_alone_and_the_shipped_o
     assert outcome.about["adopted"]["chat_template"] == outcome.about["spans"] == "none"
     chat = ChatTokenizer.load(work.payload)
     assert chat.stop_ids == (chat.eos_id,)
-    assert chat.text(chat.for_documents().render([[{"role": "text", "content": "the cat"}]])[0].ids).endswith("cat</s>")
+    assert chat.text(chat.for_documents().encode([[{"role": "text", "content": "the cat"}]])[0].ids).endswith("cat</s>")
     with pytest.raises(SnaketuneError, match=r"no chat template.*chat_template"):
-        chat.render([messages("a", "b")])
+        chat.encode([messages("a", "b")])
     assert adopt(tmp_path / "2", bare, template=MISTRAL)[1].about["adopted"]["chat_template"] == "given"
 
 
 MISTAKES = {
     "writes today's date": "{{- strftime_now('%d %B') -}}" + PHI3.read_text(),
-    "the end of turn isn't learned": PHI3.read_text().replace(
+    "the end of turn isn't supervised": PHI3.read_text().replace(
         "+ '<|end|>' -}}\n        {%- endg", "-}}\n        {%- endg"
     ),
     "no special token": PHI3.read_text().replace("<|end|>", "<|over|>"),

@@ -3,7 +3,7 @@
 import pytest
 from small_tokenizers import CHATML, LLAMA3, MISTRAL, PHI3
 
-from snaketune.tokenization.verbatim import NotVerbatim, check_verbatim
+from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 
 # Llama 3's is LLAMA3; the others in the way of Gemma, Zephyr and Qwen 2.5.
 PLAIN = {

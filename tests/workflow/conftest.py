@@ -49,7 +49,8 @@ MICRO: dict[str, Any] = {
             "conversations": ["chat"],
             "preferences": ["pairs"],
             "packing": {"length": 256},
-            "exact_match": {"answer_pattern": "Answer: (.*)", "limit": 6, "max_new_tokens": 6},
+            "generation": {"max_new_tokens": 6},
+            "exact_match": {"answer_pattern": "Answer: (.*)", "limit": 6},
             "samples": 2,
         }
     },

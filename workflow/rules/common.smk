@@ -1,4 +1,4 @@
-"""The config as a plan of jobs, and the helpers by which rules look their own job up."""
+"""The config as a graph of jobs, and the helpers by which rules look their own job up."""
 
 import os
 import shlex
@@ -9,7 +9,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod, ExecMode, RerunTrigger
 
-PACKAGE_ROOT = Path(workflow.basedir) / "workflow"
+# Of this file, whichever Snakefile includes it.
+PACKAGE_ROOT = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
 sys.path.insert(0, str(PACKAGE_ROOT))
 # Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
 # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
@@ -31,14 +32,15 @@ from snaketune.stages.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.jobs import folder_of
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
 from snaketune.report.pages import pages_of
-from snaketune.stages.table import STAGES
+from snaketune.stages.table import STAGES, option
 
 try:
     # Relative, so that a moved repository has the same input files as before.
-    plan = JobGraph(*load(config), root=Path(os.path.relpath(workflow.basedir)))
+    graph = JobGraph(*load(config), root=Path(os.path.relpath(PACKAGE_ROOT.parent)))
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 
@@ -51,9 +53,9 @@ wildcard_constraints:
 
 
 def job_of(stage, wildcards):
-    """The planned job behind a rule's wildcards."""
+    """The job that a rule's wildcards name."""
     try:
-        return plan.job(stage, "/".join(wildcards))
+        return graph.job(stage, "/".join(wildcards))
     except SnaketuneError as error:
         raise WorkflowError(str(error)) from None
 
@@ -65,6 +67,8 @@ def asked_for(job):
     return settings.forceall or not asked.isdisjoint((job.stage, job.manifest, job.payload, job.run))
 
 
+# The name that executors know GPUs by.
+RESOURCES = {"gpus": "gpu"}
 # A process that runs one job for another one that planned it leaves all decisions to that one.
 DECIDES = workflow.exec_mode == ExecMode.DEFAULT
 DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
@@ -76,7 +80,7 @@ results = Results(
     asked_for=asked_for,
     # In environments of their own, jobs find other versions than the ones here.
     installed=(lambda library: None) if DEPLOYS else installed_version,
-    reruns_on=plan.config.reruns_on,
+    reruns_on=graph.config.reruns_on,
 )
 
 
@@ -119,7 +123,7 @@ def inputs_of(stage):
         files = {role: [mark(file) for file in files] for role, files in job.files.items()}
         payloads = [mark(one.payload) for one in made_from(job)]
         # Two jobs that make the same run one after the other.
-        same = [mark(plan.same_as[job.manifest].manifest)] if job.manifest in plan.same_as else []
+        same = [mark(graph.same_as[job.manifest].manifest)] if job.manifest in graph.same_as else []
         return {**made, **files, "payloads": payloads, "same": same}
 
     return inputs
@@ -127,7 +131,7 @@ def inputs_of(stage):
 
 def report_inputs(wildcards):
     """Of all jobs, what the report reads."""
-    job = plan.job("report", "report")
+    job = graph.job("report", "")
     mark = mark_of(job)
     return {
         "manifests": [mark(one.manifest) for one in made_from(job)],
@@ -136,45 +140,64 @@ def report_inputs(wildcards):
     }
 
 
-def spec_of(stage):
-    """The slice of the config that the job reads, in its one canonical spelling."""
+def outputs_of(stage):
+    """Where the stage's jobs publish, as patterns."""
+    folder = folder_of(stage, STAGES[stage].name)
+    return {
+        "manifest": f"{folder}/manifest.json",
+        "payload": directory(f"{folder}/{STAGES[stage].payload}"),
+        "run": f"{folder}/run.json",
+    }
+
+
+def log_of(stage):
+    """The log of one job, as a pattern."""
+    return f"{folder_of(f'logs/{stage}', STAGES[stage].name)}.log"
+
+
+def params_of(stage):
+    """What makes a job's result, besides its inputs: its slice of the config, and the code."""
 
     def spec(wildcards):
         return canonical(job_of(stage, wildcards).spec)
 
-    return spec
+    return {
+        "spec": spec,
+        "code": code_digest(STAGES[stage].module),
+        "reruns_on": graph.config.reruns_on.get(stage, "code"),
+    }
 
 
-def code_of(stage):
-    """Digest of the code that shapes the stage's result."""
-    return code_digest(STAGES[stage].module)
+def operation_of(stage):
+    """How a job is run. As resources and not params: none of it shapes a result."""
+
+    def resource_of(key):
+        def resource(wildcards):
+            value = getattr(job_of(stage, wildcards).operation, key)
+            # Resources are numbers or texts.
+            return str(value).lower() if isinstance(value, bool) else value
+
+        return resource
+
+    return {RESOURCES.get(key, key): resource_of(key) for key in STAGES[stage].operation} or {"gpu": 0}
 
 
-def operation_of(stage, key):
-    """How the job is run. As a resource and not a param, so that an edit reruns nothing."""
-
-    def operation(wildcards):
-        value = getattr(job_of(stage, wildcards).operation, key)
-        # Resources are numbers or texts.
-        return str(value).lower() if isinstance(value, bool) else value
-
-    return operation
-
-
-def reruns_on(stage):
-    """Whether other versions of libraries count for the stage."""
-    return plan.config.reruns_on.get(stage, "code")
-
-
-def report_spec(wildcards):
-    """The report's slice; a function, since Snakemake would look for wildcards in a plain text."""
-    return canonical(plan.job("report", "report").spec)
+def command_of(stage):
+    """The command of one job: what it is told, what it reads by role, how it is run, where it publishes."""
+    made = STAGES[stage]
+    inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
+    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}}}" for key in made.operation)
+    return (
+        f"OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
+        f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
+        " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
+    )
 
 
 def all_results(wildcards):
     """Everything that the config asks for."""
-    last = plan.job("report", "report")
+    last = graph.job("report", "")
     # First of all, so that what is stale is told in one list.
     mark_of(last)
     made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
-    return [*made, last.manifest, *(f"{last.payload}/{page}" for page in pages_of(plan))]
+    return [*made, last.manifest, *(f"{last.payload}/{page}" for page in pages_of(graph))]

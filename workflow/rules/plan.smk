@@ -5,23 +5,17 @@ rule plan:
     input:
         unpack(inputs_of("plan")),
     output:
-        manifest="results/plan/{name}/manifest.json",
-        payload=directory("results/plan/{name}/plan"),
-        run="results/plan/{name}/run.json",
+        **outputs_of("plan"),
     log:
-        "results/logs/plan/{name}.log",
+        log_of("plan"),
     conda:
         "../../envs/data.yaml"
     threads: 1
     resources:
+        **operation_of("plan"),
         mem_mb=3000,
         runtime=60,
-        gpu=0,
     params:
-        spec=spec_of("plan"),
-        code=code_of("plan"),
-        reruns_on=reruns_on("plan"),
+        **params_of("plan"),
     shell:
-        "OMP_NUM_THREADS={threads} python -m snaketune plan --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
-        " --tokens {input.tokens:q}"
-        " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
+        command_of("plan")

@@ -14,22 +14,18 @@ rule report:
                 category=category,
                 labels={"page": page},
             )
-            for page, (category, caption) in pages_of(plan).items()
+            for page, (category, caption) in pages_of(graph).items()
         ],
     log:
-        "results/logs/report.log",
+        log_of("report"),
     conda:
         "../../envs/data.yaml"
     threads: 1
     resources:
+        **operation_of("report"),
         mem_mb=4000,
         runtime=30,
-        gpu=0,
     params:
-        spec=report_spec,
-        code=code_of("report"),
-        reruns_on=reruns_on("report"),
+        **params_of("report"),
     shell:
-        "python -m snaketune report --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
-        " --manifests {input.manifests:q} --runs {input.runs:q}"
-        " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
+        command_of("report")

@@ -5,24 +5,17 @@ rule tokenize:
     input:
         unpack(inputs_of("tokenize")),
     output:
-        manifest="results/tokenize/{name}/{part}/manifest.json",
-        payload=directory("results/tokenize/{name}/{part}/tokens"),
-        run="results/tokenize/{name}/{part}/run.json",
+        **outputs_of("tokenize"),
     log:
-        "results/logs/tokenize/{name}/{part}.log",
+        log_of("tokenize"),
     conda:
         "../../envs/data.yaml"
     threads: 1
     resources:
+        **operation_of("tokenize"),
         mem_mb=4000,
         runtime=240,
-        gpu=0,
     params:
-        spec=spec_of("tokenize"),
-        code=code_of("tokenize"),
-        reruns_on=reruns_on("tokenize"),
+        **params_of("tokenize"),
     shell:
-        "OMP_NUM_THREADS={threads} RAYON_NUM_THREADS={threads} python -m snaketune tokenize"
-        " --spec {params.spec:q} --code {params.code} --reruns-on {params.reruns_on}"
-        " --corpus {input.corpus:q} --tokenizer {input.tokenizer:q}"
-        " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
+        command_of("tokenize")

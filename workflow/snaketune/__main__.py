@@ -5,13 +5,15 @@ import shlex
 import sys
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accept
 from snaketune.stages.code import code_digest
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.run import run
-from snaketune.stages.table import STAGES
+from snaketune.stages.table import STAGES, option
 from snaketune.stages.work import WORK_ROOT
 
 
@@ -36,14 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
             inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
             out=options.out,
             reruns_on=options.reruns_on,
-            operation=Operation(
-                gpus=options.gpus,
-                checkpoint_steps=options.checkpoint_steps,
-                log_steps=options.log_steps,
-                load_in_memory={"true": True, "false": False}.get(options.load_in_memory, options.load_in_memory),
+            operation=Operation.model_validate_strings(
+                {key: given for key in stage.operation if (given := getattr(options, key)) is not None}
             ),
         )
-    except SnaketuneError as error:
+    except (SnaketuneError, ValidationError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Exception as error:
@@ -69,14 +68,13 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--out", required=True, type=Path, help="folder to publish the result in")
         for role in (*stage.one, *stage.many):
-            command.add_argument(f"--{role.replace('_', '-')}", nargs="*", type=Path, default=[], metavar="MANIFEST")
+            command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="MANIFEST")
         for role in stage.files:
-            command.add_argument(f"--{role.replace('_', '-')}", nargs="*", type=Path, default=[], metavar="FILE")
-        defaults = Operation()
-        command.add_argument("--gpus", type=int, default=defaults.gpus, help="GPUs to claim, where there are any")
-        command.add_argument("--checkpoint-steps", type=int, default=defaults.checkpoint_steps)
-        command.add_argument("--log-steps", type=int, default=defaults.log_steps)
-        command.add_argument("--load-in-memory", choices=("auto", "true", "false"), default=defaults.load_in_memory)
+            command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="FILE")
+        for key in stage.operation:
+            command.add_argument(
+                option(key), help=f"as operation.{key} in the config (default: {getattr(Operation(), key)})"
+            )
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")

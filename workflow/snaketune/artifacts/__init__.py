@@ -1,1 +1,1 @@
-"""The one way to disk: digests, manifests, work folders and atomic publishing."""
+"""What a result on disk is: manifests, digests, tables."""

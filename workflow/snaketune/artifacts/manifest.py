@@ -77,13 +77,13 @@ class Artifact:
 
 
 def rebuild_command(manifest: Path) -> str:
-    """What makes an artifact anew, with the config that this run was given."""
+    """What makes an artifact again, with the config that this run was given."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
     return f"snakemake{config and f' --configfile {config}'} --forcerun {manifest}"
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
-    """The artifact behind a manifest, its payload in the folder `payload` beside it; SnaketuneError if unreadable."""
+    """The artifact of a manifest, its payload in the folder `payload` beside it; SnaketuneError if unreadable."""
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

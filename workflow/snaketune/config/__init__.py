@@ -1,1 +1,1 @@
-"""Typed models of every config key, and what they resolve to: the plan of jobs."""
+"""Typed models of every config key; a config is refused here, by key, value and what was expected, or nowhere."""

@@ -37,6 +37,7 @@ class HubDataset(Model):
     name: str | None = None
     """Configuration of the dataset, where it has several."""
     split: str = "train"
+    """Which of its splits is read; what is held out is decided here."""
     revision: str
     """Commit, tag or branch. A commit is the only one that can't change under you."""
 
@@ -48,10 +49,15 @@ class Fields(Model):
     """
 
     system: str | None = None
+    """The system turn."""
     prompt: str | None = None
+    """What the user says."""
     response: str | None = None
+    """What the assistant answers."""
     chosen: str | None = None
+    """The better completion of a pair."""
     rejected: str | None = None
+    """The worse one."""
     tools: str | None = None
     """The tools that the prompt offers, as JSON or as a list of functions; the chat template writes them."""
     answer: str | None = None
@@ -149,6 +155,7 @@ class CorpusContent(Model):
     kind: Literal["conversations", "preferences", "text"]
     """`text` is for continued pre-training: documents, of which every token is learned."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
+    """Where the rows come from, in this order."""
     held_out: Fraction = 0.05
     """Share of the prompts held out for evaluation; 1 makes the whole corpus an evaluation set."""
     split_seed: Annotated[int, Field(ge=0)] = 0

@@ -17,15 +17,22 @@ class ExactMatch(Model):
 
     answer_pattern: str = r"(?s)(.*)"
     """Regular expression with one group that finds the answer in what the model wrote."""
-    max_new_tokens: PositiveInt = 64
     limit: PositiveInt | None = None
     """At most so many prompts per corpus, the first by id."""
-    batch_size: PositiveInt = 32
 
     @field_validator("answer_pattern")
     @classmethod
     def _one_group(cls, pattern: str) -> str:
         return regex_with_one_group(pattern)
+
+
+class Generation(Model):
+    """How responses to held-out prompts are generated, for exact match and samples: greedily."""
+
+    max_new_tokens: PositiveInt = 64
+    """Where a response ends at the latest."""
+    batch_size: PositiveInt = 32
+    """Prompts that are answered at a time."""
 
 
 class Tasks(Model):
@@ -34,8 +41,11 @@ class Tasks(Model):
     folder: LocalPath
     """Folder with the task files."""
     names: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Tasks, tags or groups that the files define."""
     limit: PositiveInt | None = None
+    """At most so many documents of each task, the first ones."""
     batch_size: PositiveInt = 16
+    """Requests that the model answers at a time."""
 
 
 class Evaluation(Model):
@@ -48,6 +58,8 @@ class Evaluation(Model):
     preferences: tuple[Name, ...] = ()
     """Corpora for preference accuracy and margins."""
     packing: Packing = Packing()
+    """How the held-out rows are packed, as for trainings."""
+    generation: Generation = Generation()
     exact_match: ExactMatch = ExactMatch()
     tasks: Tasks | None = None
     samples: PositiveInt = 8
@@ -66,5 +78,6 @@ class Report(Model):
     """How the report looks; reruns nothing but the report."""
 
     title: str = "snaketune"
+    """The headline."""
     note: str = ""
     """A line under the title: what this was for."""

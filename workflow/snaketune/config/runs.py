@@ -11,25 +11,37 @@ RowLength = Annotated[int, Field(ge=8, le=2**20)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+DpoLoss = Literal["sigmoid", "ipo", "hinge"]
+Precision = Literal["auto", "float32", "bfloat16"]
+PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
+TrainOn = Literal["assistant", "last", "all"]
 
 
 class Scratch(Model):
     """A model made here, with random weights, for the vocabulary of the run's tokenizer."""
 
     architecture: Literal["llama", "qwen2", "mistral", "phi3"] = "llama"
+    """Model type, as transformers names it."""
     hidden_size: PositiveInt
+    """Width of the residual stream."""
     intermediate_size: PositiveInt
+    """Width of the feed-forward layers."""
     layers: PositiveInt
+    """Transformer blocks."""
     heads: PositiveInt
+    """Attention heads."""
     key_value_heads: PositiveInt | None = None
     """Grouped-query attention; default: as many as heads."""
     tie_embeddings: bool = True
+    """The output head is the transposed embedding."""
     rope_theta: PositiveFloat = 10000.0
+    """Base of the rotary positions."""
     max_positions: PositiveInt = 2048
     """Longest sequence that the model is meant for."""
     init_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights."""
     seed: Seed = 0
+    """Of the initial weights."""
 
     @model_validator(mode="after")
     def _divides(self) -> "Scratch":
@@ -66,13 +78,13 @@ class Packing(Model):
     length: RowLength | Annotated[tuple[RowLength, ...], Field(min_length=2)] = 1024
     """Tokens per row; or several, for instance `[512, 1024]`: each must divide the longest, and a batch has equally many
     tokens whatever rows it is made of."""
-    strategy: Literal["best-fit-decreasing", "wrapped", "none"] = "best-fit-decreasing"
+    strategy: PackingStrategy = "best-fit-decreasing"
     """`wrapped` cuts conversations wherever a row ends, as pre-training does; `none` writes raw rows (format v2.0), which
     TRL's trainer reads."""
     overflow: Literal["auto", "drop", "truncate", "split", "raise"] = "auto"
     """What happens to what is longer than a row. `auto` truncates conversations, drops pairs and splits documents.
     `truncate` and `split` cut after a turn where they can. Everything is counted, in rows and tokens."""
-    train_on: Literal["assistant", "last", "all"] = "assistant"
+    train_on: TrainOn = "assistant"
     """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are learned
     from their completions, documents as a whole."""
 
@@ -125,15 +137,20 @@ class Lora(Model):
     """Low-rank adapters on the linear layers (Hu et al., 2021); merged into the weights when the run ends."""
 
     rank: PositiveInt = 16
+    """Rank of the two matrices of an adapter."""
     alpha: PositiveFloat = 32
+    """An adapter's output is scaled by alpha / rank."""
     dropout: Fraction = 0.0
+    """Share of an adapter's inputs that a training step leaves out."""
     target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear layers that get an adapter, by the ends of their names; `all-linear` is all but the output head."""
 
 
 class Quantization(Model):
     """4-bit base weights for QLoRA (Dettmers et al., 2023). Needs a GPU and `lora`."""
 
     type: Literal["nf4", "fp4"] = "nf4"
+    """The 4-bit data type."""
     double: bool = True
     """Quantizes the quantization constants too."""
 
@@ -142,23 +159,31 @@ class Training(Model):
     """The optimization. Everything here shapes the weights."""
 
     epochs: PositiveFloat = 1.0
+    """How often the rows are gone through."""
     batch_rows: PositiveInt = 32
     """Rows per optimizer step, over all GPUs and accumulation steps; of several lengths, the longest counts."""
     micro_batch_rows: PositiveInt = 8
     """Rows per forward pass on one GPU."""
     learning_rate: PositiveFloat
+    """The highest one, at the end of the warm-up."""
     schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    """How the learning rate falls after the warm-up: along a half cosine or a line to 0, or not at all."""
     warmup_fraction: Fraction = 0.03
     """Share of the steps over which the learning rate rises."""
     optimizer: Literal["adamw_torch", "adamw_torch_fused", "paged_adamw_8bit"] = "adamw_torch"
+    """As transformers names it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled from the gradient (AdamW); biases and norms have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of Adam's running means of the gradient and of its square."""
     max_grad_norm: PositiveFloat = 1.0
+    """Gradients with a larger norm are scaled down to it."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more work."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
     seed: Seed = 0
+    """Of the order of the rows, of dropout and of new weights."""
 
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":
@@ -189,7 +214,9 @@ class Sft(Model):
     ]
     """`{path: ...}` for a model to start from, or the shape of a new one."""
     corpus: Name
+    """Conversations or documents to train on."""
     tokenizer: Name
+    """Of a model to start from, its own, adopted."""
     packing: Packing = Packing()
     training: Training
     lora: Lora | None = None
@@ -209,9 +236,12 @@ class Dpo(Model):
     from_: Annotated[Name, Field(alias="from")]
     """The SFT run whose model is both the start and the reference."""
     corpus: Name
+    """Preferences to train on."""
     packing: Packing = Packing()
-    loss: Literal["sigmoid", "ipo", "hinge"] = "sigmoid"
+    loss: DpoLoss = "sigmoid"
+    """As TRL names it: DPO's own, IPO (Azar et al., 2023) or SLiC's hinge (Zhao et al., 2023)."""
     beta: PositiveFloat = 0.1
+    """How strongly the model is held to its reference; IPO's tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the labels taken to be wrong (sigmoid only)."""
     training: Training

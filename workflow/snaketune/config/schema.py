@@ -1,6 +1,6 @@
 """`config/schema.json`: the config models as JSON Schema, so that an editor completes and checks a config.
 
-Write it anew with: python -m snaketune.config.schema > config/schema.json
+Write it again with: python -m snaketune.config.schema > config/schema.json
 """
 
 import json

@@ -12,7 +12,9 @@ class TokenizerTraining(Model):
     """A new sentencepiece vocabulary, trained on the train split of corpora."""
 
     corpora: Annotated[tuple[Name, ...], Field(min_length=1)]
+    """Whose train rows the pieces are learned from."""
     model: Literal["bpe", "unigram"] = "bpe"
+    """Byte-pair encoding (Sennrich et al., 2016) or a unigram language model (Kudo, 2018)."""
     vocab_size: Annotated[int, Field(ge=300, le=10_000_000)] = 32000
     """Pieces, the 256 bytes and the special tokens included."""
     character_coverage: Fraction = 0.9995

@@ -1,1 +1,4 @@
-"""Sources, layouts, quarantine, duplicates, splits: raw rows to canonical conversations and preference pairs."""
+"""Raw rows to canonical conversations and preference pairs: read (`reading`), made canonical (`layouts`), chosen (`selecting`).
+
+What runs the stage stands above these, in the order of its work: corpus, scan, decisions, writing.
+"""

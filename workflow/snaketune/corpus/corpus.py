@@ -10,22 +10,23 @@ with the text, but with the number of rows: 600 MB for ten million. Short rows g
 when nothing optional is asked for, at 18,000 when near duplicates are looked for.
 """
 
-from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.corpora import Source
-from snaketune.corpus.cleaning import Cleaner
-from snaketune.corpus.contamination import Contamination, EvaluatedTexts, evaluated_corpus, evaluated_file
-from snaketune.corpus.decisions import Decisions, decide, near_duplicate_counts, summary
-from snaketune.corpus.near_duplicates import Signatures
+from snaketune.corpus.counts import counts_of
+from snaketune.corpus.decisions import decide
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.scan import Scan, SourceCounts, sources_with_files
-from snaketune.corpus.spool import Spool
+from snaketune.corpus.scan import Scan
+from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.corpus.selecting.contamination import Contamination
+from snaketune.corpus.selecting.evaluated import all_evaluated
+from snaketune.corpus.selecting.near_duplicates import NearDuplicates
+from snaketune.corpus.selecting.spool import Spool
 from snaketune.corpus.writing import write_duplicates, write_rows
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
@@ -58,14 +59,13 @@ def build(
             stack.enter_context((work.payload / QUARANTINE).open("w", encoding="utf-8")), mask=cleaner.mask
         )
         spool = stack.enter_context(Spool(work.state / "rows.arrow", spec.kind))
-        texts = prompts = contamination = None
+        near_duplicates = contamination = None
         if near := spec.near_duplicates:
-            texts, prompts = (
-                stack.enter_context(Signatures(work.state / name, threshold=near.threshold, shingle=near.shingle))
-                for name in ("texts", "prompts")
+            near_duplicates = stack.enter_context(
+                NearDuplicates(work.state, threshold=near.threshold, shingle=near.shingle)
             )
         if spec.decontamination:
-            evaluated = _evaluated(against, against_files, spec.decontamination.ngram)
+            evaluated = all_evaluated(against, against_files, spec.decontamination.ngram)
             contamination = stack.enter_context(
                 Contamination(work.state, evaluated, n=spec.decontamination.ngram, own=0 < spec.held_out < 1)
             )
@@ -74,16 +74,15 @@ def build(
             spool=spool,
             quarantine=quarantine,
             cleaner=cleaner,
-            texts=texts,
-            prompts=prompts,
+            near_duplicates=near_duplicates,
             contamination=contamination,
         )
-        sources = [scan.read(source, paths) for source, paths in sources_with_files(spec, files)]
+        sources = [scan.read(source, paths) for source, paths in _with_files(spec, files)]
         scan.finish()
     found = sum(source.read + source.extra for source in sources)
     quarantine.judge(found, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
     decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
-    counts = _counts(spec, scan, sources, decisions, quarantine)
+    counts = counts_of(spec, scan, sources, decisions, quarantine)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         raise SnaketuneError(
@@ -92,7 +91,6 @@ def build(
     hashes = np.frombuffer(scan.hashes, np.uint64)
     write_rows(spool, work.payload, hashes, decisions.times, decisions.held_out)
     if decisions.group is not None:
-        counts["near_duplicates"] = near_duplicate_counts(decisions.group)
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
     about = {}
     if spec.decontamination:
@@ -118,57 +116,15 @@ def _put_aside(work: WorkFolder) -> str:
     return said
 
 
-def _evaluated(corpora: list[Artifact], files: list[Path], n: int) -> list[EvaluatedTexts]:
-    """What no row may share an n-gram with; files by folder and name, since tasks call theirs alike."""
-    return [
-        *(EvaluatedTexts(corpus.manifest_path.parent.name, evaluated_corpus(corpus), n) for corpus in corpora),
-        *(EvaluatedTexts(f"{path.parent.name}/{path.name}", evaluated_file(path), n) for path in files),
-    ]
+def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
+    """Each source with its files.
 
-
-def _counts(
-    spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], decisions: Decisions, quarantine: Quarantine
-) -> dict[str, Any]:
-    by_source = [summary(decisions, scan, source) for source in sources]
-    dropped: Counter[str] = Counter()
-    for source in by_source:
-        dropped.update(source["dropped"])
-    times, held_out = decisions.times, decisions.held_out
-    return {
-        **{name: sum(source[name] for source in by_source) for name in ("read", "extra", "joined", "repeated")},
-        "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
-        "dropped": dict(dropped),
-        "kept": {"train": int(times[~held_out].sum()), "held_out": int(times[held_out].sum())},
-        "sources": [_origin(source) | found for source, found in zip(spec.sources, by_source)],
-        "notes": _notes(spec, scan, times > 0),
-        "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
-        "characters": _histogram(np.frombuffer(scan.characters, np.uint32), times),
-    }
-
-
-def _notes(spec: CorpusSpec, scan: Scan, kept: np.ndarray) -> dict[str, int]:
-    """What happened to kept rows on the way, and how many of them have a prompt that another has before them."""
-    notes: Counter[str] = Counter()
-    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[kept], minlength=len(scan.known_origins))
-    for (_, found), rows in zip(scan.known_origins, rows_by_origin.tolist()):
-        notes.update(dict.fromkeys(found, rows))
-    if spec.kind == "conversations":
-        prompts = np.sort(np.frombuffer(scan.drawn, np.uint64)[kept])
-        notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
-    return {note: n for note, n in notes.items() if n}
-
-
-def _histogram(characters: np.ndarray, times: np.ndarray) -> dict[str, list[int]]:
-    """Rows kept, by length: `rows[i]` of them have fewer characters than `bounds[i]`, and no fewer than the bound before.
-
-    >>> _histogram(np.array([1, 2, 3, 9]), np.array([1, 1, 1, 1]))
-    {'bounds': [1, 2, 4, 8, 16], 'rows': [0, 1, 2, 0, 1]}
+    Raises:
+        SnaketuneError: not as many files as the sources name.
     """
-    # A number below 2^k has k binary digits at most.
-    digits = np.frexp(characters.astype(np.float64))[1]
-    rows = np.bincount(digits, times).astype(np.int64).tolist()
-    return {"bounds": [2**k for k in range(len(rows))], "rows": rows}
-
-
-def _origin(source: Source) -> dict[str, Any]:
-    return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}
+    expected = sum(len(source.files) for source in spec.sources)
+    if len(files) != expected:
+        raise SnaketuneError(f"the corpus names {expected} files, --files gives {len(files)}; give the same, in order")
+    paths = iter(files)
+    for source in spec.sources:
+        yield source, [next(paths) for _ in source.files]

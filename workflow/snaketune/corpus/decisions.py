@@ -7,16 +7,13 @@ harm in a test that two corpora share. Costs some 80 bytes of memory per row at 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from snaketune.corpus.duplicates import Groups, first_of
-from snaketune.corpus.mixing import over_cap, times_used
-from snaketune.corpus.near_duplicates import Signatures
 from snaketune.corpus.scan import Scan, SourceCounts
-from snaketune.corpus.splits import is_held_out
-from snaketune.stages.progress import progress
+from snaketune.corpus.selecting.duplicates import but_first, first_of
+from snaketune.corpus.selecting.mixing import over_cap, times_used
+from snaketune.corpus.selecting.splits import is_held_out
 from snaketune.stages.specs import CorpusSpec
 
 REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under_weight")
@@ -48,15 +45,14 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
         contamination_record: the file for the hits of what is dropped as contaminated.
     """
     hashes, drawn = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.drawn, np.uint64)
-    numbers = np.arange(len(hashes), dtype=np.uint32)
     dropped = np.zeros(len(hashes), np.uint8)
-    dropped[first_of(hashes) != numbers] = REASONS.index("duplicate")
+    dropped[but_first(first_of(hashes))] = REASONS.index("duplicate")
     group = None
-    if scan.texts and scan.prompts:
-        group = _similar(scan.texts, dropped == 0)
-        drawn = drawn[_sides(drawn, group, scan.prompts, dropped == 0)]
+    if scan.near_duplicates:
+        group = scan.near_duplicates.groups(dropped == 0)
+        drawn = drawn[scan.near_duplicates.sides(drawn, group, dropped == 0)]
         if spec.near_duplicates.drop:
-            dropped[(group != numbers) & (dropped == 0)] = REASONS.index("near_duplicate")
+            dropped[but_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
     held_out = is_held_out(drawn, spec.held_out)
     evaluations: dict[str, int] = {}
     if scan.contamination:
@@ -75,52 +71,3 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
             times[train] = times_used(hashes[train], source.weight)
     dropped[(dropped == 0) & (times == 0)] = REASONS.index("under_weight")
     return Decisions(dropped=dropped, held_out=held_out, times=times, group=group, evaluations=evaluations)
-
-
-def near_duplicate_counts(group: np.ndarray) -> dict[str, int]:
-    """How many groups of two rows and more there are, and how many rows are in the largest."""
-    sizes = np.bincount(group)
-    return {"groups": int((sizes > 1).sum()), "largest": int(sizes.max()) if (sizes > 1).any() else 0}
-
-
-def _similar(texts: Signatures, compared: np.ndarray) -> np.ndarray:
-    groups = Groups(np.arange(len(compared)))
-    texts.join_similar(groups, compared, "rows")
-    return groups.first()
-
-
-def _sides(drawn: np.ndarray, group: np.ndarray, prompts: Signatures, compared: np.ndarray) -> np.ndarray:
-    """For each row, the first of all rows that must be on its side of the split.
-
-    These have the same prompt or a similar one, or say nearly the same, or are linked by rows that are.
-    """
-    same_prompt = first_of(drawn)
-    sides = Groups(same_prompt)
-    for row in progress(np.flatnonzero(group != np.arange(len(group))).tolist(), "joining near duplicates", "rows"):
-        sides.join(row, int(group[row]))
-    prompts.join_similar(sides, compared & (same_prompt == np.arange(len(group))), "prompts")
-    return sides.first()
-
-
-def summary(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:
-    """What became of the rows of a source, all counts but those of where they came from."""
-    rows = source.rows
-    dropped, times = decisions.dropped[rows], decisions.times[rows]
-    by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
-    reasons = {reason: n for reason, n in zip(REASONS[1:], by_reason[1:]) if n or reason == "duplicate"}
-    used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], times, len(scan.known_origins))
-    layouts: dict[str, int] = {}
-    for (layout, _), n in zip(scan.known_origins, used.tolist()):
-        if n:
-            layouts[layout] = layouts.get(layout, 0) + int(n)
-    return {
-        "read": source.read,
-        "extra": source.extra,
-        "joined": source.joined,
-        "quarantined": source.quarantined,
-        "dropped": reasons | source.dropped,
-        "repeated": int((times - (times > 0)).sum()),
-        "kept": int(times.sum()),
-        "layouts": layouts,
-        "ignored": dict(source.ignored),
-    }

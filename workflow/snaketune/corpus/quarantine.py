@@ -2,15 +2,15 @@
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt, printable, say
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import EXCERPT_LENGTH, Malformed, excerpt
+from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROWS_SHOWN = 10
@@ -18,23 +18,6 @@ COMMONEST_REASONS_SHOWN = 3
 # What is left of personal data where a text was cut short: nobody can tell what kind it was any more.
 HALF_AN_ADDRESS = re.compile(r"""[^\s"'@]*@[^\s"']*""")
 LAST_WORD_OR_NUMBER = re.compile(r"""[\d\s().+-]*[^\s"']*$""")
-
-
-def printable(text: str) -> str:
-    r"""Control characters and all else that doesn't show, as the escapes that JSON has for them.
-
-    A terminal would obey some of them, wherever they came from.
-
-    >>> printable("a\x1b[31m\x9b")
-    'a\\u001b[31m\\u009b'
-    """
-    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
-def say(line: str) -> None:
-    """Print a line that quotes the data, on whatever standard output there is."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(printable(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 @dataclass

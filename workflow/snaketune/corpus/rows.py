@@ -1,18 +1,17 @@
 """Canonical rows: what every layout is turned into, its id, and its Arrow schema.
 
 A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
-is to speak, and two different completions of it. Text is kept
-exactly as it came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs
-2 µs per row.
+is to speak, and two different completions of it. Text is kept exactly as it came, NUL characters included; only a lone
+surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
 
-A document is a conversation with one turn, whose role is TEXT. A message that isn't to be learned says `supervised: False`; in
+A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised says `supervised: False`; in
 memory the key is left out elsewhere, on disk it is always there.
 """
 
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -30,7 +29,6 @@ SCHEMAS = {
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]
 TEXT = "text"
-EXCERPT_LENGTH = 200
 
 
 class Malformed(Exception):
@@ -121,26 +119,9 @@ class Preference:
 Row = Conversation | Preference
 
 
-class Made(NamedTuple):
-    """What became of a raw row.
-
-    Attributes:
-        raw: where it came from (a `sources.RawRow`). One raw row can make several rows, and is then named with each.
-        layout: the name of the layout that it has.
-        row: the canonical row; or why there is none; or None if the raw row became part of another (a message of a tree).
-        ignored: what of the raw row holds something and isn't read: columns, and keys of turns such as
-            `messages[].name`. Of several rows that one raw row makes, the first has them.
-    """
-
-    raw: Any
-    layout: str
-    row: Row | Malformed | Dropped | None
-    ignored: tuple[str, ...] = ()
-
-
 def content_hash(row: Row) -> int:
-    """64-bit XXH3 of what the row says and who says it, which tools it offers, and what isn't to be learned; answer and task
-    don't count.
+    """64-bit XXH3 of what the row says and who says it, which tools it offers, and what isn't supervised; answer and task don't
+    count.
 
     Each text follows its role and length, so that no text can be taken for the end of one turn and the beginning of
     another.
@@ -178,19 +159,10 @@ def _sorted(spelled: str) -> str:
 
 
 def spoken(turns: list[Message]) -> list[tuple[str, str]]:
-    """Who says what, whether or not it is to be learned."""
+    """Who says what, whether or not it is supervised."""
     return [(turn["role"], turn["content"]) for turn in turns]
 
 
 def id_of(content: int) -> str:
     """The id of a row with this `content_hash`: 16 hex digits."""
     return f"{content:016x}"
-
-
-def excerpt(value: Any) -> str:
-    """The beginning of any value as JSON, for people."""
-    try:
-        spelled = json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, TypeError, RecursionError):
-        return "…"
-    return spelled if len(spelled) <= EXCERPT_LENGTH else spelled[:EXCERPT_LENGTH] + "…"

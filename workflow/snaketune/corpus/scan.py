@@ -10,23 +10,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from snaketune.config.corpora import Source
-from snaketune.corpus.cleaning import Cleaner
-from snaketune.corpus.contamination import Contamination, texts_of
-from snaketune.corpus.layouts import canonical_rows
-from snaketune.corpus.near_duplicates import Signatures
-from snaketune.corpus.quarantine import Quarantine, say
-from snaketune.corpus.raw import RawRow
-from snaketune.corpus.rows import TEXT, Dropped, Made, Malformed, Row, content_hash
-from snaketune.corpus.sources import hub_name, read_file, read_hub
-from snaketune.corpus.splits import draw, split_key
-from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
-from snaketune.corpus.words import Runs, words_of
+from snaketune.corpus.excerpts import say
+from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.raw import Made, RawRow
+from snaketune.corpus.reading.sources import hub_name, read_file, read_hub
+from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
+from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.corpus.selecting.contamination import Contamination
+from snaketune.corpus.selecting.near_duplicates import NearDuplicates
+from snaketune.corpus.selecting.splits import draw, split_key
+from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.selecting.words import compared_texts
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, search
 from snaketune.stages.progress import progress
@@ -76,13 +76,12 @@ class Scan:
         spool: Spool,
         quarantine: Quarantine,
         cleaner: Cleaner,
-        texts: Signatures | None = None,
-        prompts: Signatures | None = None,
+        near_duplicates: NearDuplicates | None = None,
         contamination: Contamination | None = None,
     ):
-        """Args: texts, prompts, contamination: what looks at the words of rows, where it is asked for."""
+        """Args: near_duplicates, contamination: what looks at the words of rows, where it is asked for."""
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
-        self.texts, self.prompts, self.contamination = texts, prompts, contamination
+        self.near_duplicates, self.contamination = near_duplicates, contamination
         self.hashes, self.drawn = array("Q"), array("Q")
         self.characters, self.origins = array("I"), array("I")
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -156,26 +155,15 @@ class Scan:
     def _flush(self) -> None:
         characters = self.spool.append(self.batch)
         self.characters.frombytes(np.minimum(characters, LONGEST).astype(np.uint32).tobytes())
-        if self.texts or self.contamination:
-            self._look_at_words()
+        if self.near_duplicates:
+            self.near_duplicates.append(self.batch)
+        if self.contamination:
+            turns = [compared_texts(row.turns) for row in self.batch]
+            places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
+            first = len(self.hashes) - len(self.batch)
+            self.contamination.append(turns, places, np.array(self.hashes[first:], np.uint64), first)
         # New ones: the old are shared with nobody, but a cleared list would keep its memory.
         self.batch, self.places = [], []
-
-    def _look_at_words(self) -> None:
-        turns = [texts_of(row.turns) for row in self.batch]
-        if self.texts and self.prompts:
-            # The same request with other tools is another task.
-            texts = [[*said, row.tools] if row.tools else said for row, said in zip(self.batch, turns)]
-            first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
-            # Brackets, operators and digits are all that some rows differ in: exercises in logic, code, arithmetic.
-            words = words_of([text for row in texts for text in row], symbols=True)
-            self.texts.append(Runs(words.hashes, words.starts[first]))
-            prompts = (next(turn for turn in row.opening if turn["role"] in ("user", TEXT)) for row in self.batch)
-            self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
-        if self.contamination:
-            places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
-            row = len(self.hashes) - len(self.batch)
-            self.contamination.append(turns, places, np.array(self.hashes[row:], np.uint64), row)
 
 
 def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
@@ -222,17 +210,3 @@ def _find_answer(row: Row, pattern: str) -> None:
     row.answer = ((match and match[1]) or "").strip() or None
     if row.answer is None:
         row.notes += ("no_answer",)
-
-
-def sources_with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
-    """Each source with its files.
-
-    Raises:
-        SnaketuneError: not as many files as the sources name.
-    """
-    expected = sum(len(source.files) for source in spec.sources)
-    if len(files) != expected:
-        raise SnaketuneError(f"the corpus names {expected} files, --files gives {len(files)}; give the same, in order")
-    paths = iter(files)
-    for source in spec.sources:
-        yield source, [next(paths) for _ in source.files]

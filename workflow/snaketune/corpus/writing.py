@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from snaketune.corpus.rows import excerpt, id_of
-from snaketune.corpus.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.rows import id_of
+from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.stages.progress import progress
 
 GROUPS_SHOWN = 1000

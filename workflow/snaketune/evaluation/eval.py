@@ -126,8 +126,8 @@ def build(
         loaded,
         chat,
         [chat.encode_prompt(prompt.messages, prompt.tools) for prompt in prompts],
-        max_new_tokens=spec.exact_match.max_new_tokens,
-        batch_size=continuing.batch_size(spec.exact_match.batch_size),
+        max_new_tokens=spec.generation.max_new_tokens,
+        batch_size=continuing.batch_size(spec.generation.batch_size),
         compute=compute,
         cached=continuing.cached,
     )
@@ -158,7 +158,7 @@ def build(
         | {
             "generation": {
                 "strategy": "greedy",
-                "max_new_tokens": spec.exact_match.max_new_tokens,
+                "max_new_tokens": spec.generation.max_new_tokens,
                 "stop_ids": list(chat.stop_ids),
                 **continuing.about(),
             },

@@ -65,7 +65,7 @@ class Sequences:
         return row_batch(ids, labels, fill, *_segments(pieces, starts))
 
     def ids(self, pieces: Pieces, row_of: np.ndarray, fill: np.ndarray, length: int, pad_id: int) -> np.ndarray:
-        """int32[R, L]: the tokens of the pieces, and padding behind each row's last.
+        """int32[R, L]: the tokens of the pieces, and padding after each row's last.
 
         Args:
             row_of: int[K], rising.

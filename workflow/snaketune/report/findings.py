@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +10,10 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 
 MODEL_KINDS = ("base", "sft", "dpo")
-# Stages whose jobs are named by two folders below `results/<stage>/`.
-IN_PARTS = ("tokenize", "write")
-TWO_FOLDERS = ("eval", *IN_PARTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +22,13 @@ class Result:
 
     Attributes:
         name: its folder below `results/<stage>/`; two folders of an evaluation, and of what is made in parts.
+        made_from: by role, the jobs that it was made from, as `stage/name`.
         run: what run.json says, or nothing.
     """
 
     stage: str
     name: str
+    made_from: dict[str, tuple[str, ...]]
     artifact: Artifact
     run: dict[str, Any]
 
@@ -48,7 +47,7 @@ class Result:
     @property
     def whole(self) -> str:
         """The name without the part's number: `demo/1-of-3` is a part of `demo`."""
-        return self.name.partition("/")[0] if self.stage in IN_PARTS else self.name
+        return self.name.partition("/")[0] if "{part}" in STAGES[self.stage].name else self.name
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -83,11 +82,17 @@ class Scored:
 class Findings:
     """All results, in an order that doesn't depend on the order of the arguments."""
 
-    def __init__(self, manifests: list[Path], runs: list[Path]):
-        """Raises SnaketuneError if a manifest or a run.json can't be read."""
+    def __init__(self, jobs: tuple[ReportedJob, ...], manifests: list[Path], runs: list[Path]):
+        """Args:
+            jobs: what the results are called and made from, in the order of their manifests.
+        Raises SnaketuneError if a manifest or a run.json can't be read.
+        """
         facts = {path.parent: _read_json(path) for path in runs}
-        found = [_result(path, facts.get(path.parent, {})) for path in manifests]
+        if len(jobs) != len(manifests):
+            raise SnaketuneError(f"--spec names {len(jobs)} jobs, but there are {len(manifests)} manifests")
+        found = [_result(job, path, facts.get(path.parent, {})) for job, path in zip(jobs, manifests)]
         self.results = sorted(found, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
+        self._by_key = {f"{result.stage}/{result.name}": result for result in self.results}
 
     @property
     def stages(self) -> set[str]:
@@ -97,20 +102,8 @@ class Findings:
         return [result for result in self.results if result.stage in stages]
 
     def made_from(self, result: Result, role: str) -> list[Result]:
-        """The results that filled `role` of `result`; of several that hold the same, the one with the likest name."""
-
-        def likeness(other: Result) -> tuple[bool, int]:
-            return result.name.startswith(f"{other.name}-"), _in_common(result.name, other.name)
-
-        contents = result.manifest["inputs"].get(role, [])
-        return [max(same, key=likeness) for content in contents if (same := self._by_content.get(content))]
-
-    @cached_property
-    def _by_content(self) -> dict[str, list[Result]]:
-        found = defaultdict(list)
-        for result in self.results:
-            found[result.artifact.content].append(result)
-        return found
+        """The results that filled `role` of `result`, as far as they are reported on."""
+        return [self._by_key[key] for key in result.made_from.get(role, ()) if key in self._by_key]
 
     @cached_property
     def evaluations(self) -> dict[str, list[Scored]]:
@@ -144,22 +137,11 @@ def unique(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _in_common(a: str, b: str) -> int:
-    """How many first characters are the same.
-
-    >>> _in_common("chat-demo-512", "chat-demo-1060")
-    10
-    """
-    return next((n for n, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-
-def _result(path: Path, run: dict[str, Any]) -> Result:
-    stage = _read_json(path).get("stage")
-    if stage not in STAGES:
-        raise SnaketuneError(f"{path} is no snaketune manifest: its stage is {stage!r}")
-    parts = path.parent.parts
-    name = "/".join(parts[-2:]) if stage in TWO_FOLDERS else parts[-1]
-    return Result(stage=stage, name=name, artifact=read_artifact(path, STAGES[stage].payload), run=run)
+def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
+    artifact = read_artifact(path, STAGES[job.stage].payload)
+    if artifact.manifest.get("stage") != job.stage:
+        raise SnaketuneError(f"{path} is no manifest of {job.stage}/{job.name}")
+    return Result(stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run)
 
 
 def _scored(result: Result) -> Scored:

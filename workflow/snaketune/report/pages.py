@@ -1,17 +1,17 @@
-"""Which pages the report has for a plan: file name → (category, caption)."""
+"""Which pages the report has for a config: file name → (category, caption)."""
 
 from collections.abc import Collection
 
 from snaketune.stages.graph import JobGraph
 
 
-def pages_of(plan: JobGraph) -> dict[str, tuple[str, str]]:
-    """Pages for what the plan holds; a config without DPO gets no DPO page.
+def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
+    """Pages for what the graph holds; a config without DPO gets no DPO page.
 
     Returns:
         By file name below `results/report/pages`: the category in Snakemake's report, and the caption's file name.
     """
-    return pages_for({stage for stage, _ in plan.jobs})
+    return pages_for({stage for stage, _ in graph.jobs})
 
 
 def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:

@@ -27,12 +27,12 @@ def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: li
     """Fill `work.payload` with the pages that `pages_for` names for the stages among the manifests.
 
     Args:
-        manifests: of all results to report on.
+        manifests: of all results to report on, in the order of `spec.jobs`.
         runs: their run.json files, each beside its manifest; one that isn't there leaves gaps and nothing else.
     Raises:
         SnaketuneError: a manifest or payload that can't be read.
     """
-    findings = Findings(manifests, runs)
+    findings = Findings(spec.jobs, manifests, runs)
     wanted = pages_for(findings.stages)
     charts = _charts(findings)
     pages = Pages(spec, findings, charts)

@@ -1,15 +1,15 @@
 """Remove work that no published result came from."""
 
-import fcntl
 import json
 import shutil
 from pathlib import Path
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.locks import holder, try_lock
 
 
 def clean(work_root: Path, *, remove: bool) -> None:
-    """Tell, and with `remove` free, what work folders hold that is behind no manifest below the results folder.
+    """Tell, and with `remove` free, what work folders hold that no manifest below the results folder came from.
 
     Kept are the work of published results, what somebody is working on, and killed trainings that can still be resumed.
 
@@ -41,11 +41,9 @@ def clean(work_root: Path, *, remove: bool) -> None:
 
 def _in_use(folder: Path) -> str | None:
     for lock in folder.glob("*lock"):
-        with lock.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return f"in use by {file.read().strip() or 'another process'}"
+        if not (file := try_lock(lock)):
+            return f"in use by {holder(lock)}"
+        file.close()
     if any(folder.glob("state/checkpoints/checkpoint-*")):
         return "an unfinished training that resumes when its config runs again; remove the folder by hand if it won't"
     return None

@@ -121,7 +121,7 @@ def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
         if isinstance(node, ast.Import):
             imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from snaketune.packing import plan` names a module, `from snaketune.packing.best_fit import pack` its content.
+            # `from snaketune.packing import plan` names a module, `from snaketune.packing.plan import build` its content.
             imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             # Where it is the name of a module, `python -m` runs that in another process.

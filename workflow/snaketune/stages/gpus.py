@@ -4,7 +4,6 @@ A slot is a lock file per GPU and host; the job that holds it sees that GPU alon
 which assigns GPUs itself, and on machines without any, nothing is claimed.
 """
 
-import fcntl
 import os
 import shutil
 import socket
@@ -15,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.locks import try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
 SECONDS_BETWEEN_TRIES = 1.0
@@ -72,11 +72,9 @@ def _try_all(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list
         claimed = []
         for gpu in gpus:
             name = "".join(letter if letter.isalnum() else "-" for letter in gpu)
-            slot = attempt.enter_context((folder / f"{socket.gethostname()}-{name}.lock").open("w"))
-            try:
-                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not (slot := try_lock(folder / f"{socket.gethostname()}-{name}.lock")):
                 continue
+            attempt.enter_context(slot)
             claimed.append(gpu)
             if len(claimed) == count:
                 held.enter_context(attempt.pop_all())

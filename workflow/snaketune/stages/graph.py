@@ -23,6 +23,7 @@ from snaketune.stages.specs import (
     PackSpec,
     PlanSpec,
     RefLogpsSpec,
+    ReportedJob,
     ReportSpec,
     SftSpec,
     TokenizerSpec,
@@ -258,6 +259,7 @@ class JobGraph:
                     trust_remote_code=_trusted(sft),
                     conversations=evaluation.conversations,
                     preferences=evaluation.preferences,
+                    generation=evaluation.generation,
                     exact_match=evaluation.exact_match,
                     task_names=evaluation.tasks.names if evaluation.tasks else (),
                     task_limit=evaluation.tasks.limit if evaluation.tasks else None,
@@ -289,17 +291,22 @@ class JobGraph:
 
     def _report(self) -> Job:
         # In one order, whatever the order of the config: the report is the same.
-        jobs = tuple(sorted(self.jobs.values(), key=lambda job: (job.stage, job.name)))
+        stages = list(STAGES)
+        jobs = tuple(sorted(self.jobs.values(), key=lambda job: (stages.index(job.stage), job.name)))
+        reported = tuple(
+            ReportedJob(
+                stage=job.stage,
+                name=job.name,
+                made_from={role: tuple(made.key for made in some) for role, some in job.artifacts.items() if some},
+            )
+            for job in jobs
+        )
         return self._add(
             Job(
                 stage="report",
-                name="report",
-                spec=ReportSpec(
-                    **self.config.report.model_dump(), jobs=tuple(f"{job.stage}/{job.name}" for job in jobs)
-                ),
-                artifacts={
-                    stage: tuple(job for job in jobs if job.stage == stage) for stage in STAGES if stage != "report"
-                },
+                name="",
+                spec=ReportSpec(**self.config.report.model_dump(), jobs=reported),
+                artifacts={"results": jobs},
             )
         )
 

@@ -10,6 +10,17 @@ from snaketune.config.runs import Operation
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
+RESULTS = Path("results")
+
+
+def folder_of(stage: str, name: str) -> str:
+    """Where a job publishes.
+
+    >>> folder_of("sft", "demo"), folder_of("report", "")
+    ('results/sft/demo', 'results/report')
+    """
+    return str(RESULTS / stage / name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -28,8 +39,13 @@ class Job:
     operation: Operation = Operation()
 
     @property
+    def key(self) -> str:
+        """As others name it: `sft/demo`."""
+        return f"{self.stage}/{self.name}"
+
+    @property
     def folder(self) -> str:
-        return f"results/{self.stage}/{self.name}" if self.stage != "report" else "results/report"
+        return folder_of(self.stage, self.name)
 
     @property
     def manifest(self) -> str:

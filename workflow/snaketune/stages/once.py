@@ -20,9 +20,10 @@ from snaketune.stages.accepted import accepted_codes
 from snaketune.stages.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
 from snaketune.stages.fingerprint import fingerprint, fingerprint_of
 from snaketune.stages.libraries import installed_version
+from snaketune.stages.locks import locked
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.outside import digest_in
-from snaketune.stages.work import WORK_ROOT, WorkFolder, locked, publish
+from snaketune.stages.work import WORK_ROOT, WorkFolder, publish
 
 
 def run_once(

@@ -9,8 +9,19 @@ from typing import Literal
 
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
-from snaketune.config.evaluation import ExactMatch, Report
-from snaketune.config.runs import Lora, Packing, Pretrained, Quantization, Scratch, Training
+from snaketune.config.evaluation import ExactMatch, Generation, Report
+from snaketune.config.runs import (
+    DpoLoss,
+    Lora,
+    Packing,
+    PackingStrategy,
+    Precision,
+    Pretrained,
+    Quantization,
+    Scratch,
+    Training,
+    TrainOn,
+)
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference"]
@@ -31,7 +42,7 @@ class TokenizeSpec(Model):
     """One part of a corpus; parts are numbered from 1."""
 
     kind: Literal["sft", "preference", "text"]
-    train_on: Literal["assistant", "last", "all"]
+    train_on: TrainOn
     part: int
     parts: int
 
@@ -41,7 +52,7 @@ class PlanSpec(Model):
 
     kind: Kind
     lengths: tuple[int, ...]
-    strategy: Literal["best-fit-decreasing", "wrapped", "none"]
+    strategy: PackingStrategy
     overflow: Literal["drop", "truncate", "split", "raise"]
 
 
@@ -70,7 +81,7 @@ class SftSpec(Model):
 class RefLogpsSpec(Model):
     """Everything besides weights and pairs that can move a log-probability."""
 
-    precision: Literal["auto", "float32", "bfloat16"]
+    precision: Precision
     frozen_weights: bool
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
@@ -81,7 +92,7 @@ class RefLogpsSpec(Model):
 class DpoSpec(Model):
     """Loss and optimization."""
 
-    loss: Literal["sigmoid", "ipo", "hinge"]
+    loss: DpoLoss
     beta: float
     label_smoothing: float
     training: Training
@@ -97,6 +108,7 @@ class EvalSpec(Model):
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]
+    generation: Generation
     exact_match: ExactMatch
     task_names: tuple[str, ...]
     task_limit: int | None
@@ -104,10 +116,20 @@ class EvalSpec(Model):
     samples: int
 
 
+class ReportedJob(Model):
+    """A result that the report shows."""
+
+    stage: str
+    name: str
+    made_from: dict[str, tuple[str, ...]] = {}
+    """By role, the jobs that it was made from, as `stage/name`."""
+
+
 class ReportSpec(Report):
     """The look of the report, and whose results it shows: a renamed run is the same result under another name."""
 
-    jobs: tuple[str, ...] = ()
+    jobs: tuple[ReportedJob, ...] = ()
+    """In the order of the manifests."""
 
 
 def canonical(spec: Model) -> str:

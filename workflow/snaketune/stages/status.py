@@ -1,4 +1,4 @@
-"""What is on disk, held against the plan: which results are missing, current or stale, and why.
+"""What is on disk, held against what the config asks for: which results are missing, current or stale, and why.
 
 Snakemake goes by times and by its own notes in `.snakemake`, which may be gone, or left elsewhere when results were copied.
 A result's manifest knows all that it was made from, so it alone decides: the spec, the code, what can be read from each
@@ -30,7 +30,7 @@ class Standing:
     Attributes:
         content: digest of what can be read from it; None where it is missing or its manifest can't be read.
         why: the reasons of its own for being stale. A result that is missing has none: that says it all.
-        current: it is as the plan wants it, and so is all that it was made from.
+        current: it is as the config wants it, and so is all that it was made from.
         other_versions: libraries that it was made with in a version that isn't the one installed here: made with, here.
     """
 
@@ -41,7 +41,7 @@ class Standing:
 
 
 class Results:
-    """The results of all jobs of a plan. Each is looked at once, when it is asked for."""
+    """The results of all jobs of a graph. Each is looked at once, when it is asked for."""
 
     def __init__(
         self,

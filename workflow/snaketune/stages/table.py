@@ -20,8 +20,9 @@ class Stage:
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
         libraries: distributions whose version shapes the result, by its spec and artifacts.
-        gpu: whether `build` also takes the `operation` and claims GPUs.
+        operation: keys of the run's `operation` that it goes by; with any, `build` takes it.
         launches: whether `build` starts another process, which imports what shapes the result, and checks that itself.
+        name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
 
     spec: type[Model]
@@ -31,9 +32,17 @@ class Stage:
     many: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
-    gpu: bool = False
+    operation: tuple[str, ...] = ()
     launches: bool = False
+    name: str = "{name}"
 
+    @property
+    def gpu(self) -> bool:
+        """Whether it claims GPUs, and computes on the CPU where there are none."""
+        return "gpus" in self.operation
+
+
+TRAINING = ("gpus", "checkpoint_steps", "log_steps", "load_in_memory")
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(
@@ -55,6 +64,7 @@ STAGES: dict[str, Stage] = {
     "tokenize": Stage(
         spec=specs.TokenizeSpec,
         payload="tokens",
+        name="{name}/{part}",
         module="snaketune.tokenization.tokenize",
         one=("corpus", "tokenizer"),
         libraries=always("tokenizers", "transformers", "jinja2", "pyarrow"),
@@ -69,6 +79,7 @@ STAGES: dict[str, Stage] = {
     "write": Stage(
         spec=specs.WriteSpec,
         payload="shards",
+        name="{name}/{part}",
         module="snaketune.packing.write",
         one=("plan",),
         many=("tokens", "corpus"),
@@ -89,7 +100,7 @@ STAGES: dict[str, Stage] = {
         one=("pack", "tokenizer"),
         files=("base",),
         libraries=of_training,
-        gpu=True,
+        operation=TRAINING,
         launches=True,
     ),
     "ref_logps": Stage(
@@ -98,7 +109,7 @@ STAGES: dict[str, Stage] = {
         module="snaketune.training.ref_logps",
         one=("model", "pack"),
         libraries=always("torch", "transformers"),
-        gpu=True,
+        operation=("gpus",),
     ),
     "dpo": Stage(
         spec=specs.DpoSpec,
@@ -106,24 +117,35 @@ STAGES: dict[str, Stage] = {
         module="snaketune.training.dpo",
         one=("model", "pack", "ref_logps"),
         libraries=of_training,
-        gpu=True,
+        operation=TRAINING,
         launches=True,
     ),
     "eval": Stage(
         spec=specs.EvalSpec,
         payload="scores",
+        name="{evaluation}/{model}",
         module="snaketune.evaluation.eval",
         one=("tokenizer",),
         many=("model", "corpora", "packs", "ref_logps"),
         files=("base", "tasks", "task_data"),
         libraries=of_evaluation,
-        gpu=True,
+        operation=("gpus",),
     ),
     "report": Stage(
         spec=specs.ReportSpec,
         payload="pages",
+        name="",
         module="snaketune.report.report",
         files=("manifests", "runs"),
         libraries=always("matplotlib", "jinja2"),
     ),
 }
+
+
+def option(name: str) -> str:
+    """What a role or a key of the operation is called on the command line.
+
+    >>> option("ref_logps")
+    '--ref-logps'
+    """
+    return f"--{name.replace('_', '-')}"

@@ -12,14 +12,9 @@ Snakemake deletes a rule's declared outputs before every attempt, so nothing is 
 half-done work by its fingerprint; so does a config that was put back to what it was yesterday.
 """
 
-import fcntl
 import json
 import os
 import shutil
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +52,7 @@ class WorkFolder:
         return self.folder / "run.json"
 
     def result(self) -> Artifact | None:
-        """The complete, verified result, or None. A damaged one is removed, so that it is made anew."""
+        """The complete, verified result, or None. A damaged one is removed, so that it is made again."""
         if not self.manifest.is_file():
             return None
         try:
@@ -65,7 +60,7 @@ class WorkFolder:
             for name in (*artifact.manifest["payload"], *artifact.manifest["records"]):
                 artifact.file(name)
         except SnaketuneError as error:
-            print(f"the kept result is not intact and is made anew: {str(error).split(';')[0]}", flush=True)
+            print(f"the kept result is not intact and is made again: {str(error).split(';')[0]}", flush=True)
             self.manifest.unlink()
             return None
         return artifact
@@ -109,31 +104,6 @@ def sync(path: Path) -> None:
     """Bring a file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-@contextmanager
-def locked(lock: Path, what: str) -> Iterator[None]:
-    """Hold `lock` exclusively, waiting for whoever holds it; the kernel frees it when the holder dies.
-
-    Advisory `flock`, coherent across nodes on NFSv4, Lustre (`-o flock`) and GPFS.
-    """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a+") as file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    file.seek(0)
-                    print(f"waiting for {what}: in use by {file.read().strip() or 'another process'}", flush=True)
-                    told = True
-                time.sleep(0.5)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
 
 
 def publish(artifact: Artifact, run: Path, out: Path, payload: str) -> None:

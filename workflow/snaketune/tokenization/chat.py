@@ -1,20 +1,19 @@
-"""Conversations to token ids, and which of them the model learns.
+"""Conversations to token ids, and which of them are supervised.
 
     <|im_start|> user \\n  Hi  <|im_end|> \\n <|im_start|> assistant \\n  Hello !  <|im_end|> \\n
          3        90   5   71       2     5       3          91     5    72   9       2      5     ids
          0         0   0    0       0     0       0           0     0     1   1       1      0     supervised
 
 A whole batch is rendered (about 50 microseconds per conversation) and goes through `tokenizers` in one call (about 4 MB/s
-per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. What is learned follows from the
-characters that the template marks as generated or, where it marks nothing, from whose turn it is (see `roles`). Rows in
+per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. What is supervised follows from
+the characters that the template marks as generated or, where it marks nothing, from whose turn it is (see `unmarked`). Rows in
 which somebody wrote a control token are encoded so that it stays text, see `control`. No torch is imported.
 
-This is the reference. Whole corpora go a faster way (see `columns`) that must give the same.
+This is the ordinary path. Whole corpora go a faster one (see `batched`) where that is proved to give the same.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -24,40 +23,17 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import ControlTokens, unused_characters
-from snaketune.tokenization.masks import token_spans
-from snaketune.tokenization.offered import Tools, not_written, texts_in, with_texts
-from snaketune.tokenization.roles import render_by_roles
+from snaketune.tokenization.encoded import Encoded
+from snaketune.tokenization.offered import Tools, texts_in, with_texts
 from snaketune.tokenization.template import Message, Span, marks_generation, render
+from snaketune.tokenization.template_control import HARMLESS, TemplateControl
+from snaketune.tokenization.token_spans import token_spans
+from snaketune.tokenization.unmarked import render_unmarked
 
 # What templates can name, as transformers passes it to them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-HARMLESS = "x"
-MAX_FRAMES = 4096
 # How a document is written, whatever the chat template: as the tokenizer opens a text, and ended by eos.
 DOCUMENT = "{{ opening }}{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A conversation: `ids` int32[n], `supervised` bool[n]: what assistants said, ends of turn included."""
-
-    ids: np.ndarray
-    supervised: np.ndarray
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A conversation's ids (int32[n]) and, per assistant turn, the tokens [start, end) that it says."""
-
-    ids: np.ndarray
-    spans: list[Span]
-
-    def supervised(self, spans: list[Span]) -> np.ndarray:
-        """bool[n]: the tokens of these of the spans."""
-        mask = np.zeros(len(self.ids), bool)
-        for start, end in spans:
-            mask[start:end] = True
-        return mask
 
 
 class ChatTokenizer:
@@ -111,8 +87,7 @@ class ChatTokenizer:
         self._telling = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
             self._telling[vocab[unk]] = False
-        self._frames: dict[tuple, np.ndarray] = {}
-        self._turns: dict[tuple, tuple[int, list[int]]] = {}
+        self._template_control = TemplateControl(template, self._variables, self.encode_text, self._telling)
         self._given = given, config
 
     @classmethod
@@ -144,8 +119,8 @@ class ChatTokenizer:
         if not self.template:
             return (self.eos_id,)
         probe = [{"role": "user", "content": HARMLESS}, {"role": "assistant", "content": HARMLESS}]
-        rendered = self.render([probe])[0]
-        ends = {int(rendered.ids[end - 1]) for start, end in rendered.spans if end > start}
+        encoded = self.encode([probe])[0]
+        ends = {int(encoded.ids[end - 1]) for start, end in encoded.spans if end > start}
         return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
 
     def is_control(self, ids: np.ndarray) -> np.ndarray:
@@ -159,7 +134,7 @@ class ChatTokenizer:
     def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
         """int64[m]: after how many of the tokens a turn is over.
 
-        A turn is over behind the first control token after its content; one without (Mistral's system prompt) has no end
+        A turn is over with the first control token after its content; one without (Mistral's system prompt) has no end
         of its own.
 
             <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
@@ -168,35 +143,16 @@ class ChatTokenizer:
             ids: int32[n], of these messages.
             tools: that they offer.
         """
-        frame = (tools, *(message["role"] for message in messages))
-        if frame not in self._turns:
-            _make_room(self._turns)
-            self._turns[frame] = self._find_turns(frame[1:], tools)
-        count, ordinals = self._turns[frame]
+        count, ends = self._template_control.turn_ends([message["role"] for message in messages], tools)
         control = np.flatnonzero(self._telling[ids])
         # It is otherwise only where a template writes other control tokens around other words.
-        return control[ordinals] + 1 if len(control) == count else np.zeros(0, np.int64)
-
-    def _find_turns(self, roles: tuple[str, ...], tools: str | None) -> tuple[int, list[int]]:
-        """How many control tokens the template writes, and which of them end turns."""
-        left, right = unused_characters([self.template, tools or ""], 2)
-        marks = [f"{left}{number}{right}" for number in range(len(roles))]
-        marked = [{"role": role, "content": mark} for role, mark in zip(roles, marks)]
-        (text,), _ = self.render_texts([marked], tools=[tools])
-        encoding = self.encode_text(text)
-        control = [start for (start, _), id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
-        starts = [*(text.find(mark) for mark in marks), len(text)]
-        ordinals = []
-        for mark, start, following in zip(marks, starts, starts[1:]):
-            behind = [n for n, at in enumerate(control) if start + len(mark) <= at < following]
-            ordinals += behind[:1] if start >= 0 else []
-        return len(control), ordinals
+        return control[ends] + 1 if len(control) == count else np.zeros(0, np.int64)
 
     def encode_text(self, text: str) -> Encoding:
         """The encoding of rendered text; whatever looks like a control token is one."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def render_texts(
+    def render(
         self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
     ) -> tuple[list[str], list[list[Span]]]:
         """Per conversation its text, and in characters of it, what assistants say."""
@@ -207,17 +163,13 @@ class ChatTokenizer:
             )
         if self.marked:
             return render(self.template, conversations, self._variables, add_generation_prompt, tools)
-        return render_by_roles(
+        return render_unmarked(
             self.template, conversations, self._variables, add_generation_prompt, list(self.control.ids), tools
         )
 
-    def encode_conversations(self, conversations: Sequence[list[Message]]) -> list[Encoded]:
-        """Encode conversations; all assistant turns are supervised, each with its end of turn."""
-        return [Encoded(rendered.ids, rendered.supervised(rendered.spans)) for rendered in self.render(conversations)]
-
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
         """int32[n]: the conversation so far, with the tools that it offers, and the frame that the assistant answers in."""
-        return self.render([messages], add_generation_prompt=True, tools=[tools])[0].ids
+        return self.encode([messages], add_generation_prompt=True, tools=[tools])[0].ids
 
     def strangers(self, vocabulary: dict[str, int]) -> list[str]:
         """The tokens of a vocabulary that have another id here, or none."""
@@ -231,9 +183,9 @@ class ChatTokenizer:
         """The text of `ids` with their special tokens, to look at."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=False)
 
-    def render(
+    def encode(
         self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
-    ) -> list[Rendered]:
+    ) -> list[Encoded]:
         """Render and encode conversations.
 
         Args:
@@ -244,16 +196,16 @@ class ChatTokenizer:
         if not conversations:
             return []
         tools = tools if any(tools) else ()
-        texts, spans = self.render_texts(conversations, add_generation_prompt, tools)
+        texts, spans = self.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        rendered: list[Rendered | None] = []
+        encoded: list[Encoded | None] = []
         for messages, offered, encoding, own in zip(
             conversations, tools or [None] * len(texts), encodings, spans, strict=True
         ):
             ids = np.array(encoding.ids, np.int32)
             ordinary = self._is_ordinary(messages, offered, ids, add_generation_prompt)
-            rendered.append(Rendered(ids, token_spans(encoding, own, self._is_control[ids])) if ordinary else None)
-        to_guard = [number for number, done in enumerate(rendered) if done is None]
+            encoded.append(Encoded(ids, token_spans(encoding, own, self._is_control[ids])) if ordinary else None)
+        to_guard = [number for number, done in enumerate(encoded) if done is None]
         if to_guard:
             guarded = self._guarded(
                 [conversations[number] for number in to_guard],
@@ -262,34 +214,23 @@ class ChatTokenizer:
                 [tools[number] if tools else None for number in to_guard],
             )
             for number, done in zip(to_guard, guarded, strict=True):
-                rendered[number] = done
-        return rendered
+                encoded[number] = done
+        return encoded
 
     def _is_ordinary(
         self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
     ) -> bool:
         """Whether the control tokens among `ids` are those that the template writes around any such messages."""
-        frame = (add_generation_prompt, tools, *(message["role"] for message in messages))
-        if frame not in self._frames:
-            _make_room(self._frames)
-            self._frames[frame] = self._control_of_frame(list(frame[2:]), tools, add_generation_prompt)
+        expected = self._template_control.ids([message["role"] for message in messages], tools, add_generation_prompt)
         if any(self.control.written_in(message["content"]) for message in messages):
             return False
         if tools and any(map(self.control.written_in, texts_in(tools))):
             return False
-        return np.array_equal(ids[self._telling[ids]], self._frames[frame])
-
-    def _control_of_frame(self, roles: list[str], tools: str | None, add_generation_prompt: bool) -> np.ndarray:
-        harmless = [{"role": role, "content": HARMLESS} for role in roles]
-        (text,), _ = render(self.template, [harmless], self._variables, add_generation_prompt, [tools])
-        if tools and [text] == render(self.template, [harmless], self._variables, add_generation_prompt)[0]:
-            raise not_written(roles, tools)
-        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
-        return ids[self._telling[ids]]
+        return np.array_equal(ids[self._telling[ids]], expected)
 
     def _guarded(
         self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
-    ) -> list[Rendered]:
+    ) -> list[Encoded]:
         """Render and encode conversations whose contents, or tools, look like control tokens.
 
         Args:
@@ -302,7 +243,7 @@ class ChatTokenizer:
             offered = with_texts(offered, partial(self.control.guarded, guard=guard, ends=False))
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (own,) = self.render_texts([guarded], add_generation_prompt, [offered])
+                (text,), (own,) = self.render([guarded], add_generation_prompt, [offered])
                 if text.replace(guard, "") == expected:
                     break
             else:
@@ -313,7 +254,7 @@ class ChatTokenizer:
             texts.append(text)
             spans.append(own)
         return [
-            Rendered(done.ids, token_spans(done.encoding, done.spans, self._is_control[done.ids]))
+            Encoded(done.ids, token_spans(done.encoding, done.spans, self._is_control[done.ids]))
             for done in self.control.encode(texts, spans, lead, guard)
         ]
 
@@ -323,12 +264,6 @@ class ChatTokenizer:
         if id is None:
             raise SnaketuneError(f"tokenizer_config.json names no {key} that the tokenizer has: found {token!r}")
         return id
-
-
-def _make_room(known: dict[Any, Any]) -> None:
-    """Forget all where there may be no end of them, as with tools that are another set in every row."""
-    if len(known) >= MAX_FRAMES:
-        known.clear()
 
 
 def _token_string(token: str | dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Chat templates: conversation to text, and which characters of it the model is to learn.
+"""Chat templates: conversation to text, and which characters of it are supervised.
 
 A template marks what the assistant generates with `{% generation %}`; rendering gives the text and the character spans of
 those blocks. transformers' own renderer does the work (about 30 microseconds per conversation; importing it takes a
@@ -7,6 +7,7 @@ second and no torch), so a template means here what it means wherever else the t
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from snaketune.errors import SnaketuneError
@@ -19,6 +20,13 @@ TEXT = "text"
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SHIPPED = "resources/chat_templates"
+
+
+def shipped() -> str:
+    """The templates that ship, for messages."""
+    folder = Path(__file__).resolve().parents[3] / SHIPPED
+    found = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
+    return ", ".join(found) or f"one of {SHIPPED}"
 
 
 def marks_generation(template: str) -> bool:

@@ -17,14 +17,14 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.adopt import adopt, shipped
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.check import PROBES, check
 from snaketune.tokenization.control import any_of
-from snaketune.tokenization.fast import fast_tokenizer, save
-from snaketune.tokenization.parity import compare
-from snaketune.tokenization.template import TEXT, Message, render
-from snaketune.tokenization.train import CONTROL, PAD, TURN_END, UNK, Texts, train
+from snaketune.tokenization.making.adopt import adopt
+from snaketune.tokenization.making.check import PROBES, check
+from snaketune.tokenization.making.convert import converted, save
+from snaketune.tokenization.making.parity import compare
+from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK, Texts, train
+from snaketune.tokenization.template import TEXT, Message, render, shipped
 
 SAMPLES = 3
 # Characters of a conversation that is short enough to be shown.
@@ -56,7 +56,7 @@ def build(
         tables = [artifact.file("train.arrow") for artifact in corpora]
         texts = Texts(_texts(tables, template))
         model = train(texts, spec)
-        tokenizer = fast_tokenizer(model)
+        tokenizer = converted(model)
         parity = compare(tokenizer, model, _texts(tables))
         print(f"the fast tokenizer equals sentencepiece on {parity} texts", flush=True)
         (work.payload / "sentencepiece.model").write_bytes(model)
@@ -67,7 +67,7 @@ def build(
 
     chat = ChatTokenizer.load(work.payload)
     if chat.template and not chat.marked:
-        print("the chat template marks nothing as generated; what is learned is found by roles", flush=True)
+        print("the chat template marks nothing as generated; what is supervised is found by roles", flush=True)
     about |= {
         "spans": "none" if not chat.template else "markers" if chat.marked else "roles",
         "samples": check(chat, samples) if chat.template else [],

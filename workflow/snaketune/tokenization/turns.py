@@ -1,4 +1,4 @@
-"""Arrow columns of conversations and pairs as turns, and which of them are to be learned."""
+"""Arrow columns of conversations and pairs as turns, and which of them are to be supervised."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ class Turns:
     Attributes:
         roles, contents: strings, of all turns.
         index, offsets: int64.
-        wanted: bool, like `index`: which turns are to be learned, if they are the assistant's.
-        everything: bool[n]: whether all other tokens of the conversation are learned too, except unwanted turns.
+        wanted: bool, like `index`: which turns are to be supervised, if they are the assistant's.
+        everything: bool[n]: whether all other tokens of the conversation are supervised too, except unwanted turns.
         tools: strings[n], null where a conversation offers none.
     """
 
@@ -60,7 +60,7 @@ class Turns:
 
 
 def conversations(table: pa.Table, train_on: str) -> Turns:
-    """The column `messages`, of which assistant, last, or all is learned; never a turn that isn't supervised."""
+    """The column `messages`, of which assistant, last, or all is supervised; never a turn that the corpus leaves out."""
     roles, contents, wanted, offsets = _column(table, "messages")
     if train_on == "last":
         assistants = np.flatnonzero(pc.equal(roles, "assistant").to_numpy(zero_copy_only=False))
@@ -72,7 +72,7 @@ def conversations(table: pa.Table, train_on: str) -> Turns:
 
 
 def pairs(table: pa.Table) -> Turns:
-    """Prompt and chosen, prompt and rejected, of each row in turn: 2n conversations, whose completions are learned."""
+    """Prompt and chosen, prompt and rejected, of each row in turn: 2n conversations, whose completions are supervised."""
     columns = [_column(table, name) for name in ("prompt", "chosen", "rejected")]
     columns[0][2][:] = False
     bases = offsets_of(np.array([len(roles) for roles, *_ in columns]))

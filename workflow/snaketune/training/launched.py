@@ -17,7 +17,8 @@ from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
-from snaketune.stages.work import WorkFolder, locked
+from snaketune.stages.locks import locked
+from snaketune.stages.work import WorkFolder
 from snaketune.training.launch import is_first_process
 
 

@@ -1,0 +1,92 @@
+"""What the manifest counts: the rows of each source and of all, where they went, and what there is to note about them."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from snaketune.config.corpora import Source
+from snaketune.corpus.decisions import REASONS, Decisions
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.scan import Scan, SourceCounts
+from snaketune.stages.specs import CorpusSpec
+
+
+def counts_of(
+    spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], decisions: Decisions, quarantine: Quarantine
+) -> dict[str, Any]:
+    """All counts of the manifest: in all, by source, and how long the rows are that were kept."""
+    by_source = [_of_source(decisions, scan, source) for source in sources]
+    dropped: Counter[str] = Counter()
+    for source in by_source:
+        dropped.update(source["dropped"])
+    times, held_out = decisions.times, decisions.held_out
+    return {
+        **{name: sum(source[name] for source in by_source) for name in ("read", "extra", "joined", "repeated")},
+        "quarantined": {"total": quarantine.reasons.total(), **quarantine.reasons},
+        "dropped": dict(dropped),
+        "kept": {"train": int(times[~held_out].sum()), "held_out": int(times[held_out].sum())},
+        "sources": [_origin(source) | found for source, found in zip(spec.sources, by_source)],
+        "notes": _notes(spec, scan, times > 0),
+        "cleaned": {step: n for step, n in scan.cleaner.counts.items() if n},
+        "characters": _histogram(np.frombuffer(scan.characters, np.uint32), times),
+        **({} if decisions.group is None else {"near_duplicates": _near_duplicates(decisions.group)}),
+    }
+
+
+def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:
+    """What became of the rows of a source, all counts but those of where they came from."""
+    rows = source.rows
+    dropped, times = decisions.dropped[rows], decisions.times[rows]
+    by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
+    reasons = {reason: n for reason, n in zip(REASONS[1:], by_reason[1:]) if n or reason == "duplicate"}
+    used = np.bincount(np.frombuffer(scan.origins, np.uint32)[rows], times, len(scan.known_origins))
+    layouts: dict[str, int] = {}
+    for (layout, _), n in zip(scan.known_origins, used.tolist()):
+        if n:
+            layouts[layout] = layouts.get(layout, 0) + int(n)
+    return {
+        "read": source.read,
+        "extra": source.extra,
+        "joined": source.joined,
+        "quarantined": source.quarantined,
+        "dropped": reasons | source.dropped,
+        "repeated": int((times - (times > 0)).sum()),
+        "kept": int(times.sum()),
+        "layouts": layouts,
+        "ignored": dict(source.ignored),
+    }
+
+
+def _near_duplicates(group: np.ndarray) -> dict[str, int]:
+    """How many groups of two rows and more there are, and how many rows are in the largest."""
+    sizes = np.bincount(group)
+    return {"groups": int((sizes > 1).sum()), "largest": int(sizes.max()) if (sizes > 1).any() else 0}
+
+
+def _notes(spec: CorpusSpec, scan: Scan, kept: np.ndarray) -> dict[str, int]:
+    """What happened to kept rows on the way, and how many of them have a prompt that another has before them."""
+    notes: Counter[str] = Counter()
+    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[kept], minlength=len(scan.known_origins))
+    for (_, found), rows in zip(scan.known_origins, rows_by_origin.tolist()):
+        notes.update(dict.fromkeys(found, rows))
+    if spec.kind == "conversations":
+        prompts = np.sort(np.frombuffer(scan.drawn, np.uint64)[kept])
+        notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
+    return {note: n for note, n in notes.items() if n}
+
+
+def _histogram(characters: np.ndarray, times: np.ndarray) -> dict[str, list[int]]:
+    """Rows kept, by length: `rows[i]` of them have fewer characters than `bounds[i]`, and no fewer than the bound before.
+
+    >>> _histogram(np.array([1, 2, 3, 9]), np.array([1, 1, 1, 1]))
+    {'bounds': [1, 2, 4, 8, 16], 'rows': [0, 1, 2, 0, 1]}
+    """
+    # A number below 2^k has k binary digits at most.
+    digits = np.frexp(characters.astype(np.float64))[1]
+    rows = np.bincount(digits, times).astype(np.int64).tolist()
+    return {"bounds": [2**k for k in range(len(rows))], "rows": rows}
+
+
+def _origin(source: Source) -> dict[str, Any]:
+    return {"hub": source.hub.model_dump(mode="json")} if source.hub else {"files": list(source.files)}

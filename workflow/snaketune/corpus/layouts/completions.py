@@ -1,0 +1,60 @@
+"""A prompt and what completes it, each a text or turns."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from snaketune.corpus.layouts.parts import text_of
+from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.templates import without_end
+from snaketune.corpus.layouts.turns import SPEAKER_KEYS, may_spell_turns, turns_of
+from snaketune.corpus.layouts.unwrap import unwrapped
+from snaketune.corpus.rows import Malformed, Message
+
+
+def exchange(
+    prompt: Any, completions: Mapping[str, Any], speakers: Speakers = NO_SPEAKERS
+) -> tuple[list[Message], list[list[Message]], tuple[str, ...]]:
+    """A prompt and what completes it, and what there is to note.
+
+    A template around the prompt is taken off, and then the end-of-turn strings of the completions too.
+
+    Args:
+        prompt: a text, or turns.
+        completions: by the column that each comes from.
+    """
+    spelled = not isinstance(prompt, str) or may_spell_turns(prompt)
+    answers = [completion_turns(value, where, speakers, spelled=spelled) for where, value in completions.items()]
+    if spelled:
+        return turns_of(prompt, "prompt", speakers), answers, ()
+    found = unwrapped(prompt)
+    if found is None:
+        return [{"role": "user", "content": prompt}], answers, ()
+    turns, note = found
+    notes = (note,)
+    for answer in answers:
+        bare = without_end(answer[-1]["content"])
+        if bare != answer[-1]["content"]:
+            answer[-1]["content"], notes = bare, (note, "removed_end_of_turn")
+        if not prompt[-1].isspace():
+            # After "ASSISTANT:", the space belongs to the template.
+            answer[0]["content"] = answer[0]["content"].removeprefix(" ")
+    return turns, answers, notes
+
+
+def completion_turns(
+    value: Any, where: str, speakers: Speakers = NO_SPEAKERS, *, spelled: bool = False
+) -> list[Message]:
+    """A completion, given as the assistant's text, as {text: …}, as one turn, or as turns.
+
+    Args:
+        spelled: whether a text that spells turns is taken for them. An answer may well be some JSON with roles in it.
+    """
+    if isinstance(value, str) and not (spelled and may_spell_turns(value)):
+        return [{"role": "assistant", "content": value}]
+    if value == []:
+        raise Malformed("empty_completion", f"{where} has no turns")
+    if isinstance(value, dict):
+        if value.get("text") is not None and not any(value.get(key) is not None for key in SPEAKER_KEYS):
+            return [{"role": "assistant", "content": text_of(value["text"], where)}]
+        value = [value]
+    return turns_of(value, where, speakers)

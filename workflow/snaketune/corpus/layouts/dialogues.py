@@ -1,0 +1,99 @@
+"""A whole dialogue in one text: who speaks stands at the beginning of a line.
+
+    User 1: Hi!                     user
+    User 2: Hello, how are you?     assistant
+    Fine, I hope.                   (goes on)
+    User 1: Great.                  user
+
+The first speaker is the user and the second the assistant, unless their names or the config say otherwise. A line of
+asterisks, or a remark in brackets just before a turn (`[The next day]`), belongs to no speaker and is taken out.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.roles import IN_DIALOGUES, Speakers, role_of
+from snaketune.corpus.layouts.transcripts import cut
+from snaketune.corpus.layouts.unwrap import conversation_in, take_ends_off
+from snaketune.corpus.rows import Malformed, Message
+
+# A line that is a rule of asterisks, or a remark in brackets or in italics.
+REMARK = re.compile(r"\*(?:[ \t]*\*){2,}|\[[^\[\]]*\]|\([^()]*\)|\*[^*]+\*")
+
+
+def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Message], tuple[str, ...]]:
+    r"""The turns of a dialogue, and what there is to note.
+
+    >>> dialogue_turns("User 1: Hi\nUser 2: Hello", "chat", {})[0]
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+
+    Args:
+        speakers: roles by name; other names than the usual ones are known only by it.
+    Raises:
+        Malformed: no dialogue, or a third speaker.
+    """
+    if not isinstance(text, str):
+        raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
+    framed = conversation_in(text)
+    if framed:
+        return framed, take_ends_off(framed)
+    before, spoken = _cut(text, speakers)
+    if _without_remarks(before) or not spoken:
+        raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
+    roles = _roles([name for name, _ in spoken], where, speakers)
+    turns, notes = [], ()
+    for number, (name, said) in enumerate(spoken, start=1):
+        # After the last turn it may be the last thing said.
+        bare = _without_remarks(said, keep=1) if number < len(spoken) else said
+        if bare != said:
+            notes = ("removed_stage_direction",)
+        turns.append({"role": roles[name], "content": bare})
+    return turns, notes + take_ends_off(turns)
+
+
+def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
+    """The first column whose text begins with one speaker and goes on with another."""
+    for column, value in raw.items():
+        if isinstance(value, str):
+            before, spoken = _cut(value, speakers)
+            if (len({name for name, _ in spoken}) > 1 and not _without_remarks(before)) or conversation_in(value):
+                return column
+    return None
+
+
+def _cut(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
+    """What stands before the first speaker, and then each speaker, in small letters, with what they say."""
+    before, spoken = cut(text, _tag(tuple(speakers)))
+    return before, [(name.casefold(), content.strip()) for name, content in spoken]
+
+
+def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
+    given = {name.casefold(): role for name, role in speakers.items()}
+    roles: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        free = [role for role in ("user", "assistant") if role not in roles.values()]
+        role = given.get(name) or role_of(name) or (free[0] if free else None)
+        if role is None:
+            raise Malformed("unknown_role", f"{where} has a third speaker, {name[:40]!r}; map it with `speakers`")
+        roles[name] = role
+    return roles
+
+
+def _without_remarks(said: str, *, keep: int = 0) -> str:
+    """`said` without the lines at its end that belong to no speaker; the first `keep` lines are what somebody says."""
+    lines = said.split("\n")
+    while len(lines) > keep and (not lines[-1].strip() or REMARK.fullmatch(lines[-1].strip())):
+        lines.pop()
+    return "\n".join(lines)
+
+
+@lru_cache(maxsize=64)
+def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
+    """A speaker at the beginning of a line, also in bold or italics, and in bold as it looks with spaces put in."""
+    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), IN_DIALOGUES])
+    stars = r"(\* \* |\*\*?)?"
+    return re.compile(
+        rf"^[ \t]*{stars}(?P<speaker>{known})(?(1)(?::\*\*?|\*\*?:|: \* \*)|:)", re.MULTILINE | re.IGNORECASE
+    )

@@ -1,0 +1,152 @@
+"""A prompt and its response from the columns that data sets name them by, with what was said before them."""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from snaketune.corpus.layouts.columns import column_of, columns_of
+from snaketune.corpus.layouts.completions import exchange
+from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.templates import may_be_framed
+from snaketune.corpus.layouts.turns import may_spell_turns, turns_of
+from snaketune.corpus.layouts.unwrap import unwrapped
+from snaketune.corpus.rows import Malformed, Message
+
+PROMPT_AND_RESPONSE = (
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("question", "response"),
+    ("question", "completion"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("query", "answer"),
+    ("input", "output"),
+    ("input", "target"),
+    ("inputs", "targets"),
+    ("problem", "solution"),
+    ("question", "solution"),
+)
+INSTRUCTION_RESPONSES = ("output", "response", "completion")
+CONVERSATION_COLUMNS = ("messages", "conversations", "conversation")
+# Columns that may hold the conversation that chosen and rejected go on with.
+PROMPT_TURNS = (*CONVERSATION_COLUMNS, "trajectory", "context")
+NO_INPUT = re.compile(r"\s*<no[ _-]?input>\s*", re.IGNORECASE)
+
+Raw = dict[str, Any]
+Exchange = tuple[list[Message], list[Message], tuple[str, ...]]
+
+
+@lru_cache(maxsize=4096)
+def prompt_and_response(columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """The columns that hold a prompt and its response."""
+    return next((pair for pair in PROMPT_AND_RESPONSE if set(pair) <= set(columns)), None)
+
+
+def instruction_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
+    """Prompt and response of an instruction, and what there is to note."""
+    prompt, notes = instruction_of(raw)
+    response = next((column for column in INSTRUCTION_RESPONSES if column in raw), "output")
+    turns, (answer,), unwrapped_ = exchange(prompt, {response: column_of(raw, response)}, speakers)
+    return earlier_turns(raw, speakers) + turns, answer, unwrapped_ + notes
+
+
+def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
+    """Prompt and response of the columns in `PROMPT_AND_RESPONSE`, and what there is to note."""
+    columns = prompt_and_response(tuple(raw))
+    if columns is None:
+        raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
+    prompt, response = columns
+    said, answer = raw[prompt], raw[response]
+    if type(said) is str and type(answer) is str and not may_be_framed(said) and not may_spell_turns(said):
+        turns, completion = [{"role": "user", "content": said}], [{"role": "assistant", "content": answer}]
+        return (earlier_turns(raw, speakers) + turns if "history" in raw else turns), completion, ()
+    turns, (completion,), notes = exchange(said, {response: answer}, speakers)
+    return earlier_turns(raw, speakers) + turns, completion, notes
+
+
+def conversation_exchange(raw: Raw, column: str, speakers: Speakers = NO_SPEAKERS) -> Exchange:
+    """A conversation as its last turn, which must be the assistant's, and all before it."""
+    turns = turns_of(column_of(raw, column), column, speakers)
+    if turns[-1]["role"] != "assistant":
+        raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {column} isn't the assistant's")
+    if len(turns) == 1:
+        raise Malformed("turn_out_of_order", f"{column} holds nothing but an answer")
+    return turns[:-1], turns[-1:], ()
+
+
+def instruction_of(raw: Raw) -> tuple[str, tuple[str, ...]]:
+    """Instruction and its input (or context) as one prompt, and what there is to note."""
+    instruction = _text(raw, "instruction")
+    given_in = next((column for column in ("input", "context") if isinstance(raw.get(column), str)), "input")
+    given = _text(raw, given_in) if given_in in raw else ""
+    if NO_INPUT.fullmatch(given):
+        return instruction, ("noinput_placeholder",)
+    if not given or given.isspace():
+        return instruction, ()
+    if unwrapped(instruction):
+        raise Malformed("baked_in_template", "a template frames the instruction, and the input stands outside of it")
+    return (f"{instruction}\n\n{given}" if instruction.strip() else given), ()
+
+
+def earlier_turns(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> list[Message]:
+    """The turns before the prompt, where there is a `history`: pairs of a user's and the assistant's text, or turns.
+
+    >>> earlier_turns({"history": [["Hi", "Hello"]]})
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+    """
+    if not raw.get("history"):
+        return []
+    history = raw["history"]
+    if not isinstance(history, list) or not all(isinstance(item, (list, dict)) for item in history):
+        raise Malformed("wrong_type", f"history holds {kind_of(history)}, expected turns, or pairs of texts")
+    if isinstance(history[0], dict):
+        return turns_of(history, "history", speakers)
+    turns: list[Message] = []
+    for number, said in enumerate(history, start=1):
+        if not isinstance(said, list) or len(said) != 2 or not all(isinstance(text, str) for text in said):
+            raise Malformed("wrong_type", f"history, item {number}, is no pair of texts")
+        turns += ({"role": role, "content": text} for role, text in zip(("user", "assistant"), said))
+    return turns
+
+
+def asked(raw: Raw) -> tuple[Any, tuple[str, ...]]:
+    """The text (or turns) of the column that names the prompt of a pair, None without one; and what there is to note."""
+    for column in ("prompt", "question"):
+        if column in raw:
+            return raw[column], ()
+    return instruction_of(raw) if "instruction" in raw else (None, ())
+
+
+def conversation_asked(raw: Raw, prompt: Any, speakers: Speakers = NO_SPEAKERS) -> Any:
+    """The prompt that completions answer: `prompt`, or the conversation in another column that ends on it.
+
+    Args:
+        prompt: what `asked` found.
+    Returns:
+        A text or turns; None if no column holds any.
+    """
+    for column in PROMPT_TURNS:
+        if isinstance(raw.get(column), list) or (prompt is None and may_spell_turns(raw.get(column))):
+            if prompt is None:
+                return turns_of(raw[column], column, speakers)
+            if isinstance(prompt, str) and _ends_on(raw.get(column), prompt, speakers):
+                return turns_of(raw[column], column, speakers)
+    if prompt is None:
+        return next((raw[column] for column in ("query", "input") if column in raw), None)
+    return prompt
+
+
+def _ends_on(conversation: Any, prompt: str, speakers: Speakers) -> bool:
+    try:
+        last = turns_of(conversation, "", speakers)[-1]
+    except Malformed:
+        return False
+    return last["role"] == "user" and last["content"].strip() == prompt.strip()
+
+
+def _text(raw: Raw, column: str) -> str:
+    value = column_of(raw, column)
+    if not isinstance(value, str):
+        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text")
+    return value

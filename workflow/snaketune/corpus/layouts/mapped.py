@@ -1,0 +1,108 @@
+"""Rows by the `fields` that the config maps, and the labels that go along with every row."""
+
+import re
+from typing import Any
+
+from snaketune.config.corpora import Fields
+from snaketune.corpus.layouts.columns import column_of, plain_text
+from snaketune.corpus.layouts.completions import exchange
+from snaketune.corpus.layouts.pairs import pair
+from snaketune.corpus.layouts.parts import kind_of, text_of
+from snaketune.corpus.layouts.tools import tools_of
+from snaketune.corpus.rows import Conversation, Malformed, Row
+
+SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
+
+
+def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row:
+    """A row by `fields` alone: what they don't name isn't read."""
+    prompt = _filled(raw, fields.prompt)
+    row: Row
+    if fields.response:
+        turns, (answer,), notes = exchange(prompt, {"response": _filled(raw, fields.response)}, speakers)
+        row = Conversation(messages=turns + answer, notes=notes)
+    else:
+        row = pair(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
+    if fields.system:
+        begin_with(row, _filled(raw, fields.system))
+    row.tools = tools_of(_filled(raw, fields.tools), fields.tools) if fields.tools else None
+    row.answer = _label(raw, fields.answer)
+    row.task = _label(raw, fields.task)
+    return row
+
+
+def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
+    """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
+    begin_with(row, system_of(raw, fields))
+    row.tools = tools_beside(raw, fields)
+    for name, column in (("answer", fields.answer), ("task", fields.task)):
+        if column:
+            setattr(row, name, _label(raw, column))
+        elif raw.get(name) is not None and not (name == "answer" and but_answer):
+            text = plain_text(raw[name])
+            if text is None:
+                # Nobody said that this column is a label, so that it isn't one is no fault of the row.
+                row.notes += (f"{name}_column_not_text",)
+            elif text.strip():
+                setattr(row, name, text)
+
+
+def system_of(raw: dict[str, Any], fields: Fields) -> Any:
+    """What is said before the conversation: by `fields`, else the first system column that holds anything."""
+    if fields.system:
+        return _filled(raw, fields.system)
+    column = next((column for column in SYSTEM_COLUMNS if raw.get(column)), None)
+    return None if column is None else raw[column]
+
+
+def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
+    """What the prompt offers to call: by `fields`, else the column `tools`."""
+    if fields.tools:
+        return tools_of(_filled(raw, fields.tools), fields.tools)
+    return tools_of(raw["tools"]) if raw.get("tools") is not None else None
+
+
+def columns_named(fields: Fields) -> frozenset[str]:
+    """All columns that `fields` name, alone or in a template."""
+    templates = [template for template in fields.model_dump().values() if template]
+    return frozenset([*templates, *(column for t in templates for column in COLUMN_IN_TEMPLATE.findall(t))])
+
+
+def begin_with(row: Row, system: Any) -> None:
+    """Put a system turn first, unless it is there."""
+    if isinstance(system, list):
+        system = text_of(system, "system")
+    if system is not None and not isinstance(system, str):
+        raise Malformed("wrong_type", f"system holds {kind_of(system)}, expected a text")
+    said = row.opening[0] == {"role": "system", "content": system}
+    if system and system.strip() and not said:
+        row.opening.insert(0, {"role": "system", "content": system})
+
+
+def _label(raw: dict[str, Any], template: str | None) -> str | None:
+    if template is None:
+        return None
+    value = _filled(raw, template)
+    if value is not None and not isinstance(value, str):
+        raise Malformed("wrong_type", f"{template} holds {kind_of(value)}, expected a text or a number")
+    return value if value and value.strip() else None
+
+
+def _filled(raw: dict[str, Any], template: str) -> Any:
+    """The column `template`, a number as text; or the template with its columns filled in."""
+    if template in raw:
+        value = raw[template]
+        text = plain_text(value)
+        return value if text is None else text
+    if not COLUMN_IN_TEMPLATE.search(template):
+        column_of(raw, template)
+    return COLUMN_IN_TEMPLATE.sub(lambda match: _cell(raw, match[1]), template)
+
+
+def _cell(raw: dict[str, Any], column: str) -> str:
+    value = column_of(raw, column)
+    text = plain_text(value)
+    if text is None:
+        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text or a number")
+    return text

@@ -1,0 +1,64 @@
+"""Of a row in no known layout: which layout comes nearest, and what it lacks."""
+
+import re
+from functools import lru_cache
+
+from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, PROMPT_AND_RESPONSE, PROMPT_TURNS
+from snaketune.corpus.layouts.pairs import PAIR_COLUMNS
+from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS
+from snaketune.corpus.layouts.votes import ANSWER_COLUMNS, STRENGTH_COLUMNS, VERDICT_COLUMNS
+
+PROMPTS = tuple(dict.fromkeys(prompt for prompt, _ in PROMPT_AND_RESPONSE))
+RESPONSES = ("completion", "response", *INSTRUCTION_RESPONSES)
+ASKS = (*PROMPTS, "instruction", *PROMPT_TURNS)
+JUDGES = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
+# For each layout the sets of columns that it may consist of, and for each column the names that it may have.
+NEEDS = {
+    "pairs": [(ASKS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS],
+    "votes": [(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS],
+    "unpaired": [(ASKS, RESPONSES, LABEL_COLUMNS)],
+    "messages": [(("messages",),)],
+    "sharegpt": [(("conversations", "conversation"),)],
+    "alpaca": [(("instruction",), INSTRUCTION_RESPONSES)],
+    "instances": [(("instruction",), ("instances",))],
+    "prompt-response": [((prompt,), (response,)) for prompt, response in PROMPT_AND_RESPONSE],
+    "message-tree": [(("message_id",), ("parent_id",), ("role",), ("text",))],
+}
+OTHERWISE = "map columns with `fields`"
+
+
+@lru_cache(maxsize=1024)
+def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
+    """The nearest layout and what to do, in words.
+
+    >>> nearest(("prompt", "chosen"), frozenset({"pairs", "votes"}))
+    'nearest: pairs (prompt, chosen, rejected); `rejected` is missing; or map columns with `fields`'
+
+    Args:
+        layouts: those that make rows of the kind that the corpus holds.
+    """
+    spelled = {_plain(column): column for column in columns}
+    best: tuple[int, int, str] | None = None
+    for layout, needs in ((name, needs) for name, sets in NEEDS.items() if name in layouts for needs in sets):
+        shown, lacks, other = [], [], []
+        for names in needs:
+            name = next((name for name in names if name in columns), None)
+            alike = None if name else next((name for name in names if _plain(name) in spelled), None)
+            shown.append(name or alike or names[0])
+            if alike:
+                other.append(f"`{spelled[_plain(alike)]}` would have to be called `{alike}`")
+            elif name is None:
+                lacks.append(f"`{names[0]}` is missing")
+        if len(lacks) == len(needs):
+            continue
+        # A column by another spelling counts as half of one that is missing.
+        order = (2 * len(lacks) + len(other), -len(needs))
+        if best is None or order < best[:2]:
+            best = (*order, f"nearest: {layout} ({', '.join(shown)}); {', '.join(lacks + other)}")
+    otherwise = f"{OTHERWISE}, or read documents by a corpus of kind text" if "text" in columns else OTHERWISE
+    return f"{best[2]}; or {otherwise}" if best else otherwise
+
+
+def _plain(name: str) -> str:
+    """A name without capitals, plural and punctuation."""
+    return re.sub(r"[^a-z0-9]", "", name.casefold()).rstrip("s")

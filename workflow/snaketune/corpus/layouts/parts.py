@@ -1,0 +1,126 @@
+"""A turn's content as one text: typed parts, reasoning and tool calls spelled the way most chat models are trained on.
+
+Canonical turns hold plain text, so reasoning stands in front as `<think>\\n…\\n</think>\\n\\n`, and a tool call is
+`<tool_call>\\n{"name": …, "arguments": …}\\n</tool_call>`. What text can't hold (an image, a sound) is refused.
+"""
+
+import json
+from typing import Any
+
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.rows import Malformed
+
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+CALLS_KEYS = ("tool_calls", "function_call")
+ARGUMENTS_KEYS = ("arguments", "parameters", "input")
+# Where a part has its text; some data sets call it so whatever its type.
+TEXT_KEYS = ("text", "value", "content")
+TEXT_TYPES = ("text", "input_text", "output_text")
+CALL_TYPES = ("tool_call", "tool_use", "function_call")
+# What is read of a part and of a call. An id only ties a call to its result, which the order of the turns does as well.
+CALL_KEYS = {"id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
+PART_KEYS = {"type", *TEXT_KEYS, *REASONING_KEYS, *CALL_TYPES, *CALLS_KEYS, *CALL_KEYS}
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value, for messages."""
+    return "null" if value is None else type(value).__name__
+
+
+def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str:
+    """The whole content of a turn: `content`, and the reasoning and calls that stand in keys beside it.
+
+    Raises:
+        Malformed: no text, a part of a type that text can't hold, or a call that can't be spelled.
+    """
+    reasoning = next((turn[key] for key in REASONING_KEYS if turn.get(key)), None)
+    calls = next((turn[key] for key in CALLS_KEYS if turn.get(key)), None)
+    if reasoning is None and not calls:
+        return text_of(content, where)
+    if role != "assistant":
+        raise Malformed("unsupported_part", f"{where} ({role}) has reasoning or tool calls, which are the assistant's")
+    text = "" if content is None else text_of(content, where)
+    if reasoning is not None and not text.lstrip().startswith("<think>"):
+        text = _thought(reasoning, where) + text
+    return _joined(text, calls_text(calls, where)) if calls else text
+
+
+def text_of(content: Any, where: str) -> str:
+    """A text, or a list of parts as one.
+
+    >>> text_of([{"type": "thinking", "thinking": "1 + 1"}, {"type": "text", "text": "2"}], "turn 2")
+    '<think>\\n1 + 1\\n</think>\\n\\n2'
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Malformed("non_string_content", f"{where}: content holds {kind_of(content)}, expected a text")
+    text = ""
+    for part in content:
+        if isinstance(part, str):
+            text += part
+            continue
+        kind = part.get("type", "text") if isinstance(part, dict) else kind_of(part)
+        if kind in TEXT_TYPES:
+            text += _string(part, TEXT_KEYS, where)
+        elif kind in ("reasoning", "thinking"):
+            text += _thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
+        elif kind in CALL_TYPES:
+            text = _joined(text, calls_text(part.get(kind) or part.get("value") or part, where))
+        elif kind == "tool_calls":
+            text = _joined(text, calls_text(part.get("tool_calls") or part.get("value"), where))
+        else:
+            raise Malformed("unsupported_part", f"{where}: a part of type {str(kind)[:40]!r}, which no text can hold")
+    return text
+
+
+def calls_text(calls: Any, where: str) -> str:
+    """One call or several, as objects or spelled as JSON, in the tags that templates use.
+
+    >>> calls_text('{"name": "now", "arguments": {}}', "turn 2")
+    '<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>'
+    """
+    if isinstance(calls, str):
+        if "<tool_call>" in calls:
+            return calls
+        calls = _loads(calls, where)
+    return "\n".join(_call(call, where) for call in (calls if isinstance(calls, list) else [calls]))
+
+
+def _call(call: Any, where: str) -> str:
+    said = call.get("function") or call if isinstance(call, dict) else None
+    name = said.get("name") if isinstance(said, dict) else None
+    if not isinstance(name, str) or not name:
+        raise Malformed("bad_tool_call", f"{where}: a tool call without a name")
+    arguments = next((said[key] for key in ARGUMENTS_KEYS if said.get(key) is not None), {})
+    if isinstance(arguments, str):
+        arguments = _loads(arguments, where)
+    try:
+        spelled = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed("bad_tool_call", f"{where}: {str(error)[:EXCERPT_LENGTH]}") from None
+    return f"<tool_call>\n{spelled}\n</tool_call>"
+
+
+def _loads(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("bad_tool_call", f"{where}: a tool call that is no JSON: {error}") from None
+
+
+def _thought(reasoning: Any, where: str) -> str:
+    if not isinstance(reasoning, str):
+        raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
+    return f"<think>\n{reasoning.strip()}\n</think>\n\n" if reasoning.strip() else ""
+
+
+def _joined(text: str, calls: str) -> str:
+    return f"{text}\n{calls}" if text and not text.endswith("\n") else text + calls
+
+
+def _string(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
+    value = next((part[key] for key in keys if part.get(key) is not None), None)
+    if not isinstance(value, str):
+        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}")
+    return value

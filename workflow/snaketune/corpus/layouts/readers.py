@@ -1,0 +1,143 @@
+"""A reader for each layout: one raw row to the canonical row, or rows, that it makes by itself."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from snaketune.corpus.layouts.columns import column_of, columns_of
+from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
+from snaketune.corpus.layouts.exchanges import (
+    Raw,
+    asked,
+    conversation_asked,
+    earlier_turns,
+    instruction_exchange,
+    question_exchange,
+)
+from snaketune.corpus.layouts.pairs import (
+    about,
+    completed_pair,
+    other_answer,
+    pair_columns,
+    transcript_pair,
+    whole_pair,
+)
+from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
+from snaketune.corpus.layouts.trees import rows_of_tree
+from snaketune.corpus.layouts.turns import turns_of
+from snaketune.corpus.layouts.votes import answer_columns, is_verdict, two_answers, winner
+from snaketune.corpus.rows import Conversation, Dropped, Malformed, Row
+
+
+def rows_of(
+    layout: str, raw: Raw, kind: str, speakers: Speakers, dialogues: dict[tuple[str, ...], str]
+) -> Iterable[Row | Malformed | Dropped]:
+    """The rows that one raw row makes by itself."""
+    if layout == "instances":
+        return _instances(raw, speakers)
+    if layout == "message-tree":
+        return rows_of_tree(raw, kind, speakers)
+    if layout == "dialogue":
+        column = dialogues.get(tuple(raw)) or dialogue_column(raw, speakers)
+        if column is None:
+            raise Malformed("not_a_dialogue", f"no column begins with a speaker such as User 1:; {columns_of(raw)}")
+        turns, notes = dialogue_turns(raw[column], column, speakers)
+        return (Conversation(messages=turns, notes=notes),)
+    return (READERS[layout](raw, speakers),)
+
+
+def _messages(raw: Raw, speakers: Speakers) -> Row:
+    return Conversation(messages=turns_of(column_of(raw, "messages"), "messages", speakers))
+
+
+def _sharegpt(raw: Raw, speakers: Speakers) -> Row:
+    column = "conversation" if "conversation" in raw and "conversations" not in raw else "conversations"
+    return Conversation(messages=turns_of(column_of(raw, column), column, speakers))
+
+
+def _turns(raw: Raw, speakers: Speakers) -> Row:
+    return Conversation(messages=turns_of(column_of(raw, "turns"), "turns", SYSTEM_ANSWERS | speakers))
+
+
+def _alpaca(raw: Raw, speakers: Speakers) -> Row:
+    prompt, answer, notes = instruction_exchange(raw, speakers)
+    return Conversation(messages=prompt + answer, notes=notes)
+
+
+def _instances(raw: Raw, speakers: Speakers) -> Iterator[Row | Malformed]:
+    instances = column_of(raw, "instances")
+    if not isinstance(instances, list):
+        raise Malformed("wrong_type", f"instances holds {kind_of(instances)}, expected a list of input and output")
+    if not instances:
+        raise Malformed("no_instances", "instances is empty, so there is no response")
+
+    def read(instance: Any, number: int) -> Row | Malformed:
+        if not isinstance(instance, dict):
+            return Malformed("wrong_type", f"instance {number} holds {kind_of(instance)}, expected input and output")
+        given = {column: value for column, value in instance.items() if value is not None}
+        try:
+            return _alpaca({"instruction": column_of(raw, "instruction")} | given, speakers)
+        except Malformed as error:
+            return Malformed(error.reason, f"instance {number}: {error.detail}")
+
+    return (read(instance, number) for number, instance in enumerate(instances, start=1))
+
+
+def _prompt_response(raw: Raw, speakers: Speakers) -> Row:
+    prompt, answer, notes = question_exchange(raw, speakers)
+    return Conversation(messages=prompt + answer, notes=notes)
+
+
+def _pairs(raw: Raw, speakers: Speakers) -> Row:
+    columns = pair_columns(tuple(raw))
+    if columns is None and "messages" in raw and "rejected_response" in raw:
+        return other_answer(raw["messages"], raw["rejected_response"], speakers)
+    better, worse = columns or ("chosen", "rejected")
+    chosen, rejected = column_of(raw, better), column_of(raw, worse)
+    if (answers := two_answers(tuple(raw))) and is_verdict(chosen) and is_verdict(rejected):
+        raise Malformed(
+            "verdicts_as_completions",
+            f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
+            f"answers in {' and '.join(answers)}; rename chosen to winner, and take rejected out",
+        )
+    return _pair(raw, chosen, rejected, speakers)
+
+
+def _transcripts(raw: Raw, speakers: Speakers) -> Row:
+    return transcript_pair(column_of(raw, "chosen"), column_of(raw, "rejected"))
+
+
+def _votes(raw: Raw, speakers: Speakers) -> Row:
+    columns = answer_columns(tuple(raw))
+    if columns is None:
+        raise Malformed("missing_column", f"no two answers and a verdict on them; {columns_of(raw)}")
+    first, second = (raw[column] for column in columns)
+    best = winner(raw)
+    if best == 0:
+        raise Dropped("tie")
+    return _pair(raw, first, second, speakers) if best == 1 else _pair(raw, second, first, speakers)
+
+
+def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
+    """A pair about whatever columns hold the prompt."""
+    row = whole_pair(chosen, rejected, speakers)
+    prompt, notes = asked(raw)
+    if row is not None:
+        row = about(row, prompt, speakers)
+    else:
+        row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
+        row.prompt[:0] = earlier_turns(raw, speakers)
+    row.notes += notes
+    return row
+
+
+READERS: dict[str, Callable[[Raw, Speakers], Row]] = {
+    "messages": _messages,
+    "sharegpt": _sharegpt,
+    "turns": _turns,
+    "alpaca": _alpaca,
+    "prompt-response": _prompt_response,
+    "pairs": _pairs,
+    "transcripts": _transcripts,
+    "votes": _votes,
+}

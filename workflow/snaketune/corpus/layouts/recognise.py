@@ -1,0 +1,119 @@
+"""Which layout a row has, by its columns and, where they leave it open, by what they hold."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from snaketune.corpus.layouts.columns import columns_of
+from snaketune.corpus.layouts.dialogues import dialogue_column
+from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
+from snaketune.corpus.layouts.nearest import NEEDS, nearest
+from snaketune.corpus.layouts.pairs import pair_columns
+from snaketune.corpus.layouts.transcripts import is_transcript
+from snaketune.corpus.layouts.trees import is_message, is_nested_tree
+from snaketune.corpus.layouts.turns import may_spell_turns
+from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled
+from snaketune.corpus.layouts.votes import answer_columns
+from snaketune.corpus.rows import Malformed
+
+# Beside these, a text that looks like a dialogue is what the row asks about.
+ASKS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
+KINDS = {
+    "messages": "conversations",
+    "sharegpt": "conversations",
+    "turns": "conversations",
+    "dialogue": "conversations",
+    "alpaca": "conversations",
+    "instances": "conversations",
+    "prompt-response": "conversations",
+    "pairs": "preferences",
+    "transcripts": "preferences",
+    "votes": "preferences",
+    "unpaired": "preferences",
+}
+
+
+def recognise(
+    raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[tuple[str, ...], str], kind: str
+) -> str:
+    """The layout that `raw` has.
+
+    >>> recognise({"question": "1 + 1?", "answer": "2"}, {}, {}, "conversations")
+    'prompt-response'
+
+    Args:
+        raw: a row without null columns.
+        kind: what the corpus holds, for the layout that is nearest where none is known.
+        dialogues: for the columns of earlier rows that were dialogues, which one held it; added to. A row with the
+            same columns is one too, even if its text is damaged.
+    Raises:
+        Malformed: none is known.
+    """
+    columns = tuple(raw)
+    layout = _by_columns(columns)
+    if layout == "sharegpt" and isinstance(raw.get("conversation"), str) and "conversations" not in raw:
+        layout = "sharegpt" if may_spell_turns(raw["conversation"]) else None
+    elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
+        # How many turns there are.
+        layout = _by_columns(tuple(column for column in columns if column != "turns"))
+    if layout is None:
+        if is_nested_tree(raw):
+            return "message-tree"
+        if columns not in dialogues:
+            column = None if ASKS & raw.keys() else dialogue_column(raw, speakers)
+            if column is None:
+                raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(kind))}")
+            dialogues[columns] = column
+        return "dialogue"
+    if (
+        layout == "pairs"
+        and is_transcript(raw.get("chosen"))
+        and not raw.keys() & {"prompt", "question", "instruction"}
+    ):
+        return "transcripts"
+    if layout in ("messages", "sharegpt", "alpaca", "prompt-response") and is_labelled(raw, layout):
+        return "unpaired"
+    return layout
+
+
+def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
+    """Raise Malformed if `layout` doesn't make rows of this kind; trees make both."""
+    if KINDS.get(layout, kind) == kind:
+        return
+    hint = f"; {columns_of(raw)}; {nearest(tuple(raw), _of_kind(kind))}"
+    if kind == "conversations":
+        hint = ""
+        layouts = (("output", "alpaca"), ("messages", "messages"), ("conversations", "sharegpt"))
+        for column, other in (*layouts, *((label, "prompt-response") for label in LABEL_COLUMNS)):
+            if column in raw:
+                what = column if column not in LABEL_COLUMNS else "completion all the same"
+                hint = f"; set layout: {other} to read its {what}"
+                break
+    raise Malformed("wrong_kind", f"the row ({layout}) is one of {KINDS[layout]}, the corpus holds {kind}{hint}")
+
+
+@lru_cache
+def _of_kind(kind: str) -> frozenset[str]:
+    return frozenset(layout for layout in NEEDS if KINDS.get(layout, kind) == kind)
+
+
+@lru_cache(maxsize=4096)
+def _by_columns(columns: tuple[str, ...]) -> str | None:
+    names = set(columns)
+    if pair_columns(columns) or names >= {"messages", "rejected_response"}:
+        return "pairs"
+    if answer_columns(columns):
+        return "votes"
+    if "messages" in names:
+        return "messages"
+    if names & {"conversations", "conversation"}:
+        return "sharegpt"
+    if names >= {"instruction", "instances"}:
+        return "instances"
+    if "instruction" in names and names.intersection(INSTRUCTION_RESPONSES):
+        return "alpaca"
+    if "turns" in names:
+        return "turns"
+    if is_message(names):
+        return "message-tree"
+    return "prompt-response" if prompt_and_response(columns) else None

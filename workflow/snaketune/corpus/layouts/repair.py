@@ -1,0 +1,73 @@
+"""Mending a conversation that isn't sound, where the config asks for it.
+
+In this order, whatever the order in the config, because each step can make work for the next: turns that say nothing
+go, neighbours of one role become one turn, what the assistant says before anybody spoke goes, and what nobody answers
+at the end goes. The prompt of a preference is mended likewise, but for its end, which the completions answer.
+"""
+
+from collections.abc import Callable
+
+from snaketune.corpus.rows import Conversation, Message, Row
+
+
+def mend(row: Row, repair: tuple[str, ...]) -> None:
+    """Apply the repairs named to `row`, and note on it each that changed something.
+
+    >>> row = Conversation(messages=[{"role": "user", "content": text} for text in ("a", "b")])
+    >>> mend(row, ("merge-same-role",))
+    >>> row.messages, row.notes
+    ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
+    """
+    whole = isinstance(row, Conversation)
+    turns = row.messages if whole else row.prompt
+    for name, step in STEPS.items():
+        if name not in repair or (name == "drop-trailing-user" and not whole):
+            continue
+        mended = step(turns)
+        if len(mended) != len(turns):
+            turns = mended
+            row.notes += (f"repaired_{name.replace('-', '_')}",)
+    if whole:
+        row.messages = turns
+    else:
+        row.prompt = turns
+
+
+def _without_empty_turns(turns: list[Message]) -> list[Message]:
+    return [turn for turn in turns if turn["content"].strip()]
+
+
+def _merged(turns: list[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for turn in turns:
+        # Two results of two calls are two turns; and one turn is supervised as a whole or not at all.
+        last = merged[-1] if merged else {}
+        alike = last.get("role") == turn["role"] != "tool" and last.get("supervised") == turn.get("supervised")
+        if alike:
+            merged[-1] = {**turn, "content": f"{last['content']}\n\n{turn['content']}"}
+        else:
+            merged.append(turn)
+    return merged
+
+
+def _without_leading_assistant(turns: list[Message]) -> list[Message]:
+    start = sum(1 for turn in turns[:1] if turn["role"] == "system")
+    end = start
+    while end < len(turns) and turns[end]["role"] == "assistant":
+        end += 1
+    return turns[:start] + turns[end:]
+
+
+def _without_trailing_user(turns: list[Message]) -> list[Message]:
+    end = len(turns)
+    while end and turns[end - 1]["role"] == "user":
+        end -= 1
+    return turns[:end]
+
+
+STEPS: dict[str, Callable[[list[Message]], list[Message]]] = {
+    "drop-empty-turns": _without_empty_turns,
+    "merge-same-role": _merged,
+    "drop-leading-assistant": _without_leading_assistant,
+    "drop-trailing-user": _without_trailing_user,
+}

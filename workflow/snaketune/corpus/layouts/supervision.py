@@ -1,0 +1,30 @@
+"""Whether a turn is supervised, where its source says so: `loss_weight`, `weight` or `train` beside its content."""
+
+from typing import Any
+
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.rows import Malformed
+
+KEYS = ("loss_weight", "weight", "train")
+
+
+def is_supervised(item: dict[str, Any], where: str) -> bool:
+    """Whether a message is supervised; one that doesn't say is.
+
+    >>> is_supervised({"role": "assistant", "content": "Hi", "weight": 0}, "turn 2")
+    False
+
+    Raises:
+        Malformed: another weight than 0 and 1, or two that contradict each other.
+    """
+    said = {key: item[key] for key in KEYS if item.get(key) is not None}
+    for key, value in said.items():
+        # True and 1.0 equal 1.
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            raise Malformed(
+                "unsupported_weight",
+                f"{where}: {key} is {excerpt(value)[:40]}; a turn is supervised or not, so it can be 1 or 0, true or false",
+            )
+    if len({bool(value) for value in said.values()}) > 1:
+        raise Malformed("unsupported_weight", f"{where}: {' and '.join(said)} contradict each other")
+    return all(said.values())

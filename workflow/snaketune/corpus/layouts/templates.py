@@ -1,0 +1,163 @@
+r"""The chat templates that prompts come with, and what their marks look like.
+
+    alpaca       ### Instruction:\n…\n\n### Input:\n…\n\n### Response:\n     with or without "Below is an instruction …"
+    chatml       <|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n
+    llama3       <|start_header_id|>user<|end_header_id|>\n\n…<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+    llama2       [INST] <<SYS>>\n…\n<</SYS>>\n\n… [/INST] … </s><s>[INST] … [/INST]
+    vicuna       A chat between … USER: … ASSISTANT: …</s>USER: … ASSISTANT:
+    human        ### Human: … ### Assistant:
+    transcript   \n\nHuman: …\n\nAssistant:
+    gemma        <start_of_turn>user\n…<end_of_turn>\n<start_of_turn>model\n
+    tags         <|user|>\n…<|end|>\n<|assistant|>\n                            also with </s> or <|endoftext|>
+
+Any other text that begins with marks like `<|…|>` and ends in one that opens the assistant's turn is refused.
+"""
+
+import re
+from typing import NamedTuple
+
+from snaketune.corpus.layouts.roles import ASSISTANTS_IN_MARKS
+from snaketune.corpus.layouts.transcripts import TRANSCRIPT
+
+
+class Template(NamedTuple):
+    """One template.
+
+    Attributes:
+        opens: what stands before the first mark.
+        marks: what stands before each turn; its group is the `speaker`.
+        closes: what a prompt ends on, but for space.
+        turn_ends: what may stand after a turn.
+        strips: the characters around a turn that belong to the template.
+        special: whether the marks are no words, so that nobody writes them by chance.
+    """
+
+    name: str
+    opens: re.Pattern[str]
+    marks: re.Pattern[str]
+    closes: tuple[str, ...]
+    turn_ends: tuple[str, ...]
+    strips: str | None = None
+    special: bool = False
+
+
+CHAT_BETWEEN = r"\s*(?P<system>A chat between .*?(?=\bUSER:|### ?Human:))?"
+TEMPLATES = (
+    Template(
+        "alpaca",
+        re.compile(r"\s*(?:Below is an instruction that describes a task[^\n]*\n\s*)?(?=### Instruction:\s)"),
+        re.compile(r"^### (?P<speaker>Instruction|Input|Response): ?", re.MULTILINE),
+        ("\n### Response:",),
+        ("</s>",),
+        "\n",
+    ),
+    Template(
+        "chatml",
+        re.compile(r"\s*(?:<s>)?(?=<\|im_start\|>)"),
+        re.compile(r"<\|im_start\|>(?P<speaker>\w+)\n?"),
+        ("<|im_start|>assistant", "<|im_end|>"),
+        ("<|im_end|>",),
+        "",
+        special=True,
+    ),
+    Template(
+        "llama3",
+        re.compile(r"\s*(?:<\|begin_of_text\|>)?\s*(?=<\|start_header_id\|>)"),
+        re.compile(r"<\|start_header_id\|>(?P<speaker>\w+)<\|end_header_id\|>\n{0,2}"),
+        ("<|start_header_id|>assistant<|end_header_id|>", "<|eot_id|>"),
+        ("<|eot_id|>",),
+        "",
+        special=True,
+    ),
+    Template(
+        "llama2",
+        re.compile(r"\s*(?:<s>)?\s*(?=\[INST\])"),
+        re.compile(r"\[(?P<speaker>INST|/INST)\]"),
+        ("[/INST]",),
+        ("<s>", "</s>"),
+        special=True,
+    ),
+    Template(
+        "vicuna",
+        re.compile(CHAT_BETWEEN + "(?=USER:)", re.DOTALL),
+        re.compile(r"(?:\A|(?<=\s)|(?<=</s>))(?P<speaker>USER|ASSISTANT):"),
+        (" ASSISTANT:", "\nASSISTANT:", "</s>ASSISTANT:"),
+        ("</s>",),
+    ),
+    Template(
+        "human",
+        re.compile(CHAT_BETWEEN + "(?=### ?Human:)", re.DOTALL),
+        re.compile(r"### ?(?P<speaker>Human|Assistant):"),
+        ("### Assistant:", "###Assistant:"),
+        ("</s>",),
+    ),
+    Template(
+        "transcript",
+        re.compile(r"\s*(?=Human:)"),
+        TRANSCRIPT,
+        ("\n\nAssistant:",),
+        (),
+        "",
+    ),
+    Template(
+        "gemma",
+        re.compile(r"\s*(?:<bos>)?\s*(?=<start_of_turn>\w)"),
+        re.compile(r"<start_of_turn>(?P<speaker>\w+)\n?"),
+        ("<start_of_turn>model", "<end_of_turn>"),
+        ("<end_of_turn>",),
+        "",
+        special=True,
+    ),
+    Template(
+        "tags",
+        re.compile(r"\s*(?:<s>|<bos>)?\s*(?=<\|(?:system|user|assistant)\|>)"),
+        re.compile(r"<\|(?P<speaker>system|user|assistant)\|>\n?"),
+        ("<|assistant|>", "<|end|>", "</s>", "<|endoftext|>"),
+        ("<|end|>", "</s>", "<|endoftext|>"),
+        "\n",
+        special=True,
+    ),
+)
+MAY_OPEN = re.compile(
+    r"\s*(?:Below is an instr|### |A chat between |USER:|Human:|<s>|<bos>|<BOS_TOKEN>|<start_of_turn>|<[|｜]"
+    r"|\[INST\]|\[gMASK\])"
+)
+SPECIAL_MARKS = re.compile(
+    r"<\|im_(?:start|end)\|>|<\|(?:start_header|end_header|eot)_id\|>|\[/?INST\]|<</?SYS>>"
+    r"|<(?:start|end)_of_turn>|<\|(?:system|user|assistant|end)\|>"
+)
+# Marks of templates that aren't known here, and how they open the assistant's turn: by a mark that names it, or by its
+# name after a mark. Some models write the bars of theirs as full-width ones.
+UNKNOWN_OPENS = re.compile(r"\s*(?:<\w+>|\[gMASK\])*<[|｜][^|｜<>\s]{1,40}[|｜]>")
+UNKNOWN_CLOSES = re.compile(
+    rf"(?:<[|｜][^|｜<>\s]{{0,30}}(?:{ASSISTANTS_IN_MARKS})[^|｜<>\s]{{0,30}}[|｜]>|[|｜]>(?:{ASSISTANTS_IN_MARKS}))"
+    r"(?:<[|｜]\w{1,40}[|｜]>\w*)*\s*\Z",
+    re.IGNORECASE,
+)
+LONGEST_CLOSE = 200
+SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
+ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
+
+
+def may_be_framed(prompt: str) -> bool:
+    """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
+    return prompt[:1] in "\t\n\r BA#<[UH" and MAY_OPEN.match(prompt) is not None
+
+
+def is_unknown(prompt: str) -> bool:
+    """Whether a template frames `prompt` that looks like none of these."""
+    return (
+        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-LONGEST_CLOSE:]) is not None
+    )
+
+
+def without_end(completion: str) -> str:
+    """A completion without the end-of-turn strings of a template.
+
+    >>> without_end("Hello.<|im_end|>\\n")
+    'Hello.'
+    """
+    bare = completion
+    while (stripped := bare.rstrip()).endswith(ENDS_OF_TURN):
+        bare = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
+    return completion if bare == completion else bare.rstrip()

@@ -1,0 +1,79 @@
+"""The tools that a conversation's prompt offers, in one spelling.
+
+A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. In
+a source they are such a list, the functions by themselves, one alone, or any of these as JSON text. Names come first, as
+templates write them out in the order that they find; else the order is the source's, and no row differs by it alone.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.rows import Malformed
+
+FIRST = ("name", "description", "parameters")
+RENAME = "rename the column if it holds something else"
+EXPECTED = f"expected a list of functions, each with a name; {RENAME}"
+
+
+def tools_of(value: Any, column: str = "tools") -> str | None:
+    """The tools in their one spelling; None where there are none.
+
+    >>> tools_of([{"parameters": {}, "name": "now"}])
+    '[{"type": "function", "function": {"name": "now", "parameters": {}}}]'
+
+    Args:
+        column: what holds them, for messages.
+    Raises:
+        Malformed: no JSON, or not functions with names.
+    """
+    if value is None:
+        return None
+    return _of_text(value, column) if isinstance(value, str) else _spelled(_without_nulls(value), column)
+
+
+# Rows of one source share a few sets of tools.
+@lru_cache(maxsize=256)
+def _of_text(text: str, column: str) -> str | None:
+    return _spelled(_parsed(text, column), column) if text.strip() else None
+
+
+def _parsed(text: str, column: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed("bad_tools", f"{column} is no JSON: {str(error)[:EXCERPT_LENGTH]}; {RENAME}") from None
+
+
+def _spelled(value: Any, column: str) -> str | None:
+    tools = value if isinstance(value, list) else [value]
+    if value is None or not tools:
+        return None
+    functions = [_function(_parsed(tool, column) if isinstance(tool, str) else tool, column) for tool in tools]
+    try:
+        return json.dumps(functions, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Malformed("bad_tools", f"{column}: {str(error)[:EXCERPT_LENGTH]}") from None
+
+
+def _function(tool: Any, column: str) -> dict[str, Any]:
+    function = tool.get("function", tool) if isinstance(tool, dict) else tool
+    if not isinstance(function, dict):
+        raise Malformed("bad_tools", f"{column} holds {kind_of(function)}, {EXPECTED}")
+    name = function.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise Malformed("bad_tools", f"{column} holds a tool without a name, {EXPECTED}")
+    said = {key: value for key, value in function.items() if (key, value) != ("type", "function")}
+    return {"type": "function", "function": {key: said[key] for key in FIRST if key in said} | said}
+
+
+def _without_nulls(value: Any) -> Any:
+    """A table gives every tool all keys of all tools, most of them null."""
+    match value:
+        case dict():
+            return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+        case list():
+            return [_without_nulls(part) for part in value]
+    return value

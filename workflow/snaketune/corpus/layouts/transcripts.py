@@ -1,0 +1,44 @@
+"""Texts that say before each turn who speaks, cut at these marks: transcripts, dialogues and templates alike."""
+
+import re
+from typing import Any
+
+from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.roles import role_of
+from snaketune.corpus.rows import Malformed, Message
+
+# The space after a speaker's name belongs to the name.
+TRANSCRIPT = re.compile(r"(?:\A\s*|\n\n)(?P<speaker>Human|Assistant): ?")
+
+
+def cut(text: str, marks: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
+    r"""What stands before the first mark, and then each speaker with what they say, as it stands there.
+
+    >>> cut("\n\nHuman: Hi\n\nAssistant:  Hello", TRANSCRIPT)
+    ('', [('Human', 'Hi'), ('Assistant', ' Hello')])
+
+    Args:
+        marks: what stands before a turn; its group `speaker` is who speaks.
+    """
+    found = list(marks.finditer(text))
+    starts = [mark.start() for mark in found] + [len(text)]
+    return text[: starts[0]], [(mark["speaker"], text[mark.end() : end]) for mark, end in zip(found, starts[1:])]
+
+
+def is_transcript(text: Any) -> bool:
+    """Whether a text is a conversation of Human and Assistant."""
+    return isinstance(text, str) and text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
+
+
+def transcript_turns(text: Any, where: str) -> list[Message]:
+    r"""The turns of a conversation of Human and Assistant.
+
+    >>> transcript_turns("\n\nHuman: Hi\n\nAssistant: Hello", "chosen")
+    [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
+    """
+    if not isinstance(text, str):
+        raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
+    before, spoken = cut(text, TRANSCRIPT)
+    if before.strip() or not spoken:
+        raise Malformed("not_a_transcript", f"{where} doesn't begin with Human: or Assistant:")
+    return [{"role": role_of(speaker), "content": content} for speaker, content in spoken]

@@ -1,0 +1,131 @@
+"""Single completions, each labelled good or bad, to preference pairs: prompt by prompt, the first good one with the
+first bad one, the second with the second. What finds no partner in its file is left out. Holds the file in memory.
+
+Of a labelled conversation, the last turn is what is labelled, and all before it is the prompt.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.layouts.exchanges import (
+    CONVERSATION_COLUMNS,
+    INSTRUCTION_RESPONSES,
+    Exchange,
+    Raw,
+    conversation_exchange,
+    instruction_exchange,
+    prompt_and_response,
+    question_exchange,
+)
+from snaketune.corpus.layouts.roles import Speakers
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, spoken
+
+LABEL_COLUMNS = ("label", "kto_tag")
+# What a label may be. True equals 1 and 1.0, so these stand for all three; texts are compared in lower case.
+VERDICTS: dict[Any, bool] = {
+    1: True,
+    "true": True,
+    "1": True,
+    "1.0": True,
+    "yes": True,
+    "good": True,
+    0: False,
+    "false": False,
+    "0": False,
+    "0.0": False,
+    "no": False,
+    "bad": False,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled:
+    """A completion and whether it is good.
+
+    Attributes:
+        beside: what stands in other columns and belongs to the prompt; two completions under different ones are no pair.
+    """
+
+    prompt: list[Message]
+    completion: list[Message]
+    good: bool
+    notes: tuple[str, ...]
+    beside: str
+
+
+def verdict(label: Any) -> bool | None:
+    """Whether a label says good or bad; None for any other label, such as the name of a class.
+
+    >>> verdict(0), verdict("True"), verdict("greeting")
+    (False, True, None)
+    """
+    if isinstance(label, str):
+        return VERDICTS.get(label.strip().lower())
+    return VERDICTS.get(label) if isinstance(label, (bool, int, float)) else None
+
+
+def is_labelled(raw: Raw, layout: str) -> bool:
+    """Whether a row in the layout of a conversation has a label that says how good it is.
+
+    Taken for a plain conversation, the bad ones would be trained on like the good ones. Beside an instruction or a
+    question, a number is more often the name of a class, so only a truth value counts.
+    """
+    if "kto_tag" in raw and verdict(raw.get("kto_tag")) is not None:
+        return True
+    label = raw.get("label")
+    if verdict(label) is None:
+        return False
+    if layout in ("messages", "sharegpt") or isinstance(label, bool):
+        return True
+    columns = prompt_and_response(tuple(raw)) if layout == "prompt-response" else None
+    return columns is not None and (columns[0] == "prompt" or columns[1] == "completion")
+
+
+def labelled(raw: Raw, speakers: Speakers, beside: str) -> Labelled:
+    """What a row says, and whether it is good; Malformed if it doesn't tell."""
+    column = next((column for column in LABEL_COLUMNS if column in raw), None)
+    if column is None:
+        raise Malformed("missing_column", f"no column label, or it is null; the row has {', '.join(raw)[:200]}")
+    label = raw[column]
+    good = verdict(label)
+    if good is None:
+        raise Malformed("wrong_type", f"{column} holds {excerpt(label)[:40]}, expected true or false, or 1 or 0")
+    prompt, completion, notes = _exchange(raw, speakers)
+    return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, beside=beside)
+
+
+def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:
+    """What becomes of each row, in order: the good one of a pair is the pair, the bad one None."""
+    outcomes: list[Preference | Malformed | Dropped | None] = []
+    by_prompt: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for number, row in enumerate(rows):
+        if isinstance(row, Malformed):
+            outcomes.append(row)
+            continue
+        outcomes.append(Dropped("unpaired"))
+        by_prompt[repr((spoken(row.prompt), row.beside))][not row.good].append(number)
+    for good, bad in by_prompt.values():
+        for number, other in zip(good, bad):
+            better, worse = rows[number], rows[other]
+            outcomes[number] = Preference(
+                prompt=better.prompt, chosen=better.completion, rejected=worse.completion, notes=better.notes
+            )
+            outcomes[other] = None
+    return outcomes
+
+
+def _exchange(raw: Raw, speakers: Speakers) -> Exchange:
+    conversation = next((column for column in CONVERSATION_COLUMNS if column in raw), None)
+    if conversation:
+        return conversation_exchange(raw, conversation, speakers)
+    if "instruction" in raw and any(column in raw for column in INSTRUCTION_RESPONSES):
+        return instruction_exchange(raw, speakers)
+    if prompt_and_response(tuple(raw)) is None:
+        for column in ("prompt", "completion"):
+            if column not in raw:
+                raise Malformed(
+                    "missing_column", f"no column {column}, or it is null; the row has {', '.join(raw)[:200]}"
+                )
+    return question_exchange(raw, speakers)

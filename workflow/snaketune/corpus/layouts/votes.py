@@ -1,0 +1,142 @@
+"""Two answers and who liked which better, one judge or several, as a preference pair.
+
+response1, response2, annotator1 … annotator3     0 for a tie, 1, 2          the answer with most votes is chosen
+response_a, response_b, winner                    model_a, model_b, tie
+response_A, response_B, label                     A>B, A>>B, B>A, A=B, [[A]], [[B]], [[C]] for a tie
+output_1, output_2, preference                    1, 2, or 1.5 for a tie
+response_0, response_1, better_response_id        0, 1
+response_1, response_2, preference_strength       below 0 for the first, above for the second, 0 for a tie
+"""
+
+import math
+import re
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+
+from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.rows import Malformed
+
+ANSWERS = ("response", "output", "answer", "completion", "conversation", "assistant")
+SIDES = (("_a", "_b"), ("_A", "_B"), ("A", "B"), ("_1", "_2"), ("1", "2"), ("_0", "_1"))
+ANSWER_COLUMNS = tuple((f"{name}{first}", f"{name}{second}") for name in ANSWERS for first, second in SIDES)
+VERDICT_COLUMNS = ("preference", "winner", "label", "choice", "verdict", "better_response_id")
+# Signed: the first answer is better by so much below zero, and the second above.
+STRENGTH_COLUMNS = ("preference_strength", "overall_preference")
+VOTER = re.compile(r"annotator_?\d+")
+VERDICTS = {"1": 1, "2": 2, "a": 1, "b": 2, "0": 0, "1.5": 0, "tie": 0, "draw": 0, "equal": 0, "both": 0, "neither": 0}
+VERDICTS |= {f"{name}_{side}": VERDICTS[side] for name in ("model", *ANSWERS) for side in "ab12"}
+VERDICTS |= dict.fromkeys(("tie_(bothbad)", "tie_(both_bad)", "both_bad", "bothbad", "[[c]]"), 0)
+LONGEST_VERDICT = 40
+IN_BRACKETS = re.compile(r"\[\[([^\[\]]+)\]\]")
+COMPARISON = re.compile(r"(a|b)_?(>>?|<<?|==?)_?(a|b)")
+
+
+@lru_cache(maxsize=4096)
+def answer_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """The two columns that hold the answers, where there is also somebody's verdict."""
+    judged = any(
+        column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or VOTER.fullmatch(column) for column in columns
+    )
+    return two_answers(columns) if judged else None
+
+
+@lru_cache(maxsize=4096)
+def two_answers(columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """The two columns that hold answers to compare."""
+    names = set(columns)
+    return next((pair for pair in ANSWER_COLUMNS if names.issuperset(pair)), None)
+
+
+def winner(raw: dict[str, Any]) -> int:
+    """1 or 2, or 0 for a tie: no verdict has more votes than each of the others, or a tie has.
+
+    >>> winner({"annotator1": 2, "annotator2": 0, "annotator3": 2}), winner({"winner": "model_a"})
+    (2, 1)
+
+    Raises:
+        Malformed: nobody voted, or a vote is none of the known ones.
+    """
+    columns = [column for column in raw if VOTER.fullmatch(column)]
+    columns = columns or [column for column in VERDICT_COLUMNS if column in raw]
+    columns = columns or [column for column in STRENGTH_COLUMNS if column in raw][:1]
+    if not columns:
+        raise Malformed("missing_column", f"nobody voted: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
+    answers = two_answers(tuple(raw))
+    from_zero = answers is not None and answers[0].endswith("0")
+    votes = Counter(_vote(raw[column], column, from_zero=from_zero) for column in columns)
+    # Annotators may differ. Two columns that each tell the verdict can't: one of them is about something else.
+    if len(votes) > 1 and not VOTER.fullmatch(columns[0]):
+        said = ", ".join(f"{column} {raw[column]!r}" for column in columns)
+        raise Malformed("verdicts_differ", f"{said}: not the same verdict; keep one of the columns")
+    (first, most), *others = votes.most_common(2)
+    return 0 if others and others[0][1] == most else first
+
+
+def numbers_of(raw: dict[str, Any]) -> set[tuple[str, int]]:
+    """The verdicts of a row that are numbers, each with its column, where it isn't plain what they count from."""
+    answers = two_answers(tuple(raw))
+    if answers is None or answers[0].endswith("0") or any(VOTER.fullmatch(column) for column in raw):
+        return set()
+    spelled = ((column, _spelled(raw.get(column))) for column in VERDICT_COLUMNS)
+    return {(column, int(text)) for column, text in spelled if text in ("0", "1", "2")}
+
+
+def check_numbers(numbers: set[tuple[str, int]]) -> None:
+    """Raise Malformed if numbers that `numbers_of` found in all rows of a file don't tell which answer they mean."""
+    for column in {column for column, _ in numbers}:
+        if {number for name, number in numbers if name == column} == {0, 1}:
+            raise Malformed(
+                "ambiguous_votes",
+                f"{column} holds 0 and 1, and never 2: 0 may mean a tie, or the first answer; write A, B or tie",
+            )
+
+
+def is_verdict(value: Any) -> bool:
+    """Whether a text is but the name of one of two answers, such as `response_a`."""
+    return isinstance(value, str) and len(value) <= LONGEST_VERDICT and VERDICTS.get(_spelled(value), 0) != 0
+
+
+def _vote(value: Any, column: str, *, from_zero: bool) -> int:
+    text = _spelled(value)
+    verdict = _strength(text) if column in STRENGTH_COLUMNS else _verdict(text)
+    if from_zero and text.isdecimal():
+        verdict = {"0": 1, "1": 2}.get(text)
+    if verdict is not None:
+        return verdict
+    found = f"{value!r:.40}" if isinstance(value, (str, int, float)) else kind_of(value)
+    expected = "a number below, above or at 0" if column in STRENGTH_COLUMNS else "1, 2, A, B, A>B, or 0 for a tie"
+    raise Malformed("unknown_vote", f"{column} holds {found}, expected {expected}")
+
+
+def _spelled(value: Any) -> str:
+    """A verdict in small letters, without brackets and the spaces in it; nothing for what is no verdict."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
+        return ""
+    text = "_".join(str(value).lower().split())
+    inside = IN_BRACKETS.fullmatch(text)
+    return text if inside is None or text in VERDICTS else inside[1]
+
+
+def _verdict(text: str) -> int | None:
+    if text in VERDICTS:
+        return VERDICTS[text]
+    compared = COMPARISON.fullmatch(text)
+    if compared is None or compared[1] == compared[3]:
+        return None
+    first, sign, _ = compared.groups()
+    if "=" in sign:
+        return 0
+    return VERDICTS[first] if ">" in sign else 3 - VERDICTS[first]
+
+
+def _strength(text: str) -> int | None:
+    try:
+        strength = float(text)
+    except ValueError:
+        return None
+    if math.isnan(strength):
+        return None
+    return 0 if strength == 0 else 1 if strength < 0 else 2

@@ -1,0 +1,67 @@
+"""Comma-separated files to raw rows. A damaged row costs that row, a quote that is never closed the file."""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.raw import RawRow
+from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.rows import Malformed
+from snaketune.errors import SnaketuneError
+
+LONGEST_CSV_CELL = 2**31 - 1
+
+
+def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
+    """Rows of a comma-separated file with a header; cells may span lines.
+
+    Yields:
+        Rows with the line that each begins on, or why there is none.
+    Raises:
+        SnaketuneError: a header with a name twice, or a quote that is never closed.
+    """
+    csv.field_size_limit(LONGEST_CSV_CELL)
+    # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their row and not the file.
+    with io.TextIOWrapper(opening(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        last = [""]
+
+        def lines() -> Iterator[str]:
+            for last[0] in text:
+                yield last[0]
+
+        reader = csv.reader(lines(), strict=True)
+        try:
+            header = next((cells for cells in reader if cells), [])
+        except csv.Error as error:
+            raise SnaketuneError(
+                f"{shown}: the header, line 1, is no CSV: {error}; mend its quotes, or fetch the file again"
+            ) from None
+        if len(set(header)) < len(header):
+            twice = next(name for name in header if header.count(name) > 1)
+            raise SnaketuneError(f"{shown}: the header has the column {twice!r} twice; rename one of them")
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if str(error) == "unexpected end of data":
+                    raise SnaketuneError(
+                        f"{shown}: the row that begins on line {line} opens a quote that is never closed; "
+                        "close it, or fetch the file again if it is cut off"
+                    ) from None
+                yield RawRow("line", line, Malformed("not_csv", str(error), last[0][:EXCERPT_LENGTH]))
+                continue
+            if cells:
+                yield RawRow("line", line, _csv_row(header, cells))
+
+
+def _csv_row(header: list[str], cells: list[str]) -> dict[str, str] | Malformed:
+    found = ",".join(cells)[:EXCERPT_LENGTH]
+    if any("\udc80" <= character <= "\udcff" for cell in cells if not cell.isascii() for character in cell):
+        return Malformed("not_utf8", "a cell isn't UTF-8", found)
+    if len(cells) != len(header):
+        return Malformed("wrong_number_of_cells", f"{len(cells)} cells, the header has {len(header)}", found)
+    return dict(zip(header, cells))

@@ -1,0 +1,173 @@
+"""The rows of one JSON document, an array or an object that wraps one, a block of the file at a time.
+
+An array is cut at commas between its elements, and each piece of about a block is parsed as an array of its own, so
+that memory stays the same however large the file is. The commas are found among the few bytes that structure JSON,
+without parsing. A wrong guess about damaged JSON does no harm: the pieces are parsed strictly, and what parses piece by
+piece is valid as a whole.
+"""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from snaketune.corpus.reading.json_values import malformed_in, parse_document
+from snaketune.corpus.rows import Malformed
+from snaketune.errors import SnaketuneError
+
+BLOCK = 1 << 20
+# An object with one of these holding a list is a row itself; any other object around one list wraps rows.
+COLUMNS_OF_LISTS = {"messages", "conversations", "conversation", "turns", "instances", "replies", "chosen", "rejected"}
+COLUMNS_OF_LISTS |= {"chosen_messages", "rejected_messages", "prompt", "completion", "trajectory", "context", "history"}
+
+QUOTE, COMMA, OPENS, CLOSES = 1, 2, 3, 4
+MARKS = bytes(
+    {34: QUOTE, 44: COMMA, 91: OPENS, 123: OPENS, 93: CLOSES, 125: CLOSES}.get(byte, 0) for byte in range(256)
+)
+STEPS = np.array([0, 0, 0, 1, -1], np.int64)
+
+
+class Structure(NamedTuple):
+    """The bytes that structure a piece of JSON: where they are, which of the four they are, and the depth after each."""
+
+    places: np.ndarray
+    marks: np.ndarray
+    depths: np.ndarray
+
+
+def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
+    """The elements of an array, alone or in an object with no other; or the one value that the document is.
+
+    An object of more than a block counts as such a wrapper by its beginning, before its end is known.
+
+    Args:
+        shown: the name of the file in messages.
+        start: a byte order mark, which is skipped.
+    Raises:
+        Malformed: not valid JSON.
+        SnaketuneError: the object has another array further on.
+    """
+    window = file.read(BLOCK)
+    whole = len(window) < BLOCK
+    window = window.removeprefix(start).lstrip()
+    if window.startswith(b"["):
+        rest = yield from _elements(file, window[1:])
+        while rest:
+            if not rest.isspace():
+                raise Malformed("not_json", "something stands after the end of the array")
+            rest = file.read(BLOCK)
+        return
+    before = None if whole else _before_the_array(window)
+    if before is None:
+        document, twice = parse_document(window + file.read())
+        yield from (_marked(row, twice) for row in _rows_of(document))
+        return
+    rest = yield from _elements(file, window[len(before) + 1 :])
+    around, twice = parse_document(before + b"[]" + rest + file.read())
+    if twice:
+        raise Malformed("not_json", "the object around the rows has a key twice")
+    lists = [key for key, value in around.items() if isinstance(value, list)]
+    if len(lists) > 1:
+        raise SnaketuneError(
+            f"{shown} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own"
+        )
+
+
+def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
+    """The elements of an array that `window` begins within; returns what was read beyond its end."""
+    number = 0
+    while True:
+        found = _structure(window)
+        ends = np.flatnonzero((found.depths == 0) & (found.marks == COMMA))
+        closing = np.flatnonzero(found.depths < 0)[:1]
+        if closing.size:
+            ends = ends[ends < closing[0]]
+            end = int(found.places[closing[0]])
+        elif ends.size:
+            end = int(found.places[ends[-1]])
+        else:
+            # Twice as much each time: an element that spans many blocks is looked through a few times only.
+            more = file.read(max(BLOCK, len(window)))
+            if not more:
+                raise Malformed("not_json", f"it ends within row {number + 1}")
+            window += more
+            continue
+        if number or ends.size or window[:end].strip():
+            for row in _parsed(window[:end], found.places[ends], number):
+                number += 1
+                yield row
+        if closing.size:
+            if window[end : end + 1] != b"]":
+                raise Malformed("not_json", f"after row {number}, a brace closes the array")
+            return window[end + 1 :]
+        window = window[end + 1 :] + file.read(BLOCK)
+
+
+def _parsed(piece: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
+    """The elements in a piece of an array, parsed together; `before` of them came before."""
+    try:
+        rows, twice = parse_document(b"[" + piece + b"]")
+        if not rows:
+            raise Malformed("not_json", "nothing stands there")
+    except Malformed:
+        start = 0
+        for number, end in enumerate((*commas[commas < len(piece)].tolist(), len(piece)), start=before + 1):
+            try:
+                parse_document(piece[start:end])
+            except Malformed as error:
+                raise Malformed(error.reason, f"row {number}: {error.detail}", error.excerpt) from None
+            start = end + 1
+        raise
+    return (_marked(row, twice) for row in rows)
+
+
+def _structure(text: bytes) -> Structure:
+    r"""The structure of a piece of JSON that begins outside of any string.
+
+    >>> _structure(rb'{"a": "[\"{"}, 3').depths.tolist()
+    [1, 1, 1, 1, 1, 0, 0]
+    """
+    if b"\\" in text:
+        # Two backslashes are one, and what follows them isn't escaped; same lengths, so that places stay.
+        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+    codes = np.frombuffer(text.translate(MARKS), np.uint8)
+    places = np.flatnonzero(codes)
+    marks = codes[places]
+    outside = np.cumsum(marks == QUOTE) % 2 == 0
+    kept = outside | (marks == QUOTE)
+    places, marks = places[kept], marks[kept]
+    return Structure(places, marks, np.cumsum(STEPS[marks]))
+
+
+def _before_the_array(window: bytes) -> bytes | None:
+    """What stands before the array in an object that wraps rows; None if it isn't one."""
+    if not window.startswith(b"{"):
+        return None
+    found = _structure(window)
+    arrays = [
+        place for place in found.places[(found.depths == 2) & (found.marks == OPENS)] if window[place] == ord("[")
+    ]
+    if not arrays:
+        return None
+    before = window[: arrays[0]]
+    try:
+        document, _ = parse_document(before + b"[]}")
+    except Malformed:
+        return None
+    wraps = isinstance(document, dict) and list(document)[-1] not in COLUMNS_OF_LISTS
+    return before if wraps and window[len(before) + 1 :].lstrip().startswith(b"{") else None
+
+
+def _rows_of(document: Any) -> list[Any]:
+    if isinstance(document, dict):
+        arrays = [(key, value) for key, value in document.items() if isinstance(value, list)]
+        if len(arrays) == 1:
+            key, array = arrays[0]
+            if key not in COLUMNS_OF_LISTS and all(isinstance(item, (dict, Malformed)) for item in array):
+                return array
+    return document if isinstance(document, list) else [document]
+
+
+def _marked(row: Any, twice: bool) -> Any:
+    """`row`, or what is wrong with it where a key may stand twice in it."""
+    return (malformed_in(row) if twice else None) or row

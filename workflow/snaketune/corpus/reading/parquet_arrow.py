@@ -1,0 +1,95 @@
+"""Parquet files and Arrow files and streams to raw rows."""
+
+import io
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.raw import RawRow
+from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.rows import Malformed
+from snaketune.errors import SnaketuneError
+
+ROWS_PER_READ = 1024
+
+
+def read_parquet(opening: Opening, shown: str) -> Iterator[RawRow]:
+    """Rows of a Parquet file; ArrowException or OSError if it is damaged, SnaketuneError if a column is there twice."""
+    from pyarrow.parquet import ParquetFile
+
+    return _rows(ParquetFile(_buffer(opening)).iter_batches(ROWS_PER_READ), shown)
+
+
+def read_arrow(opening: Opening, shown: str) -> Iterator[RawRow]:
+    """Rows of an Arrow file or stream; raises what `read_parquet` raises."""
+    buffer = _buffer(opening)
+    try:
+        reader = pa.ipc.open_file(buffer)
+        batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+    except pa.ArrowInvalid:
+        buffer.seek(0)
+        batches = pa.ipc.open_stream(buffer)
+    return _rows(batches, shown)
+
+
+def _buffer(opening: Opening) -> pa.NativeFile:
+    """The file as it lies on disk where it isn't packed, else all of it in memory."""
+    with opening() as file:
+        raw = getattr(file, "raw", None)
+        if isinstance(raw, io.FileIO):
+            return pa.memory_map(str(raw.name))
+        return pa.BufferReader(file.read())
+
+
+def _rows(batches: Iterable[pa.RecordBatch], shown: str) -> Iterator[RawRow]:
+    number = 0
+    for batch in batches:
+        _check(batch, shown)
+        for start in range(0, batch.num_rows, ROWS_PER_READ):
+            for row in _python_rows(batch.slice(start, ROWS_PER_READ)):
+                number += 1
+                yield RawRow("row", number, row)
+
+
+def _check(batch: pa.RecordBatch, shown: str) -> None:
+    names = batch.schema.names
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SnaketuneError(f"{shown}: the table has the column {twice!r} twice; rename one of them")
+    # Without this, offsets that point nowhere would be followed, into any memory.
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        # A text that isn't UTF-8 costs its row, below, and not the file; so look again, at bytes instead of texts.
+        for column in batch.columns:
+            column.view(_as_bytes(column.type)).validate(full=True)
+
+
+def _as_bytes(type_: pa.DataType) -> pa.DataType:
+    """`type_` with bytes for texts, at all depths that messages have; the memory is laid out alike."""
+    if pa.types.is_string(type_):
+        return pa.binary()
+    if pa.types.is_large_string(type_):
+        return pa.large_binary()
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_as_bytes(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    if pa.types.is_large_list(type_):
+        return pa.large_list(type_.value_field.with_type(_as_bytes(type_.value_type)))
+    return type_
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as error:
+        why = Malformed("not_utf8", f"{error.reason} in a text column")
+    except (OverflowError, ValueError, LookupError) as error:
+        # A date out of Python's range, say, in a column that may not even be needed.
+        why = Malformed("unreadable_value", str(error)[:EXCERPT_LENGTH])
+    if batch.num_rows == 1:
+        return [why]
+    return [row for i in range(batch.num_rows) for row in _python_rows(batch.slice(i, 1))]

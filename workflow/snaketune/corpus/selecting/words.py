@@ -1,0 +1,90 @@
+"""Texts as words, and runs of words as 64-bit hashes: what near duplicates and contamination are found by.
+
+Words are lower-cased runs of letters, digits and underscores, so spacing doesn't tell texts apart; symbols count as
+words only where asked for. In languages written without spaces a word is a whole clause, and only longer passages
+match. Some 0.4 µs per word.
+
+    words      the cat sat on the mat        n = 4
+    windows    └── the cat sat on ──┘
+                   └── cat sat on the ──┘
+                       └── sat on the mat ──┘
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+from rensa import RMinHash
+
+from snaketune.corpus.rows import Message
+
+WORD = re.compile(r"\w+")
+WORD_OR_SYMBOLS = re.compile(r"\w+|[^\w\s]+")
+FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Runs(NamedTuple):
+    """Hashes that belong to texts: those of text `i` are `hashes[starts[i]:starts[i + 1]]`."""
+
+    hashes: np.ndarray
+    starts: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+
+def compared_texts(turns: list[Message]) -> list[str]:
+    """The texts that rows are compared by: what the system is told is the same in row after row, and would make them all
+    alike."""
+    return [turn["content"] for turn in turns if turn["role"] != "system"]
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text.
+
+    >>> split_words("It's 4 o'clock.")
+    ['it', 's', '4', 'o', 'clock']
+    """
+    return WORD.findall(text.lower())
+
+
+def words_of(texts: list[str], *, symbols: bool = False) -> Runs:
+    """The hash of every word of every text; with `symbols`, those between words are words too."""
+    find = (WORD_OR_SYMBOLS if symbols else WORD).findall
+    words: list[str] = []
+    starts = [0]
+    for text in texts:
+        words += find(text.lower())
+        starts.append(len(words))
+    hashes = RMinHash.hash_token_sets([words])[0] if words else []
+    return Runs(np.array(hashes, np.uint64), np.array(starts, np.int64))
+
+
+def windows(words: Runs, n: int) -> Runs:
+    """The hash of every `n` words in a row; of a shorter text, the one hash of all its words; of an empty one, none.
+
+    >>> windows(words_of(["a b c d", "a b", "?"]), 3).lengths.tolist()
+    [2, 1, 0]
+    """
+    lengths = words.lengths
+    counts = np.where(lengths >= n, lengths - n + 1, lengths > 0)
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    # Where the words of each window begin, and how many they are.
+    begins = np.arange(starts[-1]) + np.repeat(words.starts[:-1] - starts[:-1], counts)
+    sizes = np.repeat(np.minimum(lengths, n), counts)
+    hashes = np.zeros(len(begins), np.uint64)
+    for size in np.unique(sizes):
+        of_size = np.flatnonzero(sizes == size)
+        run = np.full(len(of_size), size, np.uint64)
+        for offset in range(size):
+            run = run * FACTOR + words.hashes[begins[of_size] + offset]
+        hashes[of_size] = mix(run)
+    return Runs(hashes, starts)
+
+
+def mix(numbers: np.ndarray) -> np.ndarray:
+    """Each 64-bit number scrambled so that all its bits depend on all of the input's (SplitMix64; Steele et al., 2014)."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

@@ -1,0 +1,120 @@
+"""Encoded conversations and pairs as the rows that are stored: a pair's prompt once, and where loss is taken as runs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.ragged import first_in_rows, gather, offsets_of
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """n sequences as they are written.
+
+    Attributes:
+        names: strings, the ids of the corpus' rows.
+        sequences: whose first tokens aren't supervised.
+        prompt, chosen: int64[n].
+        prompt_hash: uint64[n].
+        control_text: bool[n].
+    """
+
+    names: pa.StringArray
+    sequences: EncodedBatch
+    prompt: np.ndarray
+    chosen: np.ndarray
+    prompt_hash: np.ndarray
+    control_text: np.ndarray
+
+    @cached_property
+    def supervised_runs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Start, end, start, end, ... of what is supervised, per sequence: int32 values and int64[n + 1] offsets."""
+        sequences, supervised = self.sequences, self.sequences.supervised
+        starts, ends = supervised.copy(), supervised.copy()
+        starts[1:] &= ~supervised[:-1]
+        ends[:-1] &= ~supervised[1:]
+        # A run ends where its sequence does.
+        filled = sequences.lengths > 0
+        first, last = sequences.starts[filled], sequences.offsets[1:][filled] - 1
+        starts[first], ends[last] = supervised[first], supervised[last]
+        runs = np.stack([np.flatnonzero(starts), np.flatnonzero(ends) + 1], 1).reshape(-1)
+        offsets = np.searchsorted(runs[::2], sequences.offsets) * 2
+        runs -= np.repeat(sequences.starts, np.diff(offsets))
+        return runs.astype(np.int32), offsets
+
+    @cached_property
+    def supervised_tokens(self) -> np.ndarray:
+        """int64[n]: how many tokens are supervised."""
+        runs, offsets = self.supervised_runs
+        return np.diff(offsets_of(runs[1::2] - runs[::2])[offsets // 2])
+
+    @property
+    def turn_ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """After how many tokens a turn is over, per sequence: int32 values and int64[n + 1] offsets."""
+        places = np.flatnonzero(self.sequences.ends_turn)
+        offsets = np.searchsorted(places, self.sequences.offsets)
+        return (places + 1 - np.repeat(self.sequences.starts, np.diff(offsets))).astype(np.int32), offsets
+
+
+def of_conversations(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
+    """Rows of n encoded conversations."""
+    _unsupervise_first(sequences, sequences.starts, sequences.lengths)
+    none = np.zeros(len(names), np.int64)
+    return TokenRows(names, sequences, none, none, none.astype(np.uint64), control_text)
+
+
+def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray) -> TokenRows:
+    """Rows of n pairs.
+
+    The prompt is what both conversations of a pair start with, up to the first supervised token of either. A pair of
+    which one completion has nothing supervised has nothing supervised.
+
+        both    [ 3 90 5 71 2 3 91 5 72 9 2]  and  [ 3 90 5 71 2 3 91 5 72 40 41 2]
+        row     [ 3 90 5 71 2 3 91 5 | 72 9 2 | 72 40 41 2],  prompt 8, chosen 3
+
+    Args:
+        both: prompt and chosen, prompt and rejected, of each pair in turn; only completions are supervised.
+        control_text: bool[n].
+    """
+    starts, lengths = both.starts.reshape(-1, 2), both.lengths.reshape(-1, 2)
+    shortest = lengths.min(1)
+    prompt = np.minimum(shortest, first_in_rows(both.supervised, both.starts, both.lengths).reshape(-1, 2).min(1))
+    prompt = np.minimum(prompt, _shared(both.ids, starts, shortest))
+    # The chosen conversation whole, then of the rejected one what comes after the prompt.
+    pieces = both.pieces(
+        np.stack([starts[:, 0], starts[:, 1] + prompt], 1).reshape(-1),
+        np.stack([lengths[:, 0], lengths[:, 1] - prompt], 1).reshape(-1),
+    )
+    _unsupervise_first(pieces, pieces.starts[::2], pieces.lengths[::2])
+    alone = np.flatnonzero(prompt == 0)
+    _unsupervise_first(pieces, pieces.starts[1::2][alone], pieces.lengths[1::2][alone])
+    supervised = np.diff(offsets_of(pieces.supervised)[pieces.offsets]).reshape(-1, 2).min(1) > 0
+    offsets = np.ascontiguousarray(pieces.offsets[::2])
+    sequences = EncodedBatch(
+        pieces.ids,
+        offsets,
+        pieces.supervised & np.repeat(supervised, np.diff(offsets)),
+        np.zeros(len(pieces.ids), bool),
+    )
+    spelled = memoryview(np.ascontiguousarray(sequences.ids)).cast("B")
+    hashes = [
+        xxhash.xxh3_64_intdigest(spelled[4 * start : 4 * end])
+        for start, end in zip(sequences.starts.tolist(), (sequences.starts + prompt).tolist())
+    ]
+    return TokenRows(names, sequences, prompt, lengths[:, 0] - prompt, np.array(hashes, np.uint64), control_text)
+
+
+def _unsupervise_first(sequences: EncodedBatch, starts: np.ndarray, lengths: np.ndarray) -> None:
+    """The first token of a sequence has nothing before it to be predicted from."""
+    sequences.supervised[starts[lengths > 0]] = False
+
+
+def _shared(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64[n]: how many leading tokens two sequences of each pair share; `starts` is int64[n, 2], `lengths` int64[n]."""
+    at, offsets = gather(starts[:, 0], lengths)
+    different = ids[at] != ids[at + np.repeat(starts[:, 1] - starts[:, 0], lengths)]
+    return first_in_rows(different, offsets[:-1], lengths)
