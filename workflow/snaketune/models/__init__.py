@@ -1,1 +1,1 @@
-"""Models: loading, attention over segments, log-probabilities and losses, GPUs."""
+"""Models: loading, attention over segments, log-probabilities and losses, devices."""

@@ -1,4 +1,4 @@
-"""What the `dpo` stage launches.
+"""What the `dpo` stage launches: the trainer of packed pairs.
 
 The prompt of a pair is computed once for both completions, and no reference model is in memory. The loss is the mean over
 the pairs of an optimizer step.

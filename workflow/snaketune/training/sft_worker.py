@@ -1,4 +1,4 @@
-"""What the `sft` stage launches.
+"""What the `sft` stage launches: the trainer of supervised tokens, on packed or raw rows.
 
 Packed rows (format 3.0) train on transformers' Trainer with attention over segments; raw rows (format 2.0) on TRL's
 SFTTrainer. The loss is the mean negative log-probability over all supervised tokens of an optimizer step.
