@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import subprocess
+import sys
 
 import pytest
 
@@ -170,6 +171,12 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
     base.write_text("others")
     with pytest.raises(SnaketuneError, match="base changed while the sft stage read it"):
         pipeline.fit(Trainer())
+
+
+def test_the_stages_that_launch_a_training_import_no_torch():
+    stages = ", ".join(module.__name__ for module in (sft, dpo))
+    heavy = f"import sys, {stages}; print({{'torch', 'transformers', 'trl'}} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
 
 
 def launched_with(
