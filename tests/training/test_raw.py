@@ -35,7 +35,7 @@ def test_supervised_tokens_are_those_that_packed_rows_have(tmp_path, tokenizer, 
     with pytest.raises(Interrupted):
         sft_worker.train_on(sft_run(tmp_path), raw_rows(tmp_path), tokenizer)
     *found, blank = kept[0].to_list()
-    encoded = ChatTokenizer.load(tokenizer.folder).encode_conversations([row["messages"] for row in ROWS])
+    encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
     for row, one in zip(found, encoded, strict=True):
         assert row["input_ids"] == one.ids.tolist()
         assert [label != -100 for label in row["labels"]] == one.supervised.tolist()

@@ -64,7 +64,7 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        self.count_tokens(inputs["segments"].layout.document_tokens)
+        self.add_to_window(tokens=inputs["segments"].layout.document_tokens)
         # A step may have no items at all: rows in which nothing is supervised teach nothing.
         loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:

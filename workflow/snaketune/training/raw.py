@@ -74,5 +74,5 @@ class RawTrainer(BaseTrainer, SFTTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        self.count_tokens(int(inputs["attention_mask"].sum()))
+        self.add_to_window(tokens=int(inputs["attention_mask"].sum()))
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

@@ -54,7 +54,6 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
     def __init__(self, *, run: Run, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
         super().__init__(**arguments)
-        self.window_tokens = 0
         self.window_started: float | None = None
         self.window_sums: dict[str, float] = {}
 
@@ -74,14 +73,10 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
         """For the manifest."""
         return {"rows": len(self.rows)}
 
-    def count_tokens(self, tokens: int) -> None:
-        """Called with every batch; tokens without padding."""
+    def add_to_window(self, **sums: float) -> None:
+        """Add to what the next log line shows: `tokens` without padding as a rate, other sums as means over `items`."""
         if self.window_started is None:
             self.window_started = time.monotonic()
-        self.window_tokens += tokens
-
-    def add_to_window(self, **sums: float) -> None:
-        """Add to the sums that the next log line shows as means over `items`."""
         for name, value in sums.items():
             self.window_sums[name] = self.window_sums.get(name, 0.0) + value
 
@@ -89,11 +84,11 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
         """Add throughput and the window's means to the Trainer's own line."""
         if "loss" in logs and self.window_started is not None:
             seconds = time.monotonic() - self.window_started
-            tokens = self.window_tokens * self.args.world_size
+            tokens = self.window_sums.pop("tokens", 0) * self.args.world_size
             logs["tokens_per_second"] = round(tokens / seconds, 1)
             items = self.window_sums.pop("items", 0)
             logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
-            self.window_tokens, self.window_started, self.window_sums = 0, time.monotonic(), {}
+            self.window_started, self.window_sums = time.monotonic(), {}
         super().log(logs, *arguments, **keywords)
 
 
