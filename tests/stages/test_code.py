@@ -46,13 +46,10 @@ def test_what_decides_precision_resumes_or_tests_a_training_counts():
 
 def test_a_training_covers_what_its_launched_process_runs():
     for stage, other in (("sft", "dpo"), ("dpo", "sft")):
-        workers = {"training.launched", f"training.{stage}_worker"}
-        assert workers <= modules(stage)
-        for worker in workers:
-            run = {name.removeprefix("snaketune.") for name in code.shaping_modules(f"snaketune.{worker}")}
-            assert "training.pipeline" in run or worker == "training.launched"
-            assert run <= modules(stage)
-        assert f"training.{other}_worker" not in modules(stage)
+        assert {"training.launched", "training.pipeline", f"training.{stage}"} <= modules(stage)
+        launched = {name.removeprefix("snaketune.") for name in code.shaping_modules("snaketune.training.launched")}
+        assert launched <= modules(stage)
+        assert f"training.{other}" not in modules(stage)
     assert "training.raw" in modules("sft") - modules("dpo")
 
 

@@ -5,22 +5,26 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
-from snaketune.artifacts.manifest import read_artifact, write_json
+from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import Attempt, stamps_of
 from snaketune.stages.code import code_digest
+from snaketune.stages.jobs import result_at
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.stages.specs import RefLogpsSpec, SftSpec
+from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
-from snaketune.training import dpo, dpo_worker, launch, launched, pipeline, sft, sft_worker
+from snaketune.training import launch, launched, pipeline
 from snaketune.training.trainer import Run
 
 MODULE = "snaketune.training.ref_logps"
-JOB = {"stage": MODULE}
+JOB = {"stage": "ref_logps"}
 
 
 @pytest.fixture
@@ -51,61 +55,60 @@ def test_it_trains_with_no_other_code(worker):
     assert not trained
 
 
+STAGE_OF = {"pack": "pack", "tokenizer": "tokenizer", "model": "sft", "ref_logps": "ref_logps"}
+
+
 class Reached(Exception):
     """All artifacts are read."""
 
 
 @pytest.mark.parametrize(
-    ("stage", "worker", "spec", "roles", "replaced"),
-    [
-        (stage, worker, spec, roles, replaced)
-        for stage, worker, spec, roles in (
-            (sft, sft_worker, SftSpec, ("pack", "tokenizer")),
-            (dpo, dpo_worker, DpoSpec, ("model", "pack", "ref_logps")),
-        )
-        for replaced in (None, *roles)
-    ],
+    ("stage", "replaced"),
+    [(stage, replaced) for stage in ("sft", "dpo") for replaced in (None, *STAGES[stage].one)],
 )
-def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(
-    tmp_path, monkeypatch, stage, worker, spec, roles, replaced
-):
-    """Whose content the result is kept under; a job written by hand says nothing of it."""
+def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path, monkeypatch, stage, replaced):
+    """Whose content the result is kept under."""
 
     def put(role: str, content: str) -> None:
         payload = {"rows": {"digest": content}} if role != "tokenizer" else {}
-        write_json(tmp_path / f"{role}.json", {"payload": payload, "records": {}, "format_version": content})
+        write_json(
+            tmp_path / f"{role}.json",
+            {"payload": payload, "records": {}, "format_version": content, "stage": STAGE_OF[role]},
+        )
 
+    roles = STAGES[stage].one
     for role in roles:
         put(role, "old")
     work = WorkFolder(tmp_path / "work")
     work.start()
     monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: type("Done", (), {"returncode": 1}))
     with pytest.raises(SnaketuneError, match="ended early"):
-        stage.build(
-            spec.model_construct(),
-            work,
+        launch.launch(
+            stage,
+            spec=STAGES[stage].spec.model_construct(),
+            work=work,
             operation=Operation(gpus=0),
-            **{role: read_artifact(tmp_path / f"{role}.json", "rows") for role in roles},
-            **({"base": []} if stage is sft else {}),
+            artifacts={role: [result_at(tmp_path / f"{role}.json")] for role in roles},
+            files={role: [tmp_path / "base"] for role in STAGES[stage].files},
         )
     job = json.loads((work.state / "job.json").read_text(encoding="utf-8"))
     if replaced:
         put(replaced, "new")
 
-    def reached(*_, **__):
+    def reached(spec, work, *, operation, **given):
+        assert operation == Operation(gpus=0)
+        assert {role: given[role].manifest_path for role in roles} == {
+            role: tmp_path / f"{role}.json" for role in roles
+        }
+        assert given.get("base", [tmp_path / "base"]) == [tmp_path / "base"]
         raise Reached
 
-    assert job["stage"] == stage.__name__
-    assert job["worker"] == worker.__name__
-    monkeypatch.setattr(Run, "of_job", lambda *_: None)
-    monkeypatch.setattr("snaketune.artifacts.manifest.Artifact.files", lambda self: [])
-    monkeypatch.setattr(worker, "train_on", reached)
+    monkeypatch.setattr(STAGES[stage].spec, "model_validate", lambda _: None)
+    monkeypatch.setattr(import_module(STAGES[stage].module), "build", reached)
     with pytest.raises(SnaketuneError if replaced else Reached) as caught:
-        worker.train(job, work)
+        launched.work_on(job)
     if replaced:
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
-        with pytest.raises(Reached):
-            worker.train({name: value for name, value in job.items() if name != "contents"}, work)
 
 
 def test_a_full_disk_is_told_and_no_traceback(worker, tmp_path):
@@ -173,9 +176,10 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
         pipeline.fit(Trainer())
 
 
-def test_the_stages_that_launch_a_training_import_no_torch():
-    stages = ", ".join(module.__name__ for module in (sft, dpo))
-    heavy = f"import sys, {stages}; print({{'torch', 'transformers', 'trl'}} & set(sys.modules))"
+def test_what_waits_for_a_launched_process_imports_no_torch():
+    heavy = (
+        "import sys, snaketune.__main__, snaketune.training.launch; print({'torch', 'transformers'} & set(sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
 
 
@@ -197,9 +201,8 @@ def launched_with(
 
     monkeypatch.setattr(launch.subprocess, "run", run)
     monkeypatch.setattr(launch, "visible_gpus", lambda: visible)
-    made = launch.launch(
-        "some.worker", stage="some.stage", spec=SftSpec.model_construct(), operation=Operation(gpus=gpus), work=work
-    )
+    spec = SftSpec.model_construct()
+    made = launch.launch("sft", spec=spec, operation=Operation(gpus=gpus), work=work, artifacts={}, files={})
     assert made.counts == {"of": "this one"}
     return commands[0]
 
@@ -229,13 +232,13 @@ def test_a_process_that_reports_nothing_failed_whatever_an_earlier_one_reported(
 
 def test_a_process_knows_whether_its_parent_lives(monkeypatch):
     monkeypatch.delenv(launch.PARENT_VARIABLE, raising=False)
-    assert not launch.parent_is_gone()
+    assert not launched.parent_is_gone()
     monkeypatch.setenv(launch.PARENT_VARIABLE, str(os.getpid()))
-    assert not launch.parent_is_gone()
+    assert not launched.parent_is_gone()
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setenv(launch.PARENT_VARIABLE, str(gone.pid))
-    assert launch.parent_is_gone()
+    assert launched.parent_is_gone()
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -245,11 +248,16 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
     monkeypatch.setenv("RANK", rank)
     seen = []
 
-    def train(job, work):
+    def build(spec, work, **_):
         seen.append((work.folder / "training.lock").exists())
         return Outcome(counts={"rows": 1})
 
-    monkeypatch.setattr(sft_worker, "train", train)
-    launched.work_on({"work": str(tmp_path), "worker": sft_worker.__name__})
+    spec = RefLogpsSpec(
+        precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False, micro_batch_rows=1
+    ).model_dump()
+    monkeypatch.setattr("snaketune.training.ref_logps.build", build)
+    monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], one=()))
+    job = {"work": str(tmp_path), "stage": "ref_logps", "spec": spec, "operation": {}, "artifacts": {}, "files": {}}
+    launched.work_on(job)
     assert seen == [rank == "0"]
     assert (work.state / "outcome.json").is_file() == (rank == "0")

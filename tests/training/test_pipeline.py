@@ -23,10 +23,10 @@ from snaketune.packing.shards import DOCUMENTS, row_batch
 from snaketune.packing.shards import schema as columns
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import dpo_worker
+from snaketune.training import dpo
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema
-from snaketune.training.sft_worker import SftTrainer
+from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Run, training_arguments
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
@@ -199,7 +199,7 @@ def preference_training(tmp_path, lora: Lora | None = None):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = Run(spec=made, operation=Operation(log_steps=1), work=work, compute=CPU)
-    return dpo_worker.train_on(run, Reference(tmp_path / "model"), packed, reference), work
+    return dpo.train_on(run, Reference(tmp_path / "model"), packed, reference), work
 
 
 def dpo_model():

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training import sft_worker
+from snaketune.training import sft
 from snaketune.training.raw import RawTrainer
 
 from .pipeline_runs import Interrupted, stop_after
@@ -18,7 +18,7 @@ from .sft_runs import ROWS, raw_rows, sft_run
 
 def test_what_a_training_writes_and_says(tmp_path, tokenizer, capsys):
     run = sft_run(tmp_path)
-    outcome = sft_worker.train_on(run, raw_rows(tmp_path), tokenizer)
+    outcome = sft.train_on(run, raw_rows(tmp_path), tokenizer)
     assert "12 rows that aren't packed" in capsys.readouterr().out
     assert outcome.counts == {"rows": 12, "steps": 6}
     assert outcome.about.keys() == {"trainer", "dtype", "parameters", "trainable_parameters"}
@@ -33,7 +33,7 @@ def test_supervised_tokens_are_those_that_packed_rows_have(tmp_path, tokenizer, 
     kept = []
     monkeypatch.setattr(RawTrainer, "train", lambda self, **_: kept.append(self.train_dataset) or _stop())
     with pytest.raises(Interrupted):
-        sft_worker.train_on(sft_run(tmp_path), raw_rows(tmp_path), tokenizer)
+        sft.train_on(sft_run(tmp_path), raw_rows(tmp_path), tokenizer)
     *found, blank = kept[0].to_list()
     encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
     for row, one in zip(found, encoded, strict=True):
@@ -49,14 +49,14 @@ def _stop():
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3)])
 def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(tmp_path, tokenizer, monkeypatch, lora):
     pack, run = raw_rows(tmp_path), sft_run(tmp_path / "straight", lora)
-    sft_worker.train_on(run, pack, tokenizer)
+    sft.train_on(run, pack, tokenizer)
     straight = load_file(run.work.payload / "model.safetensors")
     run = sft_run(tmp_path / "resumed", lora)
     with monkeypatch.context() as patch:
         stop_after(1, patch)
         with pytest.raises(Interrupted):
-            sft_worker.train_on(run, pack, tokenizer)
-    sft_worker.train_on(run, pack, tokenizer)
+            sft.train_on(run, pack, tokenizer)
+    sft.train_on(run, pack, tokenizer)
     resumed = load_file(run.work.payload / "model.safetensors")
     assert straight.keys() == resumed.keys()
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
@@ -72,12 +72,12 @@ def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, tokenizer, 
     monkeypatch.setattr(RawTrainer, "compute_loss", explodes_at_the_last_step)
     run = sft_run(tmp_path)
     with pytest.raises(SnaketuneError, match=r"the training diverged and nothing of it is published"):
-        sft_worker.train_on(run, raw_rows(tmp_path), tokenizer)
+        sft.train_on(run, raw_rows(tmp_path), tokenizer)
     assert not list(run.work.payload.iterdir())
 
 
 def test_without_rows_or_of_an_unknown_format_nothing_is_trained(tmp_path, tokenizer):
     with pytest.raises(SnaketuneError, match="no row to train on"):
-        sft_worker.train_on(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer)
+        sft.train_on(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer)
     with pytest.raises(SnaketuneError, match=r"format_version '1.0'; expected '2.0' or '3.0'"):
-        sft_worker.train_on(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer)
+        sft.train_on(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer)

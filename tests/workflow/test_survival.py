@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from snaketune.stages.jobs import result_at
 from snaketune.stages.work import WorkFolder
 
 from .conftest import ROOT
@@ -132,12 +133,13 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
     work = WorkFolder(project.folder / "work")
     work.start()
+    read = {"pack": pack, "tokenizer": project.folder / "results/tokenizer/small/manifest.json"}
     job = {
-        "worker": "snaketune.training.sft_worker",
+        "stage": "sft",
         "spec": manifest["spec"],
         "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
-        "pack": str(pack),
-        "tokenizer": str(project.folder / "results/tokenizer/small/manifest.json"),
+        "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
+        "files": {"base": []},
         "work": str(work.folder),
     }
     (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")

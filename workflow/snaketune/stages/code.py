@@ -1,9 +1,8 @@
 """What code shapes a stage's result, as one digest.
 
 Snakemake sees a rule's own text but no module that the rule's command imports. So each rule carries this digest among its
-params: over the syntax trees of every module of the package that the stage can reach by imports (those inside functions too)
-or that it starts by name in another process, without comments and docstrings. What only moves, describes or draws is left
-out, room by room, by the list below.
+params: over the syntax trees of every module of the package that the stage can reach by imports (those inside functions
+too), without comments and docstrings. What only moves, describes or draws is left out, room by room, by the list below.
 
 Of the shell prefix in workflow/rules/common.smk nothing counts: it says where this package is (whose code this digest is of),
 which config messages name, and that idle threads sleep.
@@ -78,7 +77,7 @@ def import_checked(entry: str, expected: str, stage: str) -> None:
 
 
 def shaping_modules(entry: str) -> set[str]:
-    """The modules that the digest of `entry` covers: itself, and what it imports or names outside the shapeless rooms."""
+    """The modules that the digest of `entry` covers: itself, and what it imports outside the shapeless rooms."""
     reached: set[str] = set()
     waiting = [entry]
     while waiting:
@@ -109,7 +108,7 @@ def _file(module: str) -> Path | None:
 
 
 def _syntax(module: str) -> tuple[str, tuple[str, ...]]:
-    """Digest of a module's code and the modules of the package that it imports or names."""
+    """Digest of a module's code and the modules of the package that it imports."""
     return _syntax_of(_file(module).read_bytes())
 
 
@@ -123,9 +122,6 @@ def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             # `from snaketune.packing import plan` names a module, `from snaketune.packing.plan import build` its content.
             imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            # Where it is the name of a module, `python -m` runs that in another process.
-            imports.append(node.value)
         elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)
     ours = {name for name in imports if name.startswith(f"{PACKAGE}.") and _file(name)}

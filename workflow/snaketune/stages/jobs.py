@@ -5,8 +5,10 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
 from snaketune.config.runs import Operation
+from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
@@ -69,3 +71,18 @@ def files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
     """The files below `folder` that fit one of the patterns, in order."""
     found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
     return tuple(sorted(str(path) for path in found))
+
+
+def result_at(manifest: Path) -> Artifact:
+    """A published result; its payload's folder follows from the stage that wrote the manifest.
+
+    Raises:
+        SnaketuneError: there is none, or it can't be read.
+    """
+    if not manifest.is_file():
+        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
+    try:
+        stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
+        return read_artifact(manifest, STAGES[stage].payload)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

@@ -1,20 +1,22 @@
 """Run one stage from paths and texts, as its rule and the command line give them."""
 
 import json
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from snaketune.artifacts.manifest import read_artifact
 from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import check_code, import_checked, templates
 from snaketune.stages.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.jobs import result_at
 from snaketune.stages.once import run_once
+from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
+from snaketune.stages.work import WorkFolder
 
 
 def run(
@@ -42,20 +44,25 @@ def run(
         typed = stage.spec.model_validate_json(spec)
     except ValidationError as error:
         raise SnaketuneError(f"--spec doesn't fit stage {stage_name}: {error}") from None
-    artifacts = {role: [_artifact(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
+    artifacts = {role: [result_at(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
     for role in stage.one:
         if len(artifacts[role]) != 1:
             raise SnaketuneError(f"stage {stage_name} needs exactly one {role}, got {len(artifacts[role])}")
     files = {role: inputs.get(role, []) for role in stage.files}
 
-    def build(work):
-        (check_code if stage.launches else import_checked)(stage.module, code, stage_name)
-        arguments: dict[str, Any] = {role: artifacts[role][0] for role in stage.one}
-        arguments |= {role: artifacts[role] for role in stage.many} | files
-        if stage.gpu:
-            with claimed_gpus(operation.gpus):
-                return import_module(stage.module).build(typed, work, operation=operation, **arguments)
-        outcome = import_module(stage.module).build(typed, work, **arguments)
+    def build(work: WorkFolder) -> Outcome:
+        # A launched process imports what shapes the result, and checks that itself.
+        (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
+        with claimed_gpus(operation.gpus) if stage.gpu else nullcontext():
+            if stage.launcher:
+                launch = import_module(stage.launcher).launch
+                outcome = launch(
+                    stage_name, spec=typed, operation=operation, work=work, artifacts=artifacts, files=files
+                )
+            else:
+                operated = {"operation": operation} if stage.gpu else {}
+                arguments = operated | stage.arguments(artifacts, files)
+                outcome = import_module(stage.module).build(typed, work, **arguments)
         if templates(stage.module):
             # Read while it worked.
             check_code(stage.module, code, stage_name)
@@ -74,14 +81,3 @@ def run(
         reruns_on=reruns_on,
         device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
     )
-
-
-def _artifact(manifest: Path):
-    """An input artifact; its payload's folder follows from the stage that wrote the manifest."""
-    if not manifest.is_file():
-        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
-    try:
-        stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
-        return read_artifact(manifest, STAGES[stage].payload)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

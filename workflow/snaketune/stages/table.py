@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.stages import specs
 from snaketune.stages.libraries import Inputs, always, of_corpus, of_evaluation, of_tokenizer, of_training
@@ -21,7 +23,7 @@ class Stage:
         files: roles filled by files from outside.
         libraries: distributions whose version shapes the result, by its spec and artifacts.
         operation: keys of the run's `operation` that it goes by; with any, `build` takes it.
-        launches: whether `build` starts another process, which imports what shapes the result, and checks that itself.
+        launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
 
@@ -33,8 +35,12 @@ class Stage:
     files: tuple[str, ...] = ()
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     operation: tuple[str, ...] = ()
-    launches: bool = False
+    launcher: str = ""
     name: str = "{name}"
+
+    def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
+        """What `build` takes by role: one artifact, a list of them, or files."""
+        return {role: artifacts[role][0] for role in self.one} | {role: artifacts[role] for role in self.many} | files
 
     @property
     def gpu(self) -> bool:
@@ -42,6 +48,7 @@ class Stage:
         return "gpus" in self.operation
 
 
+LAUNCHER = "snaketune.training.launch"
 TRAINING = ("gpus", "checkpoint_steps", "log_steps", "load_in_memory")
 
 STAGES: dict[str, Stage] = {
@@ -101,7 +108,7 @@ STAGES: dict[str, Stage] = {
         files=("base",),
         libraries=of_training,
         operation=TRAINING,
-        launches=True,
+        launcher=LAUNCHER,
     ),
     "ref_logps": Stage(
         spec=specs.RefLogpsSpec,
@@ -118,7 +125,7 @@ STAGES: dict[str, Stage] = {
         one=("model", "pack", "ref_logps"),
         libraries=of_training,
         operation=TRAINING,
-        launches=True,
+        launcher=LAUNCHER,
     ),
     "eval": Stage(
         spec=specs.EvalSpec,

@@ -1,24 +1,114 @@
-"""The `dpo` stage: direct preference optimization on packed pairs, against reference log-probabilities from their artifact."""
+"""The `dpo` stage: direct preference optimization on packed pairs, against reference log-probabilities from their artifact;
+in launched processes.
+
+The prompt of a pair is computed once for both completions, and no reference model is in memory. The loss is the mean over
+the pairs of an optimizer step.
+"""
+
+import shutil
+from typing import Any
+
+import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Operation
+from snaketune.models.batches import collate
+from snaketune.models.loading import load_folder, read_folder_config
+from snaketune.models.logprobs import pair_logprobs, token_losses
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training.launch import launch
+from snaketune.training import pipeline
+from snaketune.training.dpo_loss import dpo_loss
+from snaketune.training.launched import is_first_process
+from snaketune.training.packed import PackedTrainer
+from snaketune.training.pairs import PairRows
+from snaketune.training.reference import check_policy_is_reference, check_ref_logps
+from snaketune.training.trainer import Run
+
+
+class DpoTrainer(PackedTrainer):
+    """Learns which completion of a pair is the chosen one."""
+
+    # The reference had none.
+    drops_out = False
+
+    def counts(self):
+        return super().counts() | {"pairs": self.rows.pairs}
+
+    @staticmethod
+    def collate(rows, kernel):
+        return collate(rows, kernel) | {"reference": torch.cat([row["reference"] for row in rows])}
+
+    def items(self, batch):
+        return len(batch["reference"])
+
+    def log_ratios(self, model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Policy to reference: float32[P, 2], and int64[P, 2] tokens."""
+        sums_P2, counts_P2 = pair_logprobs(token_losses(model, batch), batch)
+        return sums_P2 - batch["reference"], counts_P2
+
+    def check_start(self):
+        batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
+        trained_P2, counts_P2 = self._log_ratios_before(batch, training=True)
+        evaluated_P2, _ = self._log_ratios_before(batch, training=False)
+        self.model.train()
+        check_policy_is_reference(trained_P2, evaluated_P2, counts_P2, self.run.compute.dtype)
+
+    @torch.no_grad()
+    def _log_ratios_before(self, batch: dict[str, Any], training: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """As in training or in evaluation, but without a trace of it."""
+        self.model.train(training)
+        device = self.run.compute.device
+        with (
+            torch.random.fork_rng([device.index] if device.type == "cuda" else []),
+            self.compute_loss_context_manager(),
+        ):
+            return self.log_ratios(self.model, batch)
+
+    def batch_loss(self, model, batch):
+        spec = self.run.spec
+        ratios_P2, counts_P2 = self.log_ratios(model, batch)
+        chosen_P, rejected_P = ratios_P2[:, 0], ratios_P2[:, 1]
+        self._count(chosen_P.detach(), rejected_P.detach(), spec.beta)
+        return dpo_loss(
+            chosen_P, rejected_P, counts_P2, loss=spec.loss, beta=spec.beta, label_smoothing=spec.label_smoothing
+        ).sum()
+
+    def _count(self, chosen_P: torch.Tensor, rejected_P: torch.Tensor, beta: float) -> None:
+        self.add_to_window(
+            items=len(chosen_P),
+            accuracy=(chosen_P > rejected_P).sum().item(),
+            margin=beta * (chosen_P - rejected_P).sum().item(),
+            chosen_reward=beta * chosen_P.sum().item(),
+            rejected_reward=beta * rejected_P.sum().item(),
+        )
 
 
 def build(
     spec: DpoSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact, ref_logps: Artifact
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
-    return launch(
-        "snaketune.training.dpo_worker",
-        stage=__name__,
-        spec=spec,
-        operation=operation,
-        work=work,
-        model=model,
-        pack=pack,
-        ref_logps=ref_logps,
-    )
+    model.files()
+    outcome = train_on(Run.of(spec, operation, work), model, pack, ref_logps)
+    if is_first_process():
+        for name in model.manifest["payload"]:
+            # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.
+            weights = name.endswith((".safetensors", ".index.json"))
+            if "/" not in name and not weights and not (work.payload / name).exists():
+                shutil.copyfile(model.folder / name, work.payload / name)
+    return outcome
+
+
+def train_on(run: Run, model: Artifact, pack: Artifact, ref_logps: Artifact) -> Outcome:
+    """Train on packed pairs, from the model that is their reference."""
+    remote = run.spec.trust_remote_code
+
+    def load(weights_dtype, quantization):
+        return load_folder(
+            model.folder, weights_dtype=weights_dtype, quantization=quantization, trust_remote_code=remote
+        )
+
+    check_ref_logps(ref_logps, model=model, pack=pack, compute=run.compute)
+    rows = PairRows(pack, ref_logps, run.operation.load_in_memory)
+    return pipeline.train(DpoTrainer, rows, run, load, read_folder_config(model.folder, trust_remote_code=remote))

@@ -1,4 +1,4 @@
-"""The launched process of a training: read the job, make sure of the code, let its worker train, report."""
+"""A launched process: read the job, make sure of the code and of what it reads, build the stage, report."""
 
 import json
 import logging
@@ -13,25 +13,65 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
+from snaketune.stages.jobs import result_at
 from snaketune.stages.locks import locked
+from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
-from snaketune.training.launch import is_first_process
+from snaketune.training.launch import PARENT_VARIABLE
 
 
 def work_on(job: dict[str, Any]) -> None:
-    """Let the job's worker train, and write down what it reports."""
-    work = WorkFolder(Path(job["work"]))
-    worker = import_module(job["worker"])
+    """Build the job's stage, and write down what it reports."""
+    stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
+    spec, operation = stage.spec.model_validate(job["spec"]), Operation.model_validate(job["operation"])
+    artifacts = {
+        role: [_unchanged(Path(path), content) for path, content in some.items()]
+        for role, some in job["artifacts"].items()
+    }
+    files = {role: [Path(path) for path in some] for role, some in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
     # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
     with lock if is_first_process() else nullcontext():
-        outcome = worker.train(job, work)
+        build = import_module(stage.module).build
+        outcome = build(spec, work, operation=operation, **stage.arguments(artifacts, files))
         if is_first_process():
             write_json(work.state / "outcome.json", asdict(outcome))
+
+
+def _unchanged(manifest: Path, content: str) -> Artifact:
+    """An artifact as it was when the job's fingerprint was computed.
+
+    Raises:
+        SnaketuneError: somebody has replaced it since; the result would be kept as that of the old one.
+    """
+    artifact = result_at(manifest)
+    if artifact.content != content:
+        raise SnaketuneError(f"{manifest} changed since this job began; run again")
+    return artifact
+
+
+def is_first_process() -> bool:
+    """Whether this is the process that writes, of those that train together."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def parent_is_gone() -> bool:
+    """Whether the process that launched this one has died, so that nobody waits for it any more."""
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None:
+        return False
+    try:
+        os.kill(int(parent), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
 
 
 def main(job_file: Path) -> None:
@@ -45,7 +85,7 @@ def main(job_file: Path) -> None:
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
         if attempt := read_attempt(job_file.parent):
-            attempt.import_code(job["stage"])
+            attempt.import_code(STAGES[job["stage"]].module)
         work_on(job)
     except Exception as error:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)

@@ -20,7 +20,7 @@ from snaketune.models.devices import Compute, resolve_compute
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training.checkpoints import SafeCheckpoints, diverged
-from snaketune.training.launch import parent_is_gone
+from snaketune.training.launched import parent_is_gone
 from snaketune.training.order import OwnOrder
 
 
@@ -34,11 +34,9 @@ class Run:
     compute: Compute
 
     @classmethod
-    def of_job(cls, job: dict[str, Any], spec: type[SftSpec] | type[DpoSpec], work: WorkFolder) -> "Run":
-        """What a launched process is told by its job."""
-        made = spec.model_validate(job["spec"])
-        operation = Operation.model_validate(job["operation"])
-        return cls(spec=made, operation=operation, work=work, compute=resolve_compute(made.training.precision))
+    def of(cls, spec: SftSpec | DpoSpec, operation: Operation, work: WorkFolder) -> "Run":
+        """With what this process can compute with."""
+        return cls(spec=spec, operation=operation, work=work, compute=resolve_compute(spec.training.precision))
 
     @property
     def checkpoints(self) -> Path:
