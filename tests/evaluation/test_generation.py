@@ -40,3 +40,35 @@ def test_a_base_with_settings_of_its_own_is_asked_like_any_other(settings):
     plain = written({})
     assert len(set(" ".join(text for text, _ in plain).split())) > 1
     assert written(settings) == plain
+
+
+def test_responses_come_in_the_order_of_their_prompts_whatever_the_batches():
+    model = tiny_model("llama")
+    prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5, 1, 9, 2)]
+
+    def ask(batch_size: int, cached: bool = True) -> list[tuple[str, int]]:
+        return generate(model, Chat(), prompts, max_new_tokens=6, batch_size=batch_size, compute=CPU, cached=cached)
+
+    alone = ask(1)
+    assert len({text for text, _ in alone}) > 1
+    assert alone == ask(2) == ask(4) == ask(99) == ask(1, cached=False)
+    assert alone[1] == alone[4]
+
+
+def test_a_response_ends_at_a_stop_token_or_at_its_longest():
+    prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9)]
+    (longest, tokens), _ = written_by(prompts, stops=())
+    assert tokens == len(longest.split()) == 12
+    # What it would have written at some place, it stops at.
+    stop = int(longest.split()[5])
+    (stopped, tokens), _ = written_by(prompts, stops=(stop,))
+    place = longest.split().index(str(stop))
+    # The stop token is counted; a real tokenizer doesn't spell it.
+    assert stopped.split() == longest.split()[: place + 1]
+    assert tokens == place + 1
+
+
+def written_by(prompts: list[np.ndarray], stops: tuple[int, ...]) -> list[tuple[str, int]]:
+    chat = Chat()
+    chat.stop_ids = stops or (2,)
+    return generate(tiny_model("llama"), chat, prompts, max_new_tokens=12, batch_size=2, compute=CPU)

@@ -4,7 +4,36 @@ from typing import Any
 
 import torch
 
-from snaketune.training.reference import Reference
+from snaketune.artifacts.manifest import Artifact
+from snaketune.evaluation.held_out import ROWS_PER_BATCH
+from snaketune.models.devices import Compute
+from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.training.reference import Reference, is_comparable, read_ref_logps
+
+
+def comparable_references(ref_logps: list[Artifact], compute: Compute) -> dict[str, Reference]:
+    """By pair id, the held-out references that were computed as this model is."""
+    return {
+        pair: reference
+        for artifact in ref_logps
+        if is_comparable(artifact, compute)
+        for pair, reference in read_ref_logps(artifact, "held_out").items()
+    }
+
+
+def held_out_preferences(
+    model: torch.nn.Module,
+    rows: PackedRows,
+    pack: Artifact,
+    compute: Compute,
+    name: str,
+    references: dict[str, Reference],
+) -> dict[str, Any]:
+    """Scores of the held-out rows of one pack."""
+    sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, ROWS_PER_BATCH, f"preferences, {name}")
+    ids = [document["id"] for document in documents(pack, "held_out")]
+    return preference_scores(ids, sums_P2, counts_P2, references)
 
 
 def preference_scores(

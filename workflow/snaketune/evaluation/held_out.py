@@ -1,0 +1,56 @@
+"""Held-out rows through the model: packed where its self-test allows it, else one sequence at a time; their loss."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from snaketune.models.attention import Unpackable, use_own_attention
+from snaketune.models.devices import Compute
+from snaketune.models.logprobs import SEPARATE, losses_by_batch
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
+from snaketune.packing.reader import PackedRows
+
+ROWS_PER_BATCH = 8
+
+
+def how_to_run(
+    model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
+) -> tuple[Compute, dict[str, Any], dict[str, Any]]:
+    """Whether rows can be run as they are packed; else one sequence at a time, by the model's own attention.
+
+    Returns:
+        What to compute with, and facts for the manifest and for run.json.
+    """
+    if not any(len(rows) for rows in packs):
+        return compute, compute.about(), {}
+    try:
+        if config:
+            check_config(config, max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs))
+        tested = self_test(model, packs, compute, training=False)
+    except Unpackable as error:
+        use_own_attention(model)
+        print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
+        separate = replace(compute, kernel=SEPARATE)
+        return separate, separate.about(), {}
+    about = tested.about()
+    return replace(compute, kernel=about["kernel"]), about, {"self_test_share": tested.share}
+
+
+def held_out_loss(model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str) -> dict[str, Any]:
+    """Mean negative log-probability of the supervised tokens in nats, and its exponential."""
+    total, tokens = 0.0, 0
+    for _, losses_N in losses_by_batch(model, rows, compute, ROWS_PER_BATCH, f"loss, {name}"):
+        total += losses_N.double().sum().item()
+        tokens += len(losses_N)
+    if not tokens:
+        return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}
+    mean = total / tokens
+    return {
+        "held_out_loss": round(mean, 5),
+        "perplexity": round(math.exp(min(mean, 50.0)), 4),
+        "supervised_tokens": tokens,
+    }
