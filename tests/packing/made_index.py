@@ -5,12 +5,12 @@ import pyarrow as pa
 
 
 def index(sequences: list[dict]) -> pa.RecordBatch:
-    """What `tokenize` writes of sequences, given by length, learned runs, ends of turns, and for pairs their parts."""
+    """What `tokenize` writes of sequences, given by length, supervised runs, ends of turns, and for pairs their parts."""
     columns = {
         "id": pa.array([row.get("id", f"{number:016x}") for number, row in enumerate(sequences)], pa.string()),
         "length": pa.array([row["length"] for row in sequences], pa.int32()),
-        "supervised": pa.array([learned(row) for row in sequences], pa.int32()),
-        "learned": pa.array([row["learned"] for row in sequences], pa.list_(pa.int32())),
+        "supervised": pa.array([supervised_tokens(row) for row in sequences], pa.int32()),
+        "supervised_runs": pa.array([row["supervised_runs"] for row in sequences], pa.list_(pa.int32())),
         "turn_ends": pa.array([row.get("turn_ends", []) for row in sequences], pa.list_(pa.int32())),
         "prompt": pa.array([row.get("prompt", 0) for row in sequences], pa.int32()),
         "chosen": pa.array([row.get("chosen", 0) for row in sequences], pa.int32()),
@@ -20,5 +20,5 @@ def index(sequences: list[dict]) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def learned(row: dict) -> int:
-    return sum(np.subtract(row["learned"][1::2], row["learned"][::2]).tolist())
+def supervised_tokens(row: dict) -> int:
+    return sum(np.subtract(row["supervised_runs"][1::2], row["supervised_runs"][::2]).tolist())

@@ -55,14 +55,14 @@ def test_rows_of_two_lengths(lengths):
     assert plan.capacities.tolist() == sorted(textbook(lengths.tolist(), [CAPACITY // 4, CAPACITY]))
 
 
-def test_what_is_learned_is_spread_over_the_rows_at_no_cost():
+def test_what_is_supervised_is_spread_over_the_rows_at_no_cost():
     capacity, random = 512, np.random.default_rng(1)
     lengths = np.clip(random.lognormal(np.log(capacity / 16), 1.0, 300_000).astype(np.int32), 1, capacity)
     supervised = (lengths * random.uniform(0, 1, len(lengths))).astype(np.int32)
     plain = plan_best_fit_decreasing(lengths, [capacity])
     spread = plan_best_fit_decreasing(lengths, [capacity], supervised)
     assert spread.rows == plain.rows
-    learned = [np.add.reduceat(supervised[plan.order], plan.starts[:-1]).std() for plan in (plain, spread)]
-    assert learned[1] < 0.85 * learned[0]
+    spreads = [np.add.reduceat(supervised[plan.order], plan.starts[:-1]).std() for plan in (plain, spread)]
+    assert spreads[1] < 0.85 * spreads[0]
     again = plan_best_fit_decreasing(lengths, [capacity], supervised)
     assert (again.order == spread.order).all()

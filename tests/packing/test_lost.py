@@ -14,7 +14,7 @@ from tests.packing.made_index import index
 def chat(turns: int, each: int) -> dict:
     """Questions and answers of equal length."""
     ends = [each * (turn + 1) for turn in range(2 * turns)]
-    return {"length": ends[-1], "turn_ends": ends, "learned": ends}
+    return {"length": ends[-1], "turn_ends": ends, "supervised_runs": ends}
 
 
 def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
@@ -45,7 +45,8 @@ def test_the_length_that_is_advised_keeps_99_percent_and_none_shorter_does(overf
 
 def test_pairs_are_advised_too():
     pairs = [
-        {"length": n, "prompt": 10, "chosen": n // 2, "learned": [10, n], "prompt_hash": n} for n in range(100, 900)
+        {"length": n, "prompt": 10, "chosen": n // 2, "supervised_runs": [10, n], "prompt_hash": n}
+        for n in range(100, 900)
     ]
     found, read, spec, batches = lost(pairs, "drop", 256, kind="preference")
     assert share_lost(spec, found.enough, batches, read) <= 0.01 < share_lost(spec, found.enough - STEP, batches, read)
@@ -59,9 +60,9 @@ def test_two_percent_are_no_warning_and_more_are():
         assert (found.enough is not None) is warned
 
 
-def test_what_was_never_learned_or_is_only_split_isnt_lost_to_the_length():
-    unlearned = {"length": 90, "turn_ends": [90], "learned": []}
-    found, *_ = lost([chat(1, 50)] * 3 + [unlearned] * 3, "truncate", 120)
+def test_what_was_never_supervised_or_is_only_split_isnt_lost_to_the_length():
+    unsupervised = {"length": 90, "turn_ends": [90], "supervised_runs": []}
+    found, *_ = lost([chat(1, 50)] * 3 + [unsupervised] * 3, "truncate", 120)
     assert (found.rows, found.tokens) == (0, 0)
     found, *_ = lost([chat(20, 50)] * 3, "split", 120)
     assert (found.rows, found.tokens) == (0, 0)

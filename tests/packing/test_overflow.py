@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from snaketune.errors import SnaketuneError
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
 from snaketune.stages.specs import PlanSpec
-from tests.packing.made_index import index, learned
+from tests.packing.made_index import index, supervised_tokens
 
-CHAT = {"length": 30, "learned": [5, 10, 20, 30], "turn_ends": [4, 10, 14, 30]}
-PAIR = {"length": 30, "prompt": 6, "chosen": 10, "learned": [6, 16, 16, 30], "prompt_hash": 1}
+CHAT = {"length": 30, "supervised_runs": [5, 10, 20, 30], "turn_ends": [4, 10, 14, 30]}
+PAIR = {"length": 30, "prompt": 6, "chosen": 10, "supervised_runs": [6, 16, 16, 30], "prompt_hash": 1}
 
 
 def cut(sequences: list[dict], overflow: str, length: int, kind: str = "sft", **others) -> tuple[Pieces, Losses]:
@@ -33,35 +33,35 @@ def test_what_fits_is_whole():
 
 
 def test_drop_counts_rows_and_tokens():
-    pieces, losses = cut([CHAT, CHAT | {"length": 12, "learned": [5, 12]}], "drop", 20)
+    pieces, losses = cut([CHAT, CHAT | {"length": 12, "supervised_runs": [5, 12]}], "drop", 20)
     assert ranges(pieces) == [(1, 0, 12)]
     assert losses.dropped_rows == {"longer_than_row": 1}
     assert losses.dropped_tokens == {"longer_than_row": 30}
 
 
-def test_truncate_cuts_behind_a_turn_where_something_is_learned_by_then():
-    for length, stop, learned_tokens in ((29, 10, 5), (20, 10, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
+def test_truncate_cuts_after_a_turn_where_something_is_supervised_by_then():
+    for length, stop, tokens in ((29, 10, 5), (20, 10, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
         pieces, losses = cut([CHAT], "truncate", length)
         assert ranges(pieces) == [(0, 0, stop)], length
-        assert pieces.supervised.tolist() == [learned_tokens]
+        assert pieces.supervised.tolist() == [tokens]
         assert (losses.truncated_rows, losses.truncated_tokens) == (1, 30 - stop)
     pieces, losses = cut([CHAT], "truncate", 5)
     assert not len(pieces)
-    assert losses.dropped_rows == {"nothing_learned_in_a_row": 1}
+    assert losses.dropped_rows == {"nothing_supervised_in_a_row": 1}
 
 
-def test_split_cuts_behind_turns_and_a_new_piece_has_no_label_on_its_first_token():
+def test_split_cuts_after_turns_and_a_new_piece_has_no_label_on_its_first_token():
     # A question stays with its answer.
     pieces, losses = cut([CHAT], "split", 20)
     assert ranges(pieces) == [(0, 0, 10), (0, 10, 30)]
     assert pieces.supervised.tolist() == [5, 10]
     assert (losses.split_rows, losses.split_pieces) == (1, 2)
-    # No turn ends in the second piece's reach, so it is cut in the middle of what is learned.
+    # No turn ends in the second piece's reach, so it is cut in the middle of what is supervised.
     pieces, losses = cut([CHAT], "split", 10)
     assert ranges(pieces) == [(0, 0, 10), (0, 14, 24), (0, 24, 30)]
     assert pieces.supervised.tolist() == [5, 4, 5]
-    assert losses.dropped_rows == {"nothing_learned_in_a_piece": 0}
-    assert losses.dropped_tokens == {"nothing_learned_in_a_piece": 4}
+    assert losses.dropped_rows == {"nothing_supervised_in_a_piece": 0}
+    assert losses.dropped_tokens == {"nothing_supervised_in_a_piece": 4}
 
 
 def test_raise_names_the_sequence_and_its_length():
@@ -82,14 +82,14 @@ def test_pairs_keep_their_prompt_and_share_what_is_left_of_a_row():
         assert losses.dropped_rows == {"prompt_fills_row": 1}
 
 
-def test_what_has_nothing_learned_is_dropped():
-    pieces, losses = cut([CHAT | {"learned": []}, CHAT], "drop", 30)
+def test_what_has_nothing_supervised_is_dropped():
+    pieces, losses = cut([CHAT | {"supervised_runs": []}, CHAT], "drop", 30)
     assert ranges(pieces) == [(1, 0, 30)]
-    assert losses.dropped_rows == {"nothing_learned": 1}
-    one_sided = [PAIR | {"learned": runs} for runs in ([6, 16], [16, 30], [])]
+    assert losses.dropped_rows == {"nothing_supervised": 1}
+    one_sided = [PAIR | {"supervised_runs": runs} for runs in ([6, 16], [16, 30], [])]
     pieces, losses = cut([*one_sided, PAIR], "drop", 30, "preference")
     assert ranges(pieces) == [(3, 0, 16)]
-    assert losses.dropped_rows == {"nothing_learned": 3}
+    assert losses.dropped_rows == {"nothing_supervised": 3}
 
 
 def test_raw_rows_leave_out_what_looks_like_a_control_token():
@@ -103,7 +103,7 @@ def conversations(draw) -> dict:
     places = sorted(draw(st.sets(st.integers(1, 60), min_size=2, max_size=9)))
     runs = places[: len(places) // 2 * 2]
     ends = sorted(draw(st.sets(st.integers(1, 60), max_size=5)))
-    return {"length": 60, "learned": runs, "turn_ends": ends}
+    return {"length": 60, "supervised_runs": runs, "turn_ends": ends}
 
 
 @given(
@@ -122,11 +122,11 @@ def test_every_token_is_accounted_for(sequences, overflow, length):
     for sequence, start, stop, supervised in zip(
         pieces.sequence, pieces.start, pieces.stop, pieces.supervised, strict=True
     ):
-        runs = sequences[sequence]["learned"]
+        runs = sequences[sequence]["supervised_runs"]
         tokens = [t for a, b in zip(runs[::2], runs[1::2]) for t in range(a, b) if start < t < stop]
         assert supervised == len(tokens) > 0
 
 
 def test_the_columns_are_the_fields():
-    assert learned(CHAT) == 15
+    assert supervised_tokens(CHAT) == 15
     assert COLUMNS[:3] == ("sequence", "start", "stop")

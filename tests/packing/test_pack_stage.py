@@ -71,8 +71,8 @@ def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(pa
             labels = row["labels"][at : at + length]
             assert (labels != IGNORED).tolist() == encoded.supervised.tolist()
             assert labels[labels != IGNORED].tolist() == encoded.ids[encoded.supervised].tolist()
-            learned = [m["content"] for m in by_id[name]["messages"] if m["role"] == "assistant"]
-            assert chat.decode(labels[labels != IGNORED]) == "".join(learned)
+            said = [m["content"] for m in by_id[name]["messages"] if m["role"] == "assistant"]
+            assert chat.decode(labels[labels != IGNORED]) == "".join(said)
             assert chat.stop_ids[0] in labels
             at += length
         assert (row["labels"][at:] == IGNORED).all()
@@ -205,9 +205,9 @@ def test_every_row_and_token_is_accounted_for(pack, settings):
             continue
         rows = PackedRows(packed, split)
         assert counts["tokens"] == rows.tokens
-        learned = sum(int((rows[r]["labels"] != IGNORED).sum()) for r in range(len(rows)))
+        labelled = sum(int((rows[r]["labels"] != IGNORED).sum()) for r in range(len(rows)))
         places = list(documents(packed, split))
-        assert counts["supervised_tokens"] == learned == sum(place["supervised"] for place in places)
+        assert counts["supervised_tokens"] == labelled == sum(place["supervised"] for place in places)
         assert counts["pieces"] == len(places)
         for r in range(len(rows)):
             own = [place["tokens"] for place in places if place["row"] == r]

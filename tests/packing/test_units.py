@@ -17,14 +17,14 @@ def whole(sequences: list[dict]) -> Pieces:
     for number, row in enumerate(sequences):
         seam = row.get("prompt", 0) + row.get("chosen", 0)
         second = (seam, row["length"]) if seam else (0, 0)
-        supervised = sum(np.subtract(row["learned"][1::2], row["learned"][::2]))
+        supervised = sum(np.subtract(row["supervised_runs"][1::2], row["supervised_runs"][::2]))
         rows.append((number, 0, seam or row["length"], *second, row.get("prompt", 0), supervised))
     return Pieces(**dict(zip(COLUMNS, np.array(rows, np.int32).reshape(-1, len(COLUMNS)).T)))
 
 
 def pair(prompt_hash: int, prompt: int = 6, length: int = 10) -> dict:
     return {
-        "length": length, "prompt": prompt, "chosen": 2, "prompt_hash": prompt_hash, "learned": [prompt, length],
+        "length": length, "prompt": prompt, "chosen": 2, "prompt_hash": prompt_hash, "supervised_runs": [prompt, length],
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_single_pieces_are_units():
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.integers(8, 20))
 def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_length):
-    sequences = [{"length": n, "learned": [1, n] if n > 1 else []} for n in lengths]
+    sequences = [{"length": n, "supervised_runs": [1, n] if n > 1 else []} for n in lengths]
     losses = Losses()
     batches = [index(sequences[:3]), index(sequences[3:])]
     pieces, plan = wrap(whole(sequences), iter(batches), row_length, losses)
@@ -70,6 +70,6 @@ def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_
     assert per_row[:-1] == [row_length] * (len(per_row) - 1)
     assert len(pieces) >= len(lengths)
     for start, stop, supervised in zip(pieces.start, pieces.stop, pieces.supervised, strict=True):
-        # All but the first token is learned here, and a piece's own first never is.
+        # All but the first token is supervised here, and a piece's own first never is.
         assert supervised == stop - start - 1
     assert losses.split_pieces - losses.split_rows == len(pieces) - len(lengths)

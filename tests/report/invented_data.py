@@ -118,7 +118,7 @@ class DataResults:
             counts={"texts": 10, "bytes": 2000, "reserved_characters_left_out": 0},
             vocab_size=1024,
             parity={"texts": 10},
-            samples=samples or [{"tokens": 9, "supervised": 3, "learned": ["Answer: 5<|im_end|>"]}],
+            samples=samples or [{"tokens": 9, "supervised": 3, "supervised_text": ["Answer: 5<|im_end|>"]}],
             run={},
         )
 
@@ -144,7 +144,7 @@ class DataResults:
                 # Parts of what can't be divided: the first has the rest.
                 shares = [_part(number, part, parts) for number in (rows, (tokens or {}).get(split, 30 * rows))]
                 own = {"rows": shares[0], "tokens": shares[1], "supervised_tokens": shares[1] // 3}
-                counts[split] = own | {"control_text": 0, "nothing_learned": 0}
+                counts[split] = own | {"control_text": 0, "nothing_supervised": 0}
             way = ways[(part - 1) % len(ways)]
             about = {"kind": kind, "train_on": "assistant", "pad_id": 0, "path": way[0], "why": way[1]}
             shown = samples or [[["<s>Hi", False], ["Yes</s>", True]]]

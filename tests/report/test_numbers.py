@@ -133,9 +133,9 @@ def test_parts_of_a_tokenized_corpus_are_one(sweep):
     assert (chat.parts, chat.parity_rows) == (3, 40)
 
 
-def test_only_learned_text_is_marked_and_special_tokens_stand_apart(sweep, sweep_pages):
+def test_only_supervised_text_is_marked_and_special_tokens_stand_apart(sweep, sweep_pages):
     samples = [corpus.samples for corpus in tokenized_rows(findings(sweep))]
-    spans = [(span.text, span.learned, span.special) for span in samples[0][0]]
+    spans = [(span.text, span.supervised, span.special) for span in samples[0][0]]
     assert spans == [("<s>", False, True), ("Hi", False, False), ("Yes", True, False), ("</s>", True, True)]
     page = (sweep_pages / "packing.html").read_text("utf-8")
     assert '<span>Hi</span><mark>Yes</mark><mark class="control">&lt;/s&gt;</mark>' in page
@@ -174,7 +174,7 @@ def test_rows_are_measured_against_their_own_length(results):
     assert found.fill.total == pack.manifest["packing_metadata"]["rows"]
     assert 0 < found.fill.low <= found.fill.median <= found.fill.high <= 1
     assert found.tokens.total == found.tokens.counts.sum() == 80
-    assert found.learned.high <= 1 / 3
+    assert found.supervised.high <= 1 / 3
     (flow,) = pack_flows(findings(results))
     assert list(flow.lengths) == [32, 64, 128]
     assert flow.length == 128

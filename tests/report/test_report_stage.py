@@ -133,7 +133,7 @@ def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
 
 
 def test_text_of_models_and_data_stays_text(results):
-    tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "learned": [HOSTILE]}])
+    tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "supervised_text": [HOSTILE]}])
     tokenized = {"samples": [[[f"<s>{HOSTILE}", False], [HOSTILE, True]]], "ways": (("reference", HOSTILE),)}
     pack = results.pack("chat-demo-128-aa", hostile_corpus(results), tokenizer, tokenized=tokenized)
     results.sft("a", pack, tokenizer)

@@ -105,7 +105,7 @@ def test_a_conversation_as_it_is_written(tmp_path, corpus, tokenizer):
     row = rows_of(TokenParts([made]), "train")[0]
     assert row["id"] == "train-0" and row["ids"] == expected.ids.tolist()
     assert row["length"] == len(expected.ids) and row["supervised"] == expected.supervised.sum()
-    (start, end) = row["learned"]
+    (start, end) = row["supervised_runs"]
     assert expected.supervised[start:end].all() and end - start == row["supervised"]
     ends = [place - 1 for place in row["turn_ends"]]
     assert [expected.ids[end] for end in ends] == [chat.eos_id] * len(conversations()[0])
@@ -138,7 +138,7 @@ def test_a_pair_as_it_is_written(tmp_path, tokenizer):
         assert (row["prompt"], row["chosen"]) == (len(pair.prompt_ids), len(pair.chosen_ids))
         assert row["supervised"] == pair.chosen_supervised.sum() + pair.rejected_supervised.sum()
         supervised = np.zeros(row["length"], bool)
-        for start, end in zip(row["learned"][::2], row["learned"][1::2]):
+        for start, end in zip(row["supervised_runs"][::2], row["supervised_runs"][1::2]):
             supervised[start:end] = True
         assert supervised[row["prompt"] :].tolist() == [*pair.chosen_supervised, *pair.rejected_supervised]
         assert row["turn_ends"] == []
@@ -180,8 +180,8 @@ def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
     assert table.schema == INDEX and len(views.values) > 10 and views.first[-1] == 63
     lengths = parts.index("train", ["length"]).column(0).to_numpy()
     assert [len(ids_of(views, number)) for number in range(63)] == lengths.tolist()
-    values, offsets = parts.lists("train", "learned")
-    assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("learned").to_pylist()
+    values, offsets = parts.lists("train", "supervised_runs")
+    assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("supervised_runs").to_pylist()
     kept = ids_of(views, 40)
     before = kept.tolist()
     parts.release()
@@ -203,15 +203,15 @@ def test_what_is_trained_on(tmp_path, corpus, tokenizer):
     made = {on: run(tmp_path / on, corpus, tokenizer, train_on=on) for on in ("assistant", "last", "all")}
     for row, last, every in zip(*(rows_of(TokenParts([own]), "train") for own, _ in made.values())):
         assert row["ids"] == last["ids"] == every["ids"]
-        assert last["learned"] == row["learned"][-2:]
-        assert every["learned"] == [1, every["length"]] and every["supervised"] == every["length"] - 1
+        assert last["supervised_runs"] == row["supervised_runs"][-2:]
+        assert every["supervised_runs"] == [1, every["length"]] and every["supervised"] == every["length"] - 1
 
 
 def test_rows_with_nothing_supervised_are_counted(tmp_path, tokenizer):
     silent = [[{"role": "user", "content": text}] for text in TEXTS[:5]]
     some = corpus_of(tmp_path / "some", {"messages": silent + conversations()[:5]})
     made, outcome = run(tmp_path / "1", some, tokenizer)
-    assert outcome.counts["train"]["nothing_learned"] == 5 and outcome.counts["train"]["rows"] == 10
+    assert outcome.counts["train"]["nothing_supervised"] == 5 and outcome.counts["train"]["rows"] == 10
     assert TokenParts([made]).index("train", ["supervised"]).column(0).to_numpy()[:5].tolist() == [0] * 5
 
 

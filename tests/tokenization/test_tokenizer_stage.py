@@ -56,7 +56,7 @@ def test_payload_and_facts(trained, model):
     assert chat.pad_id != chat.eos_id and chat.eos_id in outcome.about["stop_ids"]
     assert outcome.about["parity"]["texts"] == 2 * len(conversations()) + len(conversations()[::3]) + len(NASTY)
     assert 1 <= len(outcome.about["samples"]) <= 3
-    assert all(turn.endswith("<|im_end|>") for sample in outcome.about["samples"] for turn in sample["learned"])
+    assert all(turn.endswith("<|im_end|>") for sample in outcome.about["samples"] for turn in sample["supervised_text"])
     assert outcome.counts["reserved_characters_left_out"] == sum(
         text.count("▁") for pair in conversations() for m in pair for text in [m["content"]]
     )

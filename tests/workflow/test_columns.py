@@ -1,4 +1,4 @@
-"""Tools, weights of turns and documents through the whole chain: what is written is what is learned, and what isn't is told."""
+"""Tools, weights of turns and documents through the whole chain: what is written is supervised, and what isn't is told."""
 
 import json
 
@@ -62,10 +62,10 @@ def test_tools_weights_and_documents_go_through_the_chain(columns):
     manifest = json.loads((pack / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["counts"]["train"]["split"]["rows"] and not manifest["counts"]["train"]["truncated"]["rows"]
     rows = read_table(next(pack.glob("shards/train-*.arrow")))
-    for row, learned, mask, segments in zip(*(rows[name].to_pylist() for name in
+    for row, labels, mask, segments in zip(*(rows[name].to_pylist() for name in
                                               ("input_ids", "labels", "attention_mask", "segment_lengths"))):  # fmt: skip
-        # Everything is learned but the first token of each segment, and padding.
-        assert sum(id >= 0 for id in learned) == sum(mask) - len(segments)
+        # Everything is supervised but the first token of each segment, and padding.
+        assert sum(id >= 0 for id in labels) == sum(mask) - len(segments)
         # An <|im_end|> in a text is text, so that eos ends each document and stands nowhere else.
         assert row.count(chat.eos_id) <= len(segments)
 

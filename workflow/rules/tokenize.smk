@@ -1,4 +1,4 @@
-"""One part of a corpus to token ids and where they are learned; the parts of a corpus run side by side."""
+"""One part of a corpus to token ids and where they are supervised; the parts of a corpus run side by side."""
 
 
 rule tokenize:

@@ -57,7 +57,7 @@ def test_weights_survive_cleaning_and_unframing(make):
     assert supervised(built.train[0]) == [True, False, True, True]
 
 
-def test_turns_of_one_role_are_merged_only_if_both_are_learned_or_neither(make):
+def test_turns_of_one_role_are_merged_only_if_both_are_supervised_or_neither(make):
     def row(*weights):
         said = [{"role": "assistant", "content": str(n), "weight": weight} for n, weight in enumerate(weights)]
         return {"messages": [{"role": "user", "content": f"q{weights}"}, *said]}

@@ -152,7 +152,7 @@ def test_alike_good_and_bad():
     assert reasons(made) == ["identical_chosen_and_rejected", "part"]
 
 
-def test_bad_completions_are_learned_only_if_asked_for():
+def test_bad_completions_are_supervised_only_if_asked_for():
     with pytest.raises(Malformed, match=r"wrong_kind: .*unpaired.*layout: prompt-response"):
         read(single("a", "x", False))
     assert read(single("a", "x", False), CONVERSATIONS, "prompt-response")[1].messages == turns("U a", "A x")

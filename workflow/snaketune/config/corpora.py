@@ -153,7 +153,7 @@ class CorpusContent(Model):
     """Everything that shapes the rows."""
 
     kind: Literal["conversations", "preferences", "text"]
-    """`text` is for continued pre-training: documents, of which every token is learned."""
+    """`text` is for continued pre-training: documents, of which every token is supervised."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     """Where the rows come from, in this order."""
     held_out: Fraction = 0.05

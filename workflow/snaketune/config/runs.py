@@ -85,7 +85,7 @@ class Packing(Model):
     """What happens to what is longer than a row. `auto` truncates conversations, drops pairs and splits documents.
     `truncate` and `split` cut after a turn where they can. Everything is counted, in rows and tokens."""
     train_on: TrainOn = "assistant"
-    """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are learned
+    """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are supervised
     from their completions, documents as a whole."""
 
     def overflow_of(self, kind: str) -> Literal["drop", "truncate", "split", "raise"]:
@@ -258,7 +258,7 @@ class Dpo(Model):
         if self.packing.strategy == "wrapped" or self.packing.overflow == "split":
             raise ValueError("pairs are never split; choose another packing.strategy or packing.overflow")
         if self.packing.train_on != "assistant":
-            raise ValueError("pairs are learned from their completions; leave packing.train_on out here")
+            raise ValueError("pairs are supervised from their completions; leave packing.train_on out here")
         return _quantization_needs_lora(self)
 
 

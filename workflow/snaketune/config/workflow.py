@@ -113,7 +113,7 @@ def _known_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
 def _suits_documents(key: str, packing: Packing) -> None:
     if "train_on" in packing.model_fields_set and packing.train_on != "all":
         raise SnaketuneError(
-            f"{key}.train_on: every token of a document is learned, so there is nothing to choose; leave it out"
+            f"{key}.train_on: every token of a document is supervised, so there is nothing to choose; leave it out"
         )
     if packing.strategy == "none":
         raise SnaketuneError(

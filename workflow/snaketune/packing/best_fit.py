@@ -5,7 +5,7 @@ shortest that holds it. Sequences of one length are interchangeable, and so are 
 groups move at once and the cost is that of sorting by length: some ten million sequences per second on one core, and about
 40 bytes for each.
 
-That freedom also spreads what is learned: among rows with the same free space, the one with the fewest supervised tokens
+That freedom also spreads what is supervised: among rows with the same free space, the one with the fewest supervised tokens
 so far gets the sequence with the most. It costs no row.
 """
 
@@ -50,7 +50,7 @@ def plan_best_fit_decreasing(
     Args:
         lengths: int[N], tokens of each sequence, each in 1..capacities[-1].
         capacities: the row lengths that there are, from short to long.
-        supervised: int[N], tokens of each sequence that are learned, to be spread over the rows.
+        supervised: int[N], tokens of each sequence that are supervised, to be spread over the rows.
     Raises:
         ValueError: a length outside 1..capacities[-1].
 
@@ -68,8 +68,8 @@ def plan_best_fit_decreasing(
     if len(lengths) and not (lengths.min() >= 1 and lengths.max() <= capacity):
         raise ValueError(f"lengths must lie in 1..{capacity}, found {lengths.min()}..{lengths.max()}")
     by_length = _longest_first(lengths, supervised, capacity)
-    learned = np.zeros(len(lengths), np.int32) if supervised is None else np.asarray(supervised, np.int32)[by_length]
-    rows = _Rows(capacities, learned)
+    supervised = np.zeros(len(lengths), np.int32) if supervised is None else np.asarray(supervised, np.int32)[by_length]
+    rows = _Rows(capacities, supervised)
     counts = np.bincount(lengths, minlength=capacity + 1)
     for length in np.flatnonzero(counts)[::-1].tolist():
         rows.place(length, int(counts[length]))
@@ -103,10 +103,10 @@ def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity:
 class _Rows:
     """Rows while they fill. Sequences are known by their place in the order from long to short."""
 
-    def __init__(self, capacities: Sequence[int], learned: np.ndarray):
-        self.capacities, self.learned = capacities, learned
-        self.row_at = np.empty(len(learned), np.int32)
-        self.slot_at = np.empty(len(learned), np.int32)
+    def __init__(self, capacities: Sequence[int], supervised: np.ndarray):
+        self.capacities, self.supervised = capacities, supervised
+        self.row_at = np.empty(len(supervised), np.int32)
+        self.slot_at = np.empty(len(supervised), np.int32)
         self.taken = self.rows = 0
         # Per row: its capacity, sequences and supervised tokens so far. They grow by doubling.
         self.capacity = np.empty(1024, np.int32)
@@ -171,14 +171,14 @@ class _Rows:
         """`each` sequences into every row of `group`: the first round in its order, the next in reverse, and so on."""
         taken, self.taken = self.taken, self.taken + each * len(group)
         rounds = (each, len(group))
-        rows, slots, learned = (
-            column[taken : self.taken].reshape(rounds) for column in (self.row_at, self.slot_at, self.learned)
+        rows, slots, supervised = (
+            column[taken : self.taken].reshape(rounds) for column in (self.row_at, self.slot_at, self.supervised)
         )
         rows[::2], rows[1::2] = group, group[::-1]
         slots[:] = np.arange(each, dtype=np.int32)[:, None]
         slots += self.count[rows]
         self.count[group] += each
-        self.load[group] += learned[::2].sum(0) + learned[1::2].sum(0)[::-1]
+        self.load[group] += supervised[::2].sum(0) + supervised[1::2].sum(0)[::-1]
         self._keep(left, group)
 
     def _keep(self, left: int, group: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from snaketune.packing.pieces import Losses, pieces_of
 from snaketune.stages.specs import PlanSpec
 
 # Reasons to drop that longer rows would take away.
-TOO_SHORT = ("longer_than_row", "prompt_fills_row", "nothing_learned_in_a_row", "nothing_learned_in_a_piece")
+TOO_SHORT = ("longer_than_row", "prompt_fills_row", "nothing_supervised_in_a_row", "nothing_supervised_in_a_piece")
 WORTH_A_WARNING = 0.02
 KEPT = 0.99
 STEP = 64
@@ -84,8 +84,8 @@ def _lost(losses: Losses) -> Lost:
 
 def _enough(spec: PlanSpec, row_length: int, batches: Sequence[pa.RecordBatch]) -> int:
     lengths = np.concatenate([batch.column("length").to_numpy() for batch in batches]).astype(np.int64)
-    learned = np.concatenate([batch.column("supervised").to_numpy() for batch in batches]) > 0
-    lengths = np.sort(lengths[learned])
+    supervised = np.concatenate([batch.column("supervised").to_numpy() for batch in batches]) > 0
+    lengths = np.sort(lengths[supervised])
     total = int(lengths.sum())
     # Rows in which what fits whole is enough.
     whole = np.searchsorted(np.cumsum(lengths), KEPT * total)

@@ -29,7 +29,7 @@ class Pieces:
         start, stop: its tokens.
         second_start, second_stop: those of a pair's rejected completion; 0, 0 in conversations.
         prefix: tokens of a pair's prompt.
-        supervised: learned tokens.
+        supervised: supervised tokens.
     """
 
     sequence: np.ndarray
@@ -104,7 +104,7 @@ class _Batch:
         self.supervised = batch.column("supervised").to_numpy()
         self.prompt, self.chosen = batch.column("prompt").to_numpy(), batch.column("chosen").to_numpy()
         self.control_text = batch.column("control_text").to_numpy(zero_copy_only=False)
-        self.learned, self.turn_ends = batch.column("learned"), batch.column("turn_ends")
+        self.runs, self.turn_ends = batch.column("supervised_runs"), batch.column("turn_ends")
 
     def pieces(self, spec: PlanSpec, row_length: int) -> Pieces:
         pairs = spec.kind == "preference"
@@ -112,7 +112,7 @@ class _Batch:
         if spec.strategy == "none":
             # TRL would take such text for control tokens.
             self._drop(left, self.control_text, "control_token_in_text")
-        self._drop(left, ~self._both_learned() if pairs else self.supervised == 0, "nothing_learned")
+        self._drop(left, ~self._both_supervised() if pairs else self.supervised == 0, "nothing_supervised")
         too_long = left & (self.length > row_length)
         if spec.strategy == "wrapped" or not too_long.any():
             return self._whole(left)
@@ -138,9 +138,9 @@ class _Batch:
         self.losses.drop(reason, int(which.sum()), int(self.length[which].sum()))
         left &= ~which
 
-    def _both_learned(self) -> np.ndarray:
-        """bool: whether both completions of a pair have a learned token."""
-        offsets, runs = self.learned.offsets.to_numpy(), self.learned.values.to_numpy()
+    def _both_supervised(self) -> np.ndarray:
+        """bool: whether both completions of a pair have a supervised token."""
+        offsets, runs = self.runs.offsets.to_numpy(), self.runs.values.to_numpy()
         seam = self.prompt + self.chosen
         both = np.diff(offsets) > 0
         some = offsets[:-1][both], offsets[1:][both] - 1
@@ -165,9 +165,9 @@ class _Batch:
         )
 
     def _truncated(self, at: int, row_length: int) -> list[tuple[int, ...]]:
-        """A conversation up to the last turn that is over within a row, if something is learned by then."""
+        """A conversation up to the last turn that is over within a row, if something is supervised by then."""
         stop = self._turn_end(at, 0, row_length)
-        if stop and not self._learned(at, 0, stop):
+        if stop and not self._supervised(at, 0, stop):
             stop = 0
         return self._kept(at, 0, stop or row_length)
 
@@ -179,51 +179,51 @@ class _Batch:
         kept_chosen = min(chosen, max(room // 2, room - rejected))
         kept_rejected = min(rejected, room - kept_chosen)
         stop, second = prompt + kept_chosen, prompt + chosen
-        learned = [self._learned(at, prompt, stop), self._learned(at, second, second + kept_rejected)]
-        if not all(learned):
+        supervised = [self._supervised(at, prompt, stop), self._supervised(at, second, second + kept_rejected)]
+        if not all(supervised):
             self.losses.drop("prompt_fills_row", 1, length)
             return []
         self.losses.truncated_rows += 1
         self.losses.truncated_tokens += length - prompt - kept_chosen - kept_rejected
-        return [(self.first + at, 0, stop, second, second + kept_rejected, prompt, sum(learned))]
+        return [(self.first + at, 0, stop, second, second + kept_rejected, prompt, sum(supervised))]
 
     def _kept(self, at: int, start: int, stop: int) -> list[tuple[int, ...]]:
-        learned, length = self._learned(at, start, stop), int(self.length[at])
-        if not learned:
-            self.losses.drop("nothing_learned_in_a_row", 1, length)
+        supervised, length = self._supervised(at, start, stop), int(self.length[at])
+        if not supervised:
+            self.losses.drop("nothing_supervised_in_a_row", 1, length)
             return []
         self.losses.truncated_rows += 1
         self.losses.truncated_tokens += length - stop
-        return [(self.first + at, start, stop, 0, 0, 0, learned)]
+        return [(self.first + at, start, stop, 0, 0, 0, supervised)]
 
     def _split(self, at: int, row_length: int) -> list[tuple[int, ...]]:
-        """A conversation in pieces of at most a row; those in which nothing is learned are left out."""
+        """A conversation in pieces of at most a row; those in which nothing is supervised are left out."""
         length, start, made = int(self.length[at]), 0, []
         while start < length:
             stop = length if length - start <= row_length else self._turn_end(at, start, start + row_length)
             stop = stop or start + row_length
-            if learned := self._learned(at, start, stop):
-                made.append((self.first + at, start, stop, 0, 0, 0, learned))
+            if supervised := self._supervised(at, start, stop):
+                made.append((self.first + at, start, stop, 0, 0, 0, supervised))
             else:
-                self.losses.drop("nothing_learned_in_a_piece", 0, stop - start)
+                self.losses.drop("nothing_supervised_in_a_piece", 0, stop - start)
             start = stop
         self.losses.split_rows += bool(made)
         self.losses.split_pieces += len(made)
         if not made:
-            self.losses.dropped_rows["nothing_learned_in_a_piece"] += 1
+            self.losses.dropped_rows["nothing_supervised_in_a_piece"] += 1
         return made
 
     def _turn_end(self, at: int, start: int, stop: int) -> int:
-        """The last end of a turn in (start, stop], of one that is learned if there is any; 0 if there is none.
+        """The last end of a turn in (start, stop], of one that is supervised if there is any; 0 if there is none.
 
         So a question isn't parted from its answer where that can be helped.
         """
         ends = [end for end in self.turn_ends[at].as_py() if start < end <= stop]
-        answers = set(self.learned[at].as_py()[1::2])
+        answers = set(self.runs[at].as_py()[1::2])
         return ([end for end in ends if end in answers] or ends or [0])[-1]
 
-    def _learned(self, at: int, start: int, stop: int) -> int:
-        """Learned tokens in [start, stop), as a segment of its own: its first token has nothing to be predicted from."""
-        runs: list[Any] = self.learned[at].as_py()
+    def _supervised(self, at: int, start: int, stop: int) -> int:
+        """Supervised tokens in [start, stop), as a segment of its own: its first token has nothing to be predicted from."""
+        runs: list[Any] = self.runs[at].as_py()
         lone = start + (start < self.prompt[at] or not self.prompt[at])
         return sum(max(0, min(b, stop) - max(a, lone)) for a, b in zip(runs[::2], runs[1::2]))

@@ -58,7 +58,7 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
             if read["rows"] and not len(pieces):
                 raise SnaketuneError(
                     f"no {split} row of {read['rows']} can be packed into {lengths[-1]} tokens: "
-                    f"{dict(losses.dropped_rows)}. Where nothing is learned, check what the chat template marks; where "
+                    f"{dict(losses.dropped_rows)}. Where nothing is supervised, check what the chat template marks; where "
                     "rows are longer, raise packing.length, or set packing.overflow to truncate or split"
                 )
             lost = lost_to_length(spec, lengths[-1], parts.index(split).to_batches(), losses, read)

@@ -47,7 +47,7 @@ class Sequences:
         # Per sequence: the batch that holds it, and where it begins there.
         self._batch = np.repeat(np.arange(len(views.values), dtype=np.int32), np.diff(views.first))
         self._begin = np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in views.offsets)])
-        self._runs, self._run_starts = parts.lists(split, "learned")
+        self._runs, self._run_starts = parts.lists(split, "supervised_runs")
         self._large = sum(values.nbytes for values in self._values) > MAPPED_BYTES
         self._touched = 0
 
@@ -111,10 +111,10 @@ class Sequences:
         for low, high, shift in halves:
             start, stop = np.maximum(begin, low[of]), np.minimum(end, high[of])
             edges.append((np.stack([start, stop], 1) + shift[of][:, None])[start < stop])
-        # From edge to edge it is learned and not learned in turn.
+        # From edge to edge it is supervised and not supervised in turn.
         edge = np.concatenate([[0], np.sort(np.concatenate(edges).reshape(-1)), [ids_RL.size]])
-        learned = np.repeat(np.arange(len(edge) - 1) % 2 == 1, np.diff(edge))
-        return np.where(learned.reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))
+        supervised = np.repeat(np.arange(len(edge) - 1) % 2 == 1, np.diff(edge))
+        return np.where(supervised.reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))
 
 
 def _segments(pieces: Pieces, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ def wrap(
 
     Args:
         pieces: the whole sequences, in order.
-        index: what `tokenize` wrote of the split, for where they are learned.
+        index: what `tokenize` wrote of the split, for where they are supervised.
         losses: counts what is cut.
     """
     ends = np.cumsum(pieces.tokens, dtype=np.int64)
@@ -28,11 +28,11 @@ def wrap(
     cuts = np.union1d(begins, np.arange(0, total, row_length))
     of = np.searchsorted(begins, cuts, side="right") - 1
     cut_ends = np.append(cuts[1:], total)[: len(cuts)]
-    learned_before = _learned_before(pieces, begins, index)
-    supervised = learned_before(cut_ends) - learned_before(cuts)
+    supervised_before = _supervised_before(pieces, begins, index)
+    supervised = supervised_before(cut_ends) - supervised_before(cuts)
     # The first token of what goes on has nothing to be predicted from.
     goes_on = cuts > begins[of]
-    supervised -= goes_on & (learned_before(cuts + 1) > learned_before(cuts))
+    supervised -= goes_on & (supervised_before(cuts + 1) > supervised_before(cuts))
     zeros = np.zeros(len(cuts), np.int32)
     made = Pieces(
         sequence=pieces.sequence[of],
@@ -54,11 +54,11 @@ def wrap(
     )
 
 
-def _learned_before(pieces: Pieces, begins: np.ndarray, index: Iterable[pa.RecordBatch]):
-    """A function from places among all tokens to the number of learned tokens before them."""
+def _supervised_before(pieces: Pieces, begins: np.ndarray, index: Iterable[pa.RecordBatch]):
+    """A function from places among all tokens to the number of supervised tokens before them."""
     starts, stops, first = [], [], 0
     for batch in index:
-        runs = batch.column("learned")
+        runs = batch.column("supervised_runs")
         offsets, values = runs.offsets.to_numpy(), runs.values.to_numpy()
         # Which of the pieces, if any, each sequence of the batch is.
         own = np.searchsorted(pieces.sequence, first + np.arange(len(batch)))
@@ -72,7 +72,7 @@ def _learned_before(pieces: Pieces, begins: np.ndarray, index: Iterable[pa.Recor
     start, stop = (np.concatenate(some or [np.empty(0, np.int64)]) for some in (starts, stops))
     before = np.concatenate([[0], np.cumsum(stop - start)])
 
-    def learned_before(places: np.ndarray) -> np.ndarray:
+    def supervised_before(places: np.ndarray) -> np.ndarray:
         runs = np.searchsorted(start, places, side="left")
         last = np.maximum(runs - 1, 0)
         if not len(start):
@@ -80,4 +80,4 @@ def _learned_before(pieces: Pieces, begins: np.ndarray, index: Iterable[pa.Recor
         # The last run that begins before the place may reach over it.
         return before[runs] - np.where(runs > 0, np.maximum(stop[last] - places, 0), 0)
 
-    return learned_before
+    return supervised_before

@@ -53,7 +53,7 @@ def _token_rows(findings: Findings) -> list[dict[str, Any]]:
             of = {"stage": "tokenize", "name": flow.name, "split": split}
             sizes = {column: counts[column] for column in ("rows", "tokens", "supervised_tokens")}
             rows.append(of | {"what": "tokenized"} | sizes)
-            rows += [of | {"what": what, "rows": counts[what]} for what in ("control_text", "nothing_learned")]
+            rows += [of | {"what": what, "rows": counts[what]} for what in ("control_text", "nothing_supervised")]
     return rows
 
 

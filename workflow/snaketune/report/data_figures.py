@@ -1,4 +1,4 @@
-"""The charts of the data: how long texts and pieces are, how full rows are, and how much of them is learned."""
+"""The charts of the data: how long texts and pieces are, how full rows are, and how much of them is supervised."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def data_charts(findings: Findings) -> dict[str, Chart]:
     if packs:
         charts["lengths"] = _chart("lengths", packed, _lengths_panel)
         charts["packing"] = _chart("packing", packed, _fill_panel)
-        charts["learned"] = _chart("learned", packed, _learned_panel)
+        charts["supervised"] = _chart("supervised", packed, _supervised_panel)
     return charts
 
 
@@ -120,19 +120,19 @@ def _fill_panel(flow: PackFlow, found: Distribution) -> Panel:
     return Panel(title=title, draw=draw)
 
 
-def _learned_panel(flow: PackFlow, found: Distribution) -> Panel:
-    learned = found.learned
-    if not learned.total:
+def _supervised_panel(flow: PackFlow, found: Distribution) -> Panel:
+    supervised = found.supervised
+    if not supervised.total:
         return message(f"{flow.title}: no rows to train on")
 
     def draw(ax: Axes) -> None:
-        _bars(ax, learned)
-        _shares(ax, "share of a row's tokens that are learned")
-        _mark(ax, learned.median, f"median {percent(learned.median)}")
+        _bars(ax, supervised)
+        _shares(ax, "share of a row's tokens that are supervised")
+        _mark(ax, supervised.median, f"median {percent(supervised.median)}")
 
     title = (
-        f"{flow.title}: half of the rows learn at least {percent(learned.median)} of their tokens, "
-        f"all between {percent(learned.low)} and {percent(learned.high)}"
+        f"{flow.title}: half of the rows learn at least {percent(supervised.median)} of their tokens, "
+        f"all between {percent(supervised.low)} and {percent(supervised.high)}"
     )
     return Panel(title=title, draw=draw)
 

@@ -1,4 +1,4 @@
-"""How long pieces are, how full rows are, and how much of them is learned: `documents.arrow` as a few histograms.
+"""How long pieces are, how full rows are, and how much of them is supervised: `documents.arrow` as a few histograms.
 
 Read column by column, a record batch at a time: ten million pieces take some seconds and 24 bytes of memory per row.
 """
@@ -34,13 +34,13 @@ class Distribution:
     Attributes:
         tokens: of the pieces of both splits; low and high are the shortest and the longest.
         fill: share of each train row that is tokens.
-        learned: share of each train row's tokens that are learned.
+        supervised: share of each train row's tokens that are supervised.
         most: tokens that 95% of the pieces stay within.
     """
 
     tokens: Histogram
     fill: Histogram
-    learned: Histogram
+    supervised: Histogram
     most: float
 
 
@@ -49,21 +49,21 @@ def distribution(result: Result) -> Distribution:
     metadata, longest = result.manifest["packing_metadata"], result.manifest["row_length"]
     rows = metadata["rows"]
     pieces = np.zeros(longest + 1, np.int64)
-    tokens, learned = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    tokens, supervised = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     documents = read_table(result.artifact.file("documents.arrow")).select(["split", "row", "tokens", "supervised"])
     for batch in documents.to_batches():
         train = pc.equal(batch["split"], "train").to_numpy(zero_copy_only=False)
         row = batch["row"].to_numpy()[train]
         pieces += np.bincount(batch["tokens"].to_numpy(), minlength=len(pieces))
         np.add.at(tokens, row, batch["tokens"].to_numpy()[train])
-        np.add.at(learned, row, batch["supervised"].to_numpy()[train])
+        np.add.at(supervised, row, batch["supervised"].to_numpy()[train])
     # Shorter rows come first.
     lengths = sorted((int(length), n) for length, n in metadata.get("rows_by_length", {longest: rows}).items())
     room = np.repeat([length for length, _ in lengths], [n for _, n in lengths])
     return Distribution(
         tokens=_of_lengths(pieces),
         fill=_of_shares(tokens / room),
-        learned=_of_shares(learned / np.maximum(tokens, 1)),
+        supervised=_of_shares(supervised / np.maximum(tokens, 1)),
         most=_quantile(pieces, 0.95),
     )
 

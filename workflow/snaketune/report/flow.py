@@ -15,7 +15,7 @@ from snaketune.report.findings import Findings, Result
 from snaketune.report.sums import unequal
 
 SPLITS = ("train", "held_out")
-TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_learned")
+TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ class Pages:
 
     def _packing(self) -> dict[str, Any]:
         flows = pack_flows(self.findings)
-        drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "learned")), strict=True)
+        drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "supervised")), strict=True)
         panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.findings)}
 

@@ -98,7 +98,7 @@ def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
                 trained_on=trained_on,
                 parity=f"equals sentencepiece on {whole(parity['texts'])} texts" if parity else "–",
                 samples=[
-                    sample | {"learned": [clip(text, SOURCE_CHARACTERS) for text in sample["learned"]]}
+                    sample | {"supervised_text": [clip(text, SOURCE_CHARACTERS) for text in sample["supervised_text"]]}
                     for sample in result.manifest.get("samples", [])
                 ],
             )

@@ -29,7 +29,7 @@ def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:
             "packing.html": ("Data", "rows"),
             "lengths.svg": ("Data", "lengths"),
             "packing.svg": ("Data", "packing"),
-            "learned.svg": ("Data", "learned"),
+            "supervised.svg": ("Data", "supervised"),
         }
     if "sft" in stages:
         pages["sft.svg"] = ("Training", "sft")

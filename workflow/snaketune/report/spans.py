@@ -1,4 +1,4 @@
-"""What is learned of sample rows, piece by piece, with special tokens apart from text."""
+"""What is supervised of sample rows, piece by piece, with special tokens apart from text."""
 
 import json
 import re
@@ -15,16 +15,16 @@ SPAN_CHARACTERS = 1200
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Text that is learned or not; special tokens are spans of their own."""
+    """Text that is supervised or not; special tokens are spans of their own."""
 
     text: str
-    learned: bool
+    supervised: bool
     special: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedCorpus:
-    """One tokenized corpus, and what is learned of its first short rows."""
+    """One tokenized corpus, and what is supervised of its first short rows."""
 
     flow: Tokenized
     paired: bool
@@ -53,20 +53,20 @@ def tokenized_rows(findings: Findings) -> list[TokenizedCorpus]:
 
 def spans(sample: list[Any], special: list[str]) -> list[Span]:
     """
-    >>> [(s.text, s.learned, s.special) for s in spans([["<s>Hi", False], ["Yes</s>", True]], ["<s>", "</s>"])]
+    >>> [(s.text, s.supervised, s.special) for s in spans([["<s>Hi", False], ["Yes</s>", True]], ["<s>", "</s>"])]
     [('<s>', False, True), ('Hi', False, False), ('Yes', True, False), ('</s>', True, True)]
     """
     cut = re.compile("|".join(f"({re.escape(token)})" for token in sorted(special, key=len, reverse=True)) or "(?!)")
     found = []
-    for text, learned in sample:
+    for text, supervised in sample:
         at = 0
         for match in cut.finditer(text):
-            found += [(text[at : match.start()], learned, False), (match[0], learned, True)]
+            found += [(text[at : match.start()], supervised, False), (match[0], supervised, True)]
             at = match.end()
-        found.append((text[at:], learned, False))
+        found.append((text[at:], supervised, False))
     return [
-        Span(text=clip(text, SPAN_CHARACTERS), learned=bool(learned), special=is_special)
-        for text, learned, is_special in found
+        Span(text=clip(text, SPAN_CHARACTERS), supervised=bool(supervised), special=is_special)
+        for text, supervised, is_special in found
         if text
     ]
 

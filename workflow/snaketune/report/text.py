@@ -71,8 +71,8 @@ def duration(seconds: float | None) -> str:
 def words(name: str) -> str:
     """A reason or step as people write it.
 
-    >>> words("nothing_learned_in_a_row")
-    'nothing learned in a row'
+    >>> words("nothing_supervised_in_a_row")
+    'nothing supervised in a row'
     """
     return clean(name).replace("_", " ")
 

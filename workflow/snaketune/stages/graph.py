@@ -136,7 +136,7 @@ class JobGraph:
 
     def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
         """The parts of a tokenized corpus; rows of any length are made of the same ones."""
-        # Pairs are learned from their completions and documents as a whole, whatever is asked of conversations beside them.
+        # Pairs are supervised from their completions and documents as a whole, whatever is asked of conversations beside them.
         if self.config.corpora[corpus].kind == "text":
             kind, train_on = "text", "all"
         elif kind == "preference":

@@ -80,7 +80,7 @@ def _write(
     counts: dict[str, Any] = {}
     samples: list[list[tuple[str, bool]]] = []
     for split in SPLITS:
-        own = Counter(dict.fromkeys(("rows", "tokens", "supervised_tokens", "control_text", "nothing_learned"), 0))
+        own = Counter(dict.fromkeys(("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised"), 0))
         groups = list(groups_of(part_of(tables[split].to_batches(), spec.part, spec.parts), tables[split].schema))
         with TokenWriter(work.payload, split) as writer:
             for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
@@ -91,7 +91,7 @@ def _write(
                 own["tokens"] += len(rows.sequences.ids)
                 own["supervised_tokens"] += int(supervised.sum())
                 own["control_text"] += int(rows.control_text.sum())
-                own["nothing_learned"] += int((supervised == 0).sum())
+                own["nothing_supervised"] += int((supervised == 0).sum())
                 if split == "train" and spec.part == 1 and len(samples) < SAMPLES:
                     samples += encoder.samples(rows, SAMPLES - len(samples))
         counts[split] = dict(own)

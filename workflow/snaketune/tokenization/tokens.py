@@ -5,7 +5,7 @@
 
 A conversation is a sequence. A pair is one too, its prompt, its chosen and its rejected completion laid end to end:
 
-    prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, learned [9 12 13 17]
+    prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, supervised_runs [9 12 13 17]
 
 Parts laid end to end are the corpus, so sequences are numbered through all parts. Writing and reading keep one record batch
 in memory; reading maps the files.
@@ -25,7 +25,7 @@ from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
-# learned: where loss is taken, as start, end, start, end, ...; never the first token, which nothing predicts.
+# supervised_runs: where loss is taken, as start, end, start, end, ...; never the first token, which nothing predicts.
 # turn_ends: after how many tokens a turn of a conversation is over, ascending; nothing for pairs.
 # prompt, chosen, prompt_hash: 0 for conversations.
 # control_text: whether somebody wrote what looks like a control token.
@@ -34,7 +34,7 @@ INDEX = pa.schema(
         ("id", pa.string()),
         ("length", pa.int32()),
         ("supervised", pa.int32()),
-        ("learned", pa.list_(pa.int32())),
+        ("supervised_runs", pa.list_(pa.int32())),
         ("turn_ends", pa.list_(pa.int32())),
         ("prompt", pa.int32()),
         ("chosen", pa.int32()),
@@ -60,7 +60,7 @@ class TokenWriter:
             "id": rows.names,
             "length": pa.array(sequences.lengths.astype(np.int32)),
             "supervised": pa.array(rows.supervised_tokens.astype(np.int32)),
-            "learned": _list_array(*rows.supervised_runs),
+            "supervised_runs": _list_array(*rows.supervised_runs),
             "turn_ends": _list_array(*rows.turn_ends),
             "prompt": pa.array(rows.prompt.astype(np.int32)),
             "chosen": pa.array(rows.chosen.astype(np.int32)),

@@ -62,7 +62,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
             {
                 "tokens": len(encoded.ids),
                 "supervised": int(encoded.supervised.sum()),
-                "learned": texts,
+                "supervised_text": texts,
             }
         )
         print(f"what is supervised of a conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
