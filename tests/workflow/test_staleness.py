@@ -175,7 +175,7 @@ CODE = {
     "evaluation/exact_match.py": EVAL,
     "report/report.py": REPORT,
     "stages/work.py": set(),
-    "artifacts/tables.py": TOKENIZER,
+    "artifacts/tables.py": set(),
     "training/checkpoints.py": SFT,
     "training/launch.py": SFT,
     "models/selftest.py": SFT,
