@@ -65,7 +65,8 @@ class Project:
         self.folder = folder
         self.config = copy.deepcopy(config or MICRO)
         self.code = code
-        self.cores = 2
+        # The other cores are those of other tests.
+        self.cores = 1
 
     def write_data(self) -> "Project":
         (self.folder / "data").mkdir(parents=True)
