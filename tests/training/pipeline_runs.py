@@ -1,7 +1,10 @@
-"""Whole packed trainings of tiny models in this process (as a program: in one of several), without a workflow around."""
+"""Whole packed trainings of tiny models in this process (as a program: in several), without a workflow around."""
 
+import multiprocessing
 import os
+import socket
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 
 LENGTH = 32
+FORKED = multiprocessing.get_context("fork")
 
 
 class Interrupted(BaseException):
@@ -96,7 +100,7 @@ def stop_after(save: int, monkeypatch) -> None:
 
 
 def main(folder: Path, stop: int) -> None:
-    """One of the processes that torch's launcher starts."""
+    """One of the processes of a training."""
     import pytest
 
     patch = pytest.MonkeyPatch()
@@ -113,6 +117,27 @@ def main(folder: Path, stop: int) -> None:
         )
 
 
+def run_forked(folder: Path, count: int, stop: int = 0) -> None:
+    """The processes of a training, told what torch's launcher tells them; none of them has to import anything."""
+    WorkFolder(folder).start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+    ranks = []
+    for rank in range(count):
+        os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+        ranks.append(FORKED.Process(target=main, args=(folder, stop)))
+        ranks[-1].start()
+    while running := [rank.sentinel for rank in ranks if rank.exitcode is None]:
+        wait(running)
+        if any(rank.exitcode for rank in ranks):
+            for rank in ranks:
+                # It would wait for the one that failed.
+                rank.kill()
+            sys.exit(f"{folder.name} failed")
+
+
 def read_pack(folder: Path) -> Artifact:
     manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
     manifest["payload"] = describe_files(folder / "pack/shards")
@@ -120,4 +145,7 @@ def read_pack(folder: Path) -> Artifact:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    # Runs one after the other, each as name:processes or name:processes:stop.
+    for run in sys.argv[2:]:
+        name, *numbers = run.split(":")
+        run_forked(Path(sys.argv[1]) / name, *map(int, numbers))

@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.stages.work import WorkFolder
 from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
 from tests.models.conftest import tiny_model
 
@@ -99,25 +98,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(tmp_path,
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def in_processes(count: int, folder, stop: int = 0) -> None:
-    WorkFolder(folder).start()
+def test_on_two_processes_the_rows_are_the_same_and_a_resume_goes_on_in_mid_epoch(tmp_path):
+    # 22 rows, batches of 4 rows, micro-batches of 2: the last step of an epoch has one micro-batch for two processes.
+    pack(tmp_path / "pack")
+    # The third checkpoint is at the twelfth step, the sixth and last of the second epoch; the second, the eighth, amid it.
+    runs = ["alone:1", "straight:2", "resumed:2:2", "resumed:2"]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(count),
-         "-m", "tests.training.pipeline_runs", str(folder), str(stop)],
+        [sys.executable, "-m", "tests.training.pipeline_runs", str(tmp_path), *runs],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
-
-
-def test_on_two_processes_the_rows_are_the_same_and_a_resume_goes_on_in_mid_epoch(tmp_path):
-    # 22 rows, batches of 4 rows, micro-batches of 2: the last step of an epoch has one micro-batch for two processes.
-    pack(tmp_path / "pack")
-    for name, processes in (("alone", 1), ("straight", 2)):
-        in_processes(processes, tmp_path / name)
-    # The third checkpoint is at the twelfth step, the sixth and last of the second epoch; the second, the eighth, amid it.
-    in_processes(2, tmp_path / "resumed", stop=2)
-    in_processes(2, tmp_path / "resumed")
     alone, straight, resumed = (
         load_file(tmp_path / name / "losses")["losses"] for name in ("alone", "straight", "resumed")
     )

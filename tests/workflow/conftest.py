@@ -5,7 +5,6 @@ import fcntl
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from .command_line import snakemake
 
 ROOT = Path(__file__).parents[2]
 ROWS = {"chat": 120, "preferences": 60}
@@ -64,7 +65,8 @@ class Project:
         self.folder = folder
         self.config = copy.deepcopy(config or MICRO)
         self.code = code
-        self.cores = 2
+        # The other cores are those of other tests.
+        self.cores = 1
 
     def write_data(self) -> "Project":
         (self.folder / "data").mkdir(parents=True)
@@ -83,26 +85,22 @@ class Project:
     def write_config(self) -> None:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
 
-    def command(self, *arguments: str) -> list[str]:
+    def arguments(self, *arguments: str) -> list[str]:
         self.write_config()
         return [
-            *(sys.executable, "-m", "snakemake", "--snakefile", str(self.code / "Snakefile"), *arguments),
+            *("--snakefile", str(self.code / "Snakefile"), *arguments),
             *("--configfile", "config.yaml", "--cores", str(self.cores), "--resources", "gpu=1"),
         ]
 
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "snakemake", *self.arguments(*arguments)]
+
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake and return all it printed."""
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if check and done.returncode:
-            raise AssertionError(done.stdout[-6000:])
-        return done.stdout
+        status, said = snakemake(self.arguments(*arguments), self.folder)
+        if check and status:
+            raise AssertionError(said[-6000:])
+        return said
 
     def stale(self, *arguments: str) -> set[str]:
         """The rules that a dry run would run."""

@@ -236,7 +236,7 @@ def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(proje
     assert project.stale() == set()
 
 
-def test_a_config_put_back_brings_yesterdays_model_back(project):
+def test_a_config_put_back_brings_yesterdays_model_back_and_clean_work_frees_the_other(project):
     target = "results/sft/run/manifest.json"
     yesterday = project.read(target)
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
@@ -248,6 +248,14 @@ def test_a_config_put_back_brings_yesterdays_model_back(project):
     assert "sft: made" not in said
     assert project.read(target) == yesterday
 
+    before = {path.name for path in project.folder.glob("results/.work/sft/*")}
+    assert len(before) == 2
+    said = project.snakemake("clean_work")
+    current = json.loads(yesterday)["fingerprint"]
+    assert {path.name for path in project.folder.glob("results/.work/sft/*")} == {current}
+    assert "MB freed" in said
+    assert "Nothing to be done" in project.snakemake(target)
+
 
 def test_two_betas_share_everything_up_to_the_reference(project):
     project.config["dpo"]["other"] = {"extends": "run", "grid": {"beta": [0.3, 0.5]}}
@@ -256,15 +264,3 @@ def test_two_betas_share_everything_up_to_the_reference(project):
     table = project.snakemake("--dry-run")
     assert re.search(r"^dpo +2$", table, re.MULTILINE)
     assert re.search(r"^eval +2$", table, re.MULTILINE)
-
-
-def test_clean_work_frees_what_no_result_came_from(project):
-    project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
-    project.snakemake("results/sft/run/manifest.json")
-    before = {path.name for path in project.folder.glob("results/.work/sft/*")}
-    current = json.loads(project.read("results/sft/run/manifest.json"))["fingerprint"]
-    assert len(before) == 2
-    said = project.snakemake("clean_work")
-    assert {path.name for path in project.folder.glob("results/.work/sft/*")} == {current}
-    assert "MB freed" in said
-    assert "Nothing to be done" in project.snakemake("results/sft/run/manifest.json")

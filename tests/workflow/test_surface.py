@@ -11,29 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from .command_line import snakemake
 from .conftest import ROOT
 
 pytestmark = pytest.mark.workflow
 RECIPES = sorted((ROOT / "config/recipes").glob("*.yaml"))
-
-
-def snakemake(folder, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "snakemake",
-            "--snakefile",
-            str(ROOT / "Snakefile"),
-            "--directory",
-            str(folder),
-            *arguments,
-        ],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-    )
 
 
 @pytest.fixture
@@ -106,9 +88,11 @@ def test_every_recipe_plans(recipe, tmp_path):
                 (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / file).write_text("{}\n")
     (tmp_path / "resources").symlink_to(ROOT / "resources")
-    done = snakemake(tmp_path, "-n", "--configfile", str(recipe))
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout + done.stderr
+    status, said = snakemake(
+        ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path), "-n", "--configfile", str(recipe)],
+        tmp_path,
+    )
+    assert status == 0, said
     for rule in (
         "corpus",
         "tokenizer",

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from snaketune.stages.jobs import result_at
 from snaketune.stages.work import WorkFolder
+from snaketune.training import launched
 
 from .conftest import ROOT
 
@@ -57,7 +58,8 @@ def digest_of_weights(project, target: str = SFT) -> str:
 
 
 def lengthen(project):
-    """A full SFT, in accumulated micro-batches, and a DPO of adapters with dropout: long enough to be killed."""
+    """On two threads, a full SFT in accumulated micro-batches and a DPO of adapters with dropout: long enough to be killed."""
+    project.cores = 2
     project.config["sft"]["run"]["training"]["epochs"] = 10
     project.config["sft"]["run"]["operation"]["checkpoint_steps"] = 5
     dpo = project.config["dpo"]["run"]
@@ -115,44 +117,49 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
     assert not list(project.folder.glob("results/.work/sft/*/state/checkpoints/*/complete"))
 
 
+def job_of_sft(project, folder: Path, **training) -> tuple[WorkFolder, Path]:
+    """A work folder with the job of the project's SFT, as the stage hands it to the processes that it launches."""
+    spec = json.loads(project.read(SFT))["spec"]
+    (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
+    read = {"pack": pack, "tokenizer": project.folder / "results/tokenizer/small/manifest.json"}
+    work = WorkFolder(folder)
+    work.start()
+    job = {
+        "stage": "sft",
+        "spec": spec | {"training": spec["training"] | training},
+        "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
+        "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
+        "files": {"base": []},
+        "work": str(work.folder),
+    }
+    file = work.state / "job.json"
+    file.write_text(json.dumps(job), encoding="utf-8")
+    return work, file
+
+
 def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
     weights = []
     for micro_batch_rows in (1, 4):
-        project = finished.copy_to(tmp_path / str(micro_batch_rows))
-        project.config["sft"]["run"]["training"]["micro_batch_rows"] = micro_batch_rows
-        project.snakemake(SFT)
-        weights.append(load_file(project.folder / "results/sft/run/model/model.safetensors"))
+        work, job = job_of_sft(finished, tmp_path / str(micro_batch_rows), micro_batch_rows=micro_batch_rows)
+        launched.work_on(json.loads(job.read_text(encoding="utf-8")))
+        weights.append(load_file(work.payload / "model.safetensors"))
     for name in weights[0]:
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)
 
 
 def test_two_processes_learn_what_one_does(finished, tmp_path):
     """As accelerate launches it on two GPUs (through torch's launcher), here over gloo on the CPU."""
-    project = finished.copy_to(tmp_path / "two")
-    manifest = json.loads(project.read(SFT))
-    (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
-    work = WorkFolder(project.folder / "work")
-    work.start()
-    read = {"pack": pack, "tokenizer": project.folder / "results/tokenizer/small/manifest.json"}
-    job = {
-        "stage": "sft",
-        "spec": manifest["spec"],
-        "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
-        "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
-        "files": {"base": []},
-        "work": str(work.folder),
-    }
-    (work.state / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    work, job = job_of_sft(finished, tmp_path / "two")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         "-m", "snaketune.training.launched", str(work.state / "job.json")],
+         "-m", "snaketune.training.launched", str(job)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     run = json.loads((work.state / "outcome.json").read_text(encoding="utf-8"))["run"]
     assert run["processes"] == 2
-    alone = json.loads(project.read("results/sft/run/run.json"))["history"]
+    alone = json.loads(finished.read("results/sft/run/run.json"))["history"]
     for one, two in zip(alone, run["history"], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
         assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
