@@ -100,10 +100,6 @@ class CorpusFlow:
                 found += unequal("rows", getattr(rows, what), what, parts, "counted by source")
         return found + [gap for source in self.sources for gap in source.gaps]
 
-    @property
-    def adds_up(self) -> bool:
-        return not self.gaps
-
 
 def corpus_flows(findings: Findings) -> list[CorpusFlow]:
     """Of every corpus."""

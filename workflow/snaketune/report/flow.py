@@ -88,10 +88,6 @@ class SplitFlow:
             found.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
         return [f"{self.split.replace('_', ' ')}: {gap}" for gap in found]
 
-    @property
-    def adds_up(self) -> bool:
-        return not self.gaps
-
 
 @dataclass(frozen=True, kw_only=True)
 class PackFlow:

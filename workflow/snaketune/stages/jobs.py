@@ -43,7 +43,7 @@ class Job:
     @property
     def key(self) -> str:
         """As others name it: `sft/demo`."""
-        return f"{self.stage}/{self.name}"
+        return self.folder.removeprefix(f"{RESULTS}/")
 
     @property
     def folder(self) -> str:

@@ -98,7 +98,7 @@ class Results:
         code = self.code_of(job.stage)
         if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
             yield f"the code of stage {job.stage} has changed"
-        if missing := sorted({_name(made) for made in made_from(job) if self.of(made).content is None}):
+        if missing := sorted({made.key for made in made_from(job) if self.of(made).content is None}):
             yield f"missing input ({_some(missing)})"
         else:
             yield from self._inputs(job, manifest["inputs"])
@@ -125,7 +125,7 @@ class Results:
 
     def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
         """By role, name and digest of every input."""
-        made = {role: [(_name(one), str(self.of(one).content)) for one in jobs] for role, jobs in job.artifacts.items()}
+        made = {role: [(one.key, str(self.of(one).content)) for one in jobs] for role, jobs in job.artifacts.items()}
         return made | {
             role: list(zip(files, entries(role, map(Path, files), lambda path: outside_digest(path, WORK_ROOT))))
             for role, files in job.files.items()
@@ -143,10 +143,10 @@ class Results:
         for one in self._untold(job):
             standing = self.of(one)
             for why in standing.why:
-                stale.setdefault((one.stage, why), []).append(_name(one))
+                stale.setdefault((one.stage, why), []).append(one.key)
             if standing.current:
                 for version in standing.other_versions:
-                    versions.setdefault(version, []).append(_name(one))
+                    versions.setdefault(version, []).append(one.key)
         for (_, why), names in stale.items():
             yield f"stale: {_some(names)}: {why}"
         for (library, made_with, here), names in sorted(versions.items()):
@@ -191,10 +191,6 @@ def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
         ]
         for role, paths in files.items()
     }
-
-
-def _name(job: Job) -> str:
-    return job.folder.removeprefix("results/")
 
 
 def _size(path: Path) -> int:
