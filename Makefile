@@ -1,7 +1,7 @@
 # make run    the embedded default, from raw demo files to results/report/pages/index.html
 # make test   the whole test suite
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
-# make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*
+# make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
 PYTHON ?= python3
 BIN := .venv/bin
@@ -37,6 +37,7 @@ docs: .venv/installed
 	PYTHONPATH=workflow $(BIN)/python -m snaketune.config.readme config/README.md
 	PYTHONPATH=workflow $(BIN)/python -m snaketune.config.schema > config/schema.json
 	$(BIN)/python docs/draw_architecture.py
+	if command -v dot; then PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --rulegraph --forceall | dot -Tsvg > docs/rulegraph.svg; fi
 
 # torch first: then nothing that needs it looks for another build of it.
 .venv/installed: requirements.lock pyproject.toml

@@ -25,17 +25,22 @@ ROOMS = (
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
 COLOURS = ("#1f6f8b", "#8b5a1f", "#3f7d3a", "#7a3f7d", "#a03a3a", "#3a4ea0", "#6b6b1f", "#1f8b6f", "#8b1f5a", "#444444")
 
-PAGE = """# Architecture
+HEAD = "| module | what it is |\n|---|---|\n"
+PAGE = f"""# Architecture
 
 Written by `docs/draw_architecture.py` from the code (`make docs`); a test holds it equal. A line goes from a room to one that
-it imports: always upward, since data flows down. Snakemake's files (`Snakefile`, `workflow/rules/`) import `config`, `stages`
-and `report`, and nothing in the package imports Snakemake.
+it imports: always upward, since data flows down. Snakemake's files import `config`, `stages` and `report`, and nothing in the
+package imports Snakemake.
 
 ![Rooms and imports](architecture.svg)
 
 What a stage is called, reads, writes and is told stands in one table, `stages/table.py`. A rule, its file under
-`workflow/rules/` and the module that does its work have one name.
-"""
+`workflow/rules/` and the module that does its work have one name. `workflow/rules/common.smk` puts together the inputs, outputs
+and command of every rule from the table, and asks `stages/status.py` what is stale.
+
+## The package itself
+
+{HEAD}"""
 
 
 def modules() -> dict[str, Path]:
@@ -107,16 +112,19 @@ def picture() -> str:
 def page() -> str:
     """The picture, and each room's modules with the first sentence of each."""
     parts = [PAGE]
+    parts += [
+        _line(path, path.name) for path in modules().values() if path.parent == PACKAGE and path.stem != "__init__"
+    ]
     for room in ROOMS:
-        parts.append(
-            f"## `{room}/`\n\n{first_line(PACKAGE / room / '__init__.py')}\n\n| module | what it is |\n|---|---|\n"
-        )
+        parts.append(f"\n## `{room}/`\n\n{first_line(PACKAGE / room / '__init__.py')}\n\n{HEAD}")
         for name, path in modules().items():
             if name.startswith(f"{room}."):
-                shown = path.relative_to(PACKAGE / room).as_posix().removesuffix("__init__.py")
-                parts.append(f"| `{shown}` | {first_line(path).replace('|', '&#124;')} |\n")
-        parts.append("\n")
-    return "\n".join([parts[0], "".join(parts[1:]).rstrip()]) + "\n"
+                parts.append(_line(path, path.relative_to(PACKAGE / room).as_posix().removesuffix("__init__.py")))
+    return "".join(parts)
+
+
+def _line(path: Path, shown: str) -> str:
+    return f"| `{shown}` | {first_line(path).replace('|', '&#124;')} |\n"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.config.workflow import StageName
 from snaketune.stages.table import STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +33,3 @@ def test_a_room_imports_from_those_above_it_alone(room):
 def test_a_rule_its_file_and_its_module_have_one_name(stage):
     assert STAGES[stage].module.rpartition(".")[2] == stage
     assert f"rule {stage}:" in (ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8")
-
-
-def test_the_config_knows_the_names_of_all_stages():
-    assert StageName.__args__ == tuple(STAGES)

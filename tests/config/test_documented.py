@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from snaketune.config import base, corpora, evaluation, runs, tokenizers
 from snaketune.config.readme import with_tables
+from snaketune.corpus.layouts.readers import LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 # conda-forge's name where it isn't PyPI's.
@@ -35,6 +37,13 @@ def test_the_tables_of_keys_are_what_the_models_say():
     assert len(rows) > 100
     for row in rows:
         assert all(cell.strip() for cell in row.strip("|").replace("\\|", "").split("|")), row
+
+
+def test_every_layout_has_a_reader_and_a_line():
+    """Documents have a module of their own."""
+    assert {*get_args(corpora.Layout)} == {"auto", "text", *LAYOUTS}
+    text = (ROOT / "config/README.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)} >= {*LAYOUTS, "text"}
 
 
 def test_a_table_says_what_a_key_takes_and_what_it_is_without_it():

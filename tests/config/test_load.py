@@ -133,6 +133,11 @@ def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, valu
         assert words in str(error.value)
 
 
+def test_reruns_on_names_stages(raw):
+    with pytest.raises(SnaketuneError, match=r"reruns_on: there is no stage 'stf'; did you mean 'sft'\?"):
+        JobGraph(*load(raw | {"reruns_on": {"stf": "versions"}}))
+
+
 @pytest.mark.parametrize("value", ["x", 4, [512]])
 def test_a_value_or_a_list_of_them_is_refused_once(raw, value):
     with pytest.raises(SnaketuneError) as error:

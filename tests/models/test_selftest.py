@@ -12,7 +12,7 @@ from snaketune.models.attention import Unpackable
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
-from snaketune.packing.visibility import causal_buckets
+from snaketune.packing.segments import causal_buckets
 
 from .conftest import CPU, tiny_model
 from .test_attention import packed_rows

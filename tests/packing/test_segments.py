@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import layout
-from snaketune.packing.visibility import causal_buckets, mask, varlen_keys
+from snaketune.packing.segments import causal_buckets, layout, mask, varlen_keys
 
 PICTURE = """
 x.....

@@ -23,7 +23,7 @@ def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
     assert "packing.shards" in modules("write")
     assert not modules("tokenize") & {name for name in modules("plan") if name.startswith("packing.")}
     assert "packing.plan" not in modules("tokenize") | modules("write") | modules("sft")
-    assert {"training.trainer", "models.attention", "packing.segments", "packing.visibility"} <= modules("sft")
+    assert {"training.trainer", "models.attention", "packing.segments"} <= modules("sft")
     assert "training.dpo_loss" in modules("dpo")
     for stage in ("sft", "ref_logps", "eval"):
         assert "training.dpo_loss" not in modules(stage)

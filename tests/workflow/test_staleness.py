@@ -168,7 +168,7 @@ CODE = {
     "packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,
     "packing/reader.py": SFT,
-    "packing/visibility.py": SFT,
+    "packing/segments.py": SFT,
     "training/sft.py": SFT,
     "training/raw.py": SFT,
     "training/ref_logps.py": REF,

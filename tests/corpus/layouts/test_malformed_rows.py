@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.recognise import KINDS
+from snaketune.corpus.layouts.readers import LAYOUTS
 from snaketune.corpus.layouts.repair import STEPS
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference, content_hash
 from tests.corpus.row_spelling import ALPACA, BOTH, CHAT, CONVERSATIONS, PREFERENCES, read, read_all, turns
@@ -176,7 +176,7 @@ RAW = st.dictionaries(st.sampled_from(COLUMNS), TEXTS | JSON | TURN | st.lists(T
 @given(
     st.lists(RAW, min_size=1, max_size=3),
     st.sampled_from(BOTH),
-    st.sampled_from(["auto", "message-tree", *KINDS]),
+    st.sampled_from(["auto", *LAYOUTS]),
     st.sampled_from([(), tuple(STEPS)]),
     st.sampled_from(
         [

@@ -1,4 +1,4 @@
-"""Digests: XXH3-128 for payload files (memory speed), SHA-256 for small structured values."""
+"""How digests are computed: XXH3-128 for payload files (memory speed), SHA-256 for small structured values."""
 
 import hashlib
 import json

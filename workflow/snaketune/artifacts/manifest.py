@@ -1,4 +1,4 @@
-"""`manifest.json`: what an artifact holds, what it was made from, and what was lost on the way.
+"""Artifacts and their `manifest.json`: what one holds, was made from and lost on the way; its files, digests checked.
 
 Deterministic: the same work gives the same bytes, whoever did it and when. What differs from run to run (time, host,
 throughput) is in `run.json`, on which nothing depends.

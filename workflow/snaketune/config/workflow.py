@@ -13,10 +13,6 @@ from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.errors import SnaketuneError
 
-StageName = Literal[
-    "corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "ref_logps", "dpo", "eval", "report"
-]
-
 
 class Workflow(Model):
     """A snaketune config: named corpora, tokenizers, trainings and evaluations."""
@@ -27,8 +23,9 @@ class Workflow(Model):
     dpo: dict[Name, Dpo] = {}
     eval: dict[Name, Evaluation] = {}
     report: Report = Report()
-    reruns_on: dict[StageName, Literal["code", "versions"]] = {}
-    """By stage, what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its libraries too."""
+    reruns_on: dict[str, Literal["code", "versions"]] = {}
+    """By stage (a rule's name), what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its
+    libraries too."""
 
 
 def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:

@@ -1,4 +1,4 @@
-"""Held-out rows through the model: packed where its self-test allows it, else one sequence at a time; their loss."""
+"""Held-out rows through the model: packed where its self-test allows it, else one sequence at a time; loss and perplexity."""
 
 import math
 from dataclasses import replace

@@ -22,8 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import Layout
-from snaketune.packing.visibility import causal_buckets, mask, varlen_keys
+from snaketune.packing.segments import Layout, causal_buckets, mask, varlen_keys
 
 NAME = "snaketune_segments"
 
@@ -35,9 +34,9 @@ class Segments:
     Attributes:
         kernel: one of KERNELS.
         positions_T: see `packing.segments.Layout`.
-        buckets_nW, where_T: for `sdpa`, see `packing.visibility.causal_buckets`.
-        mask_TT: for `dense`, see `packing.visibility.mask`.
-        keys_U, cu_q, cu_k: for the varlen kernels, see `packing.visibility.varlen_keys`.
+        buckets_nW, where_T: for `sdpa`, see `packing.segments.causal_buckets`.
+        mask_TT: for `dense`, see `packing.segments.mask`.
+        keys_U, cu_q, cu_k: for the varlen kernels, see `packing.segments.varlen_keys`.
     """
 
     kernel: str

@@ -25,8 +25,8 @@ from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
 from snaketune.models.packable import INSTEAD, batch_dependent_rope, window_of
 from snaketune.packing.reader import PackedRows
+from snaketune.packing.segments import mask
 from snaketune.packing.shards import IGNORED
-from snaketune.packing.visibility import mask
 
 # Largest accepted difference, as a share of the scale.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -45,6 +45,9 @@ class JobGraph:
         """Args: config and variants from `load`; root: the workflow's folder, which holds the default chat template."""
         self.config = config
         self.root = root
+        for name in config.reruns_on:
+            if name not in STAGES:
+                raise SnaketuneError(f"reruns_on: there is no stage {name!r}{unknown(name, STAGES)}")
         # What a job is made from stands before it.
         self.jobs: dict[tuple[str, str], Job] = {}
         for name in config.corpora:

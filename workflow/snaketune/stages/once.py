@@ -1,8 +1,8 @@
-"""Run a stage at most once: look its fingerprint up, else build, then publish.
+"""Run a stage at most once: look for its result or its half-done work by fingerprint, else build, then publish.
 
-A complete result under the fingerprint is published at once, without importing
-what the stage itself would need. That gives early cutoff (an input changed, but not what can be read from it), brings an
-old result back when a config is put back, and lets a killed job find its own half-done work.
+A complete result under the fingerprint is published at once, without importing what the stage itself would need. That gives
+early cutoff (an input changed, but not what can be read from it), brings an old result back when a config is put back, and
+lets a killed job find its own half-done work.
 """
 
 import platform

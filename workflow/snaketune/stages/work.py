@@ -1,4 +1,4 @@
-"""Work folders: where stages work, and where a finished result waits to be published, now or again.
+"""Work folders, what is in one: where stages work, and where a finished result waits to be published, now or again.
 
     results/.work/<stage>/<fingerprint>/
         lock                 held while somebody works here

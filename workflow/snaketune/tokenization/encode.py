@@ -1,4 +1,4 @@
-"""Conversations to tokens, one by one: the ordinary path, by which every other is measured.
+"""Conversations to tokens and the mask of those that are supervised, one by one: the ordinary path.
 
 `ChatTokenizer` renders and encodes a conversation and knows what assistants say in it; here that becomes a mask, by which of
 the turns are wanted (see `turns`):

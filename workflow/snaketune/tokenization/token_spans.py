@@ -1,4 +1,4 @@
-"""From what a template marks as generated, in characters, to the tokens that are supervised."""
+"""From spans of characters, which a template marks as generated, to spans of tokens."""
 
 import numpy as np
 from tokenizers import Encoding

@@ -33,6 +33,8 @@ def dpo_loss(
         counts_P2: int64[P, 2], tokens of the chosen and the rejected completion.
     Returns:
         float32[P].
+    Raises:
+        ValueError: no loss of that name.
 
     >>> ratio = torch.tensor([2.0])
     >>> round(dpo_loss(ratio, -ratio, torch.tensor([[4, 4]]), loss="sigmoid", beta=0.5).item(), 4)
@@ -48,4 +50,6 @@ def dpo_loss(
     margin_P = beta * (chosen_P - rejected_P)
     if loss == "hinge":
         return torch.relu(1 - margin_P)
+    if loss != "sigmoid":
+        raise ValueError(f"no formula for loss {loss!r}")
     return -(1 - label_smoothing) * F.logsigmoid(margin_P) - label_smoothing * F.logsigmoid(-margin_P)

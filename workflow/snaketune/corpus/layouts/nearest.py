@@ -3,27 +3,8 @@
 import re
 from functools import lru_cache
 
-from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, PROMPT_AND_RESPONSE, PROMPT_TURNS
-from snaketune.corpus.layouts.pairs import PAIR_COLUMNS
-from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS
-from snaketune.corpus.layouts.votes import ANSWER_COLUMNS, STRENGTH_COLUMNS, VERDICT_COLUMNS
+from snaketune.corpus.layouts.readers import LAYOUTS
 
-PROMPTS = tuple(dict.fromkeys(prompt for prompt, _ in PROMPT_AND_RESPONSE))
-RESPONSES = ("completion", "response", *INSTRUCTION_RESPONSES)
-ASKS = (*PROMPTS, "instruction", *PROMPT_TURNS)
-JUDGES = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
-# For each layout the sets of columns that it may consist of, and for each column the names that it may have.
-NEEDS = {
-    "pairs": [(ASKS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS],
-    "votes": [(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS],
-    "unpaired": [(ASKS, RESPONSES, LABEL_COLUMNS)],
-    "messages": [(("messages",),)],
-    "sharegpt": [(("conversations", "conversation"),)],
-    "alpaca": [(("instruction",), INSTRUCTION_RESPONSES)],
-    "instances": [(("instruction",), ("instances",))],
-    "prompt-response": [((prompt,), (response,)) for prompt, response in PROMPT_AND_RESPONSE],
-    "message-tree": [(("message_id",), ("parent_id",), ("role",), ("text",))],
-}
 OTHERWISE = "map columns with `fields`"
 
 
@@ -39,7 +20,7 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
     """
     spelled = {_plain(column): column for column in columns}
     best: tuple[int, int, str] | None = None
-    for layout, needs in ((name, needs) for name, sets in NEEDS.items() if name in layouts for needs in sets):
+    for layout, needs in ((name, needs) for name in LAYOUTS if name in layouts for needs in LAYOUTS[name].needs):
         shown, lacks, other = [], [], []
         for names in needs:
             name = next((name for name in names if name in columns), None)

@@ -1,11 +1,15 @@
-"""A reader for each layout: one raw row to the canonical row, or rows, that it makes by itself."""
+"""The table of layouts, and a reader for each: one raw row to the canonical row, or rows, that it makes by itself."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from snaketune.corpus.layouts.columns import column_of, columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
 from snaketune.corpus.layouts.exchanges import (
+    INSTRUCTION_RESPONSES,
+    PROMPT_AND_RESPONSE,
+    PROMPT_TURNS,
     Raw,
     asked,
     conversation_asked,
@@ -14,6 +18,7 @@ from snaketune.corpus.layouts.exchanges import (
     question_exchange,
 )
 from snaketune.corpus.layouts.pairs import (
+    PAIR_COLUMNS,
     about,
     completed_pair,
     other_answer,
@@ -25,7 +30,16 @@ from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
 from snaketune.corpus.layouts.trees import rows_of_tree
 from snaketune.corpus.layouts.turns import turns_of
-from snaketune.corpus.layouts.votes import answer_columns, is_verdict, two_answers, winner
+from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS
+from snaketune.corpus.layouts.votes import (
+    ANSWER_COLUMNS,
+    STRENGTH_COLUMNS,
+    VERDICT_COLUMNS,
+    answer_columns,
+    is_verdict,
+    two_answers,
+    winner,
+)
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Row
 
 
@@ -43,7 +57,7 @@ def rows_of(
             raise Malformed("not_a_dialogue", f"no column begins with a speaker such as User 1:; {columns_of(raw)}")
         turns, notes = dialogue_turns(raw[column], column, speakers)
         return (Conversation(messages=turns, notes=notes),)
-    return (READERS[layout](raw, speakers),)
+    return (LAYOUTS[layout].read(raw, speakers),)
 
 
 def _messages(raw: Raw, speakers: Speakers) -> Row:
@@ -131,13 +145,46 @@ def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
     return row
 
 
-READERS: dict[str, Callable[[Raw, Speakers], Row]] = {
-    "messages": _messages,
-    "sharegpt": _sharegpt,
-    "turns": _turns,
-    "alpaca": _alpaca,
-    "prompt-response": _prompt_response,
-    "pairs": _pairs,
-    "transcripts": _transcripts,
-    "votes": _votes,
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One layout.
+
+    Attributes:
+        kind: what its rows are; None where they may be either.
+        needs: the sets of columns that it may consist of, and for each column the names that it may have; in the order of
+            this table, a row in no known layout is told the nearest. Empty: never the nearest.
+        read: one raw row to one canonical row; None where `rows_of` or a look at other rows does it.
+    """
+
+    kind: str | None
+    needs: Sequence[Sequence[Sequence[str]]] = ()
+    read: Callable[[Raw, Speakers], Row] | None = None
+
+
+PROMPTS = tuple(dict.fromkeys(prompt for prompt, _ in PROMPT_AND_RESPONSE))
+RESPONSES = ("completion", "response", *INSTRUCTION_RESPONSES)
+ASKS = (*PROMPTS, "instruction", *PROMPT_TURNS)
+JUDGES = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
+
+LAYOUTS = {
+    "pairs": Layout(
+        kind="preferences", needs=[(ASKS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS], read=_pairs
+    ),
+    "votes": Layout(
+        kind="preferences", needs=[(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS], read=_votes
+    ),
+    "unpaired": Layout(kind="preferences", needs=[(ASKS, RESPONSES, LABEL_COLUMNS)]),
+    "transcripts": Layout(kind="preferences", read=_transcripts),
+    "messages": Layout(kind="conversations", needs=[(("messages",),)], read=_messages),
+    "sharegpt": Layout(kind="conversations", needs=[(("conversations", "conversation"),)], read=_sharegpt),
+    "turns": Layout(kind="conversations", read=_turns),
+    "dialogue": Layout(kind="conversations"),
+    "alpaca": Layout(kind="conversations", needs=[(("instruction",), INSTRUCTION_RESPONSES)], read=_alpaca),
+    "instances": Layout(kind="conversations", needs=[(("instruction",), ("instances",))]),
+    "prompt-response": Layout(
+        kind="conversations",
+        needs=[((prompt,), (response,)) for prompt, response in PROMPT_AND_RESPONSE],
+        read=_prompt_response,
+    ),
+    "message-tree": Layout(kind=None, needs=[(("message_id",), ("parent_id",), ("role",), ("text",))]),
 }

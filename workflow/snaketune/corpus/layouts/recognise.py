@@ -7,8 +7,9 @@ from typing import Any
 from snaketune.corpus.layouts.columns import columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
-from snaketune.corpus.layouts.nearest import NEEDS, nearest
+from snaketune.corpus.layouts.nearest import nearest
 from snaketune.corpus.layouts.pairs import pair_columns
+from snaketune.corpus.layouts.readers import LAYOUTS
 from snaketune.corpus.layouts.transcripts import is_transcript
 from snaketune.corpus.layouts.trees import is_message, is_nested_tree
 from snaketune.corpus.layouts.turns import may_spell_turns
@@ -18,19 +19,6 @@ from snaketune.corpus.rows import Malformed
 
 # Beside these, a text that looks like a dialogue is what the row asks about.
 ASKS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
-KINDS = {
-    "messages": "conversations",
-    "sharegpt": "conversations",
-    "turns": "conversations",
-    "dialogue": "conversations",
-    "alpaca": "conversations",
-    "instances": "conversations",
-    "prompt-response": "conversations",
-    "pairs": "preferences",
-    "transcripts": "preferences",
-    "votes": "preferences",
-    "unpaired": "preferences",
-}
 
 
 def recognise(
@@ -78,7 +66,8 @@ def recognise(
 
 def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
     """Raise Malformed if `layout` doesn't make rows of this kind; trees make both."""
-    if KINDS.get(layout, kind) == kind:
+    makes = LAYOUTS[layout].kind
+    if makes in (None, kind):
         return
     hint = f"; {columns_of(raw)}; {nearest(tuple(raw), _of_kind(kind))}"
     if kind == "conversations":
@@ -89,12 +78,12 @@ def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
                 what = column if column not in LABEL_COLUMNS else "completion all the same"
                 hint = f"; set layout: {other} to read its {what}"
                 break
-    raise Malformed("wrong_kind", f"the row ({layout}) is one of {KINDS[layout]}, the corpus holds {kind}{hint}")
+    raise Malformed("wrong_kind", f"the row ({layout}) is one of {makes}, the corpus holds {kind}{hint}")
 
 
 @lru_cache
 def _of_kind(kind: str) -> frozenset[str]:
-    return frozenset(layout for layout in NEEDS if KINDS.get(layout, kind) == kind)
+    return frozenset(name for name, layout in LAYOUTS.items() if layout.kind in (None, kind))
 
 
 @lru_cache(maxsize=4096)
