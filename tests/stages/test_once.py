@@ -14,6 +14,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.clean import clean
 from snaketune.stages.fingerprint import fingerprint_of
 from snaketune.stages.jobs import Job
+from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.status import Results
@@ -182,6 +183,22 @@ def test_two_jobs_never_write_one_work_folder(tmp_path):
     assert [job.exitcode for job in jobs] == [0, 0, 0]
     # The first builds, and the others find its result.
     assert len(log.read_text().splitlines()) == 2
+
+
+def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
+    manifest = run(tmp_path)
+    manifest.unlink()
+    root = tmp_path / "results/.work"
+    (lock,) = root.glob("demo/*/lock")
+    # Who held it last; perhaps somebody else's file, or on a full disk.
+    lock.write_text("process 1 on elsewhere\n", encoding="utf-8")
+    clean(root, remove=False)
+    assert "would remove" in capsys.readouterr().out
+    assert lock.read_text(encoding="utf-8") == "process 1 on elsewhere\n"
+    with locked(lock, "demo"):
+        clean(root, remove=True)
+    assert f"in use by process {os.getpid()} on " in capsys.readouterr().out
+    assert lock.exists()
 
 
 def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.locks import holder, try_lock
+from snaketune.stages.locks import holder, is_free
 
 
 def clean(work_root: Path, *, remove: bool) -> None:
@@ -41,9 +41,8 @@ def clean(work_root: Path, *, remove: bool) -> None:
 
 def _in_use(folder: Path) -> str | None:
     for lock in folder.glob("*lock"):
-        if not (file := try_lock(lock)):
+        if not is_free(lock):
             return f"in use by {holder(lock)}"
-        file.close()
     if any(folder.glob("state/checkpoints/checkpoint-*")):
         return "an unfinished training that resumes when its config runs again; remove the folder by hand if it won't"
     return None

@@ -30,6 +30,16 @@ def try_lock(lock: Path) -> TextIO | None:
     return file
 
 
+def is_free(lock: Path) -> bool:
+    """Whether nobody holds a lock; only looked at, so that a lock of somebody else's may be asked for, and on a full disk."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def holder(lock: Path) -> str:
     """Who holds a lock that couldn't be taken."""
     return lock.read_text().strip() or "another process"
