@@ -36,8 +36,7 @@ def how_to_run(
         print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
         separate = replace(compute, kernel=SEPARATE)
         return separate, separate.about(), {}
-    about = tested.about()
-    return replace(compute, kernel=about["kernel"]), about, {"self_test_share": tested.share}
+    return compute, tested.about(), {"self_test_share": tested.share}
 
 
 def held_out_loss(model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str) -> dict[str, Any]:
