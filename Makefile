@@ -34,8 +34,7 @@ lint: .venv/installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
 
 docs: .venv/installed
-	PYTHONPATH=workflow $(BIN)/python -m snaketune.config.readme config/README.md
-	PYTHONPATH=workflow $(BIN)/python -m snaketune.config.schema > config/schema.json
+	PYTHONPATH=workflow $(BIN)/python docs/write_config.py
 	$(BIN)/python docs/draw_architecture.py
 	if command -v dot; then PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --rulegraph --forceall | dot -Tsvg > docs/rulegraph.svg; fi
 

@@ -24,7 +24,6 @@ from benchmarks.data_path.rows import (
 from benchmarks.data_path.timing import compared, in_turn
 
 from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
-from snaketune.artifacts.tables import read_table
 from snaketune.packing import plan as planning
 from snaketune.packing import write as writing
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
@@ -33,6 +32,7 @@ from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.sequences import Sequences
 from snaketune.stages.specs import PlanSpec, WriteSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 from snaketune.tokenization.tokens import TokenParts
 
 # Texts that our encoder gets at once.

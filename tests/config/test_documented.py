@@ -29,7 +29,7 @@ def models() -> set[str]:
 
 def test_the_tables_of_keys_are_what_the_models_say():
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
-    assert text == with_tables(text), "write them again: python -m snaketune.config.readme config/README.md"
+    assert text == with_tables(text), "write them again: make docs"
     assert set(re.findall(r"<!-- keys: (\w+)", text)) == models() | {"Workflow"}
     # Every key has a value, a default and a meaning.
     tables = re.findall(r"<!-- keys: .* -->\n\n((?:\|.*\n)+)", text)

@@ -13,6 +13,7 @@ from snaketune.config.schema import config_schema
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
+from snaketune.stages.table import STAGES
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,7 +180,7 @@ def test_the_canonical_spec_knows_no_key_order_and_spells_defaults_out(raw):
 
 def test_the_shipped_schema_is_the_models_schema_and_accepts_the_shipped_configs(raw):
     shipped = json.loads((ROOT / "config/schema.json").read_text(encoding="utf-8"))
-    assert shipped == config_schema(), "run: python -m snaketune.config.schema > config/schema.json"
+    assert shipped == config_schema(STAGES), "write it again: make docs"
     for path in [ROOT / "config/config.yaml", *(ROOT / "config/recipes").glob("*.yaml")]:
         jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), shipped)
     with pytest.raises(jsonschema.ValidationError):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import read_table
 from snaketune.corpus.corpus import build
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 from tests.corpus.flow_of_rows import balances
 
 

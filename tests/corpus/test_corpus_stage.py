@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.artifacts.tables import read_table
 from snaketune.corpus.corpus import build
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import CorpusSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 from tests.corpus.flow_of_rows import balances
 
 

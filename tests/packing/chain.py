@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import write_table
 from snaketune.packing.pack import build as build_pack
 from snaketune.packing.plan import build as build_plan
 from snaketune.packing.write import build as build_write
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
 from snaketune.tokenization import tokenize
 
 ROOT = Path(__file__).parents[2]

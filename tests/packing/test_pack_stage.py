@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 from snaketune.packing import write
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import IGNORED, schema
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from tests.packing import chain

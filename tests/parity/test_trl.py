@@ -31,9 +31,9 @@ def tokenizer_folder(tmp_path_factory) -> Path:
     import pyarrow as pa
 
     from snaketune.artifacts.manifest import Artifact, describe_files
-    from snaketune.artifacts.tables import write_table
     from snaketune.stages.specs import TokenizerSpec
     from snaketune.stages.work import WorkFolder
+    from snaketune.tables import write_table
     from snaketune.tokenization.tokenizer import build
 
     folder = tmp_path_factory.mktemp("tokenizer")

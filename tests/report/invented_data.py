@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import content_digest, describe_files, write_json
-from snaketune.artifacts.tables import write_table
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
+from snaketune.tables import write_table
 
 LENGTH = 128
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from invented_data import bad
 
-from snaketune.artifacts.tables import read_table
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
@@ -20,6 +19,7 @@ from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures, wilson
 from snaketune.report.spans import tokenized_rows
+from snaketune.tables import read_table
 
 
 def findings(results) -> Findings:

@@ -39,7 +39,7 @@ def test_what_moves_describes_or_draws_counts_for_no_stage(stage):
 
 def test_what_decides_precision_resumes_or_tests_a_training_counts():
     for stage in ("sft", "dpo"):
-        assert {"training.launch", "training.checkpoints", "models.selftest"} <= modules(stage)
+        assert {"training.launch", "training.checkpoints", "models.selftest", "tables"} <= modules(stage)
     assert "models.selftest" in modules("ref_logps")
     assert {"training", "models"} <= modules("sft")  # what their __init__ would do
 
@@ -62,7 +62,6 @@ def test_every_reason_is_of_something_that_is_there():
 # progress are in the path of the data, so tests hold that they hand on what they get.
 CALLED = {
     "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
-    "artifacts.tables": {"read_table", "write_table"},
     "stages.attempt": {"check_files", "read_attempt"},
     "stages.disk": {"disk_trouble"},
     "stages.gpus": {"visible_gpus"},

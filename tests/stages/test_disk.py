@@ -14,7 +14,7 @@ from snaketune.stages.disk import disk_trouble
     "save",
     [
         "from safetensors.numpy import save_file; save_file({'a': np.zeros(9999)}, path)",
-        "import pyarrow as pa; from snaketune.artifacts.tables import write_table; "
+        "import pyarrow as pa; from snaketune.tables import write_table; "
         "write_table(path, pa.table({'a': np.zeros(9999)}))",
         "path.write_bytes(bytes(99999))",
     ],

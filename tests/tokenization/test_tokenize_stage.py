@@ -13,10 +13,10 @@ from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import write_table
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table, write_table
 from snaketune.tokenization import tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded import EncodedBatch
@@ -299,3 +299,16 @@ build(TokenizeSpec(kind="sft", train_on="all", part=1, parts=1), work,
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_tokens_of_another_version_are_refused_with_what_rebuilds_them(tmp_path, corpus, tokenizer):
+    made, _ = run(tmp_path / "tokens", corpus, tokenizer)
+    index = made.folder / "train-index.arrow"
+    table = read_table(index)
+    older = table.rename_columns(["learned" if name == "supervised_runs" else name for name in table.column_names])
+    index.unlink()
+    write_table(index, older)
+    with pytest.raises(
+        SnaketuneError, match=r"tokens of another version, with .*learned.*; rebuild them with: snakemake"
+    ):
+        TokenParts([artifact(made.folder)]).index("train")

@@ -5,10 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import write_table
 from snaketune.config.runs import Lora, Operation, Pretrained, Scratch, Training
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import write_table
 from snaketune.config.runs import Lora, Operation, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
@@ -23,6 +22,7 @@ from snaketune.packing.shards import DOCUMENTS, row_batch
 from snaketune.packing.shards import schema as columns
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
 from snaketune.training import dpo
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema

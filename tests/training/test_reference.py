@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.artifacts.tables import write_table
 from snaketune.errors import SnaketuneError
+from snaketune.tables import write_table
 from snaketune.training.reference import ROUNDING, check_policy_is_reference, check_ref_logps, read_ref_logps, schema
 from tests.models.conftest import CPU
 

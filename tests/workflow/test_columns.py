@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snaketune.artifacts.tables import read_table
+from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 
 pytestmark = pytest.mark.workflow

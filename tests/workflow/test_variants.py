@@ -12,6 +12,8 @@ pytestmark = pytest.mark.workflow
 @pytest.fixture
 def variants(finished, tmp_path):
     project = finished.copy_to(tmp_path / "project")
+    # Jobs side by side.
+    project.cores = 2
     shutil.copytree(project.folder / "results/sft/run/model", project.folder / "base")
     training = {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 4, "learning_rate": 0.01}
     project.config["tokenizers"]["adopted"] = {"adopt": "base"}

@@ -38,11 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
             inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
             out=options.out,
             reruns_on=options.reruns_on,
-            operation=Operation.model_validate_strings(
-                {key: given for key in stage.operation if (given := getattr(options, key)) is not None}
-            ),
+            operation=_operation({key: getattr(options, key) for key in stage.operation}),
         )
-    except (SnaketuneError, ValidationError) as error:
+    except SnaketuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Exception as error:
@@ -51,6 +49,14 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {told}", file=sys.stderr)
         return 1
     return 0
+
+
+def _operation(given: dict[str, str | None]) -> Operation:
+    """From options; what isn't given keeps its default."""
+    try:
+        return Operation.model_validate_strings({key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise SnaketuneError(f"an option doesn't fit: {error}") from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snaketune.artifacts.tables import write_table
 from snaketune.config.corpora import HubDataset
 from snaketune.corpus.reading.sources import read_file, read_hub
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
+from snaketune.tables import write_table
 
 ROWS = [{"prompt": "Größe?", "response": "5\u2028m"}, {"prompt": "a\r\nb", "response": 'say "x", y'}, {"prompt": "3"}]
 FULL = [{"prompt": row["prompt"], "response": row.get("response", "")} for row in ROWS]

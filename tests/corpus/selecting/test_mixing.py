@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from snaketune.artifacts.tables import read_table
 from snaketune.corpus.corpus import build
 from snaketune.stages.specs import CorpusSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 
 
 def test_a_cap_takes_the_same_rows_whatever_else_is_there(make, chat):

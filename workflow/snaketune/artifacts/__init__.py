@@ -1,1 +1,1 @@
-"""What a result on disk is: manifests, digests, tables."""
+"""What a result on disk is: manifests and digests."""

@@ -98,7 +98,7 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Digest, bytes and (for tables) rows of every file below `folder`, by relative name."""
-    from snaketune.artifacts.tables import count_rows
+    from snaketune.tables import count_rows
 
     described = {}
     for path in sorted(folder.rglob("*")):

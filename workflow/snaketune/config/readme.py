@@ -3,12 +3,10 @@
 A line `<!-- keys: Training -->` stands above the table of that model; `<!-- keys: Workflow reruns_on -->` names the keys
 to show.
 
-Write them again with: python -m snaketune.config.readme config/README.md
+Written by docs/write_config.py.
 """
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from snaketune.config.workflow import Workflow
@@ -78,8 +76,3 @@ def _meaning(field: dict[str, Any], models: dict[str, Any]) -> str:
 
 def _named(field: dict[str, Any]) -> str:
     return field["$ref"].rpartition("/")[2]
-
-
-if __name__ == "__main__":
-    readme = Path(sys.argv[1])
-    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,19 +1,24 @@
 """`config/schema.json`: the config models as JSON Schema, so that an editor completes and checks a config.
 
-Write it again with: python -m snaketune.config.schema > config/schema.json
+Written by docs/write_config.py.
 """
 
-import json
+from collections.abc import Iterable
 from typing import Any
 
 from snaketune.config.workflow import Workflow
 
 
-def config_schema() -> dict[str, Any]:
-    """The schema of a config file: `Workflow`, and in runs also `extends` and `grid`, which are gone once it is loaded."""
+def config_schema(stages: Iterable[str]) -> dict[str, Any]:
+    """The schema of a config file: `Workflow`, and in runs also `extends` and `grid`, which are gone once it is loaded.
+
+    Args:
+        stages: the names that `reruns_on` may hold.
+    """
     schema = Workflow.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "snaketune config"
+    schema["properties"]["reruns_on"]["propertyNames"] = {"enum": list(stages)}
     for run in ("Sft", "Dpo"):
         model = schema["$defs"][run]
         model["properties"] |= {
@@ -28,7 +33,3 @@ def config_schema() -> dict[str, Any]:
         model["if"] = {"not": {"anyOf": [{"required": ["extends"]}, {"required": ["grid"]}]}}
         model["then"] = {"required": model.pop("required")}
     return schema
-
-
-if __name__ == "__main__":
-    print(json.dumps(config_schema(), indent=2, ensure_ascii=False))

@@ -13,8 +13,6 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.artifacts.tables import read_table
-from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.continuing import Continuing, how_to_continue
 from snaketune.evaluation.exact_match import Response, as_rows, choose_prompts, judge, summarize
@@ -35,6 +33,7 @@ from snaketune.packing.reader import PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 
 
@@ -42,7 +41,6 @@ def build(
     spec: EvalSpec,
     work: WorkFolder,
     *,
-    operation: Operation,
     model: list[Artifact],
     tokenizer: Artifact,
     corpora: list[Artifact],

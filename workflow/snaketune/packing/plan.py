@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.artifacts.tables import write_table
 from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import PackingPlan, lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.lost import lost_to_length, warning
@@ -23,6 +22,7 @@ from snaketune.packing.wrapped import wrap
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
 from snaketune.tokenization.tokens import TokenParts
 
 ROWS_PER_BATCH = 2**16

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.tables import read_table
 from snaketune.packing.pieces import COLUMNS, Pieces
 from snaketune.packing.shards import IGNORED, row_batch
+from snaketune.tables import read_table
 from snaketune.tokenization.tokens import TokenParts
 
 # Files of this size may stay mapped as a whole. Of larger ones, a slice maps 64 kB around itself: half a gigabyte at most.

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 from snaketune.packing.sequences import PlannedRows, Sequences
 from snaketune.packing.shards import (
@@ -27,6 +26,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec
 from snaketune.stages.work import WorkFolder, sync
+from snaketune.tables import read_table
 from snaketune.tokenization.tokens import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
-from snaketune.artifacts.tables import read_table
 from snaketune.report.findings import Result
+from snaketune.tables import read_table
 
 BINS = 30
 SHARE_BINS = 25

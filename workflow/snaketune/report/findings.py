@@ -139,8 +139,11 @@ def unique(values: Iterable[Any]) -> list[Any]:
 
 def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
     artifact = read_artifact(path, STAGES[job.stage].payload)
-    if artifact.manifest.get("stage") != job.stage:
-        raise SnaketuneError(f"{path} is no manifest of {job.stage}/{job.name}")
+    # Two runs of a stage look alike; their folders don't.
+    if path.parent.parts[-len(job.name.split("/")) - 1 :] != (job.stage, *job.name.split("/")):
+        raise SnaketuneError(
+            f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
+        )
     return Result(stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run)
 
 

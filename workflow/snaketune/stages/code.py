@@ -19,12 +19,12 @@ from snaketune.errors import SnaketuneError
 
 PACKAGE = "snaketune"
 PACKAGE_FOLDER = Path(__file__).parent.parent
-# Rooms that shape no result, each with its reason; what isn't in one of them counts.
+# Rooms that shape no result, each with its reason; what isn't in one of them counts, so do the modules above
+# them (`tables` writes and reads the rows).
 SHAPELESS = {
     # A spec holds every value resolved, and a stage takes nothing else from here than the models that carry them.
     "config": "what a key means is decided before the spec is made, and the spec is in the fingerprint",
-    # In the path of the data, so tests hold that what is read of a table is what was written.
-    "artifacts": "describes and stores what was made; what readers go by is digested by content",
+    "artifacts": "describes what was made; what readers go by is digested by content",
     # progress is in the path of the data, so a test holds it to hand on exactly what it gets.
     "stages": "looks up, calls and publishes; what a stage is told and reads is in the fingerprint",
     "report": "draws what was made; in the report itself, everything counts",

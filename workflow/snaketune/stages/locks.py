@@ -48,9 +48,12 @@ def holder(lock: Path) -> str:
 @contextmanager
 def locked(lock: Path, what: str) -> Iterator[None]:
     """Hold `lock`, waiting for whoever holds it."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
     told = False
-    while not (file := try_lock(lock)):
+    while True:
+        # Whoever holds it may be removing the folder.
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        if file := try_lock(lock):
+            break
         if not told:
             print(f"waiting for {what}: in use by {holder(lock)}", flush=True)
             told = True

@@ -60,9 +60,7 @@ def run(
                     stage_name, spec=typed, operation=operation, work=work, artifacts=artifacts, files=files
                 )
             else:
-                operated = {"operation": operation} if stage.gpu else {}
-                arguments = operated | stage.arguments(artifacts, files)
-                outcome = import_module(stage.module).build(typed, work, **arguments)
+                outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files))
         if templates(stage.module):
             # Read while it worked.
             check_code(stage.module, code, stage_name)

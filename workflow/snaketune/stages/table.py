@@ -22,7 +22,7 @@ class Stage:
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
         libraries: distributions whose version shapes the result, by its spec and artifacts.
-        operation: keys of the run's `operation` that it goes by; with any, `build` takes it.
+        operation: keys of the run's `operation` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control import any_of
 from snaketune.tokenization.making.adopt import adopt

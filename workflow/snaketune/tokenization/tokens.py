@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.ragged import offsets_of
 from snaketune.tokenization.token_rows import TokenRows
@@ -110,6 +110,12 @@ class TokenParts:
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
         """The index of a split, mapped; `columns` of INDEX, or all."""
         batches = [batch for file in self._open(f"{split}-index.arrow") for batch in _batches(file)]
+        if other := next((batch.schema.names for batch in batches if batch.schema != INDEX), None):
+            manifest = self._parts[0].manifest_path
+            raise SnaketuneError(
+                f"{manifest}: tokens of another version, with {', '.join(other)}, expected {', '.join(INDEX.names)}; "
+                f"rebuild them with: {rebuild_command(manifest)}"
+            )
         table = pa.Table.from_batches(batches, INDEX)
         return table if columns is None else table.select(columns)
 

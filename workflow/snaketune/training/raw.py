@@ -11,10 +11,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
+from snaketune.tables import read_table
 from snaketune.training.trainer import BaseTrainer, Run, training_arguments
 
 

@@ -12,8 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.artifacts.tables import write_table
-from snaketune.config.runs import Operation
 from snaketune.models.devices import resolve_compute
 from snaketune.models.loading import load_folder, read_folder_config
 from snaketune.models.logprobs import pair_logprobs_of
@@ -24,10 +22,11 @@ from snaketune.packing.shards import SPLITS
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
 from snaketune.training.reference import FILE, check_finite, schema
 
 
-def build(spec: RefLogpsSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact) -> Outcome:
+def build(spec: RefLogpsSpec, work: WorkFolder, *, model: Artifact, pack: Artifact) -> Outcome:
     """Fill `work.payload` with `logps.arrow`.
 
     Raises:

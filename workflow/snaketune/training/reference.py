@@ -8,9 +8,9 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
-from snaketune.artifacts.tables import read_table
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
+from snaketune.tables import read_table
 
 FILE = "logps.arrow"
 # Nats per token by which the same model may differ from itself, in batches of another shape.

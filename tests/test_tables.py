@@ -1,8 +1,8 @@
-"""Tables hand on what they were given: they are in the path of the data, and no code digest covers them."""
+"""Tables hand on what they were given."""
 
 import pyarrow as pa
 
-from snaketune.artifacts.tables import count_rows, read_table, write_table
+from snaketune.tables import count_rows, read_table, write_table
 
 
 def test_a_table_is_read_as_it_was_written_whatever_the_batches(tmp_path):

@@ -1,0 +1,19 @@
+"""Writes what says of the config what its models say: config/schema.json, and the tables of config/README.md.
+
+Run by: make docs
+"""
+
+import json
+from pathlib import Path
+
+from snaketune.config.readme import with_tables
+from snaketune.config.schema import config_schema
+from snaketune.stages.table import STAGES
+
+CONFIG = Path(__file__).parents[1] / "config"
+
+if __name__ == "__main__":
+    schema = json.dumps(config_schema(STAGES), indent=2, ensure_ascii=False)
+    (CONFIG / "schema.json").write_text(schema + "\n", encoding="utf-8")
+    readme = CONFIG / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
