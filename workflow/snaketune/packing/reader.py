@@ -1,4 +1,4 @@
-"""Reading packed rows: memory-mapped, without a copy of the tokens, in any order, from any row on.
+"""Reading packed rows of verified shards: memory-mapped, without a copy of the tokens, in any order, from any row on.
 
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
     EqualTokens(rows)[3]                   rows of one length that have as many tokens as one of the longest

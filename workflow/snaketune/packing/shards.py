@@ -1,4 +1,4 @@
-"""Packed shards, manifest v3.0: Arrow IPC files of fixed-length rows, memory-mapped, so that a row is a view.
+"""The format of packed shards, manifest v3.0: Arrow IPC files of fixed-length rows, so that a row is a view.
 
     input_ids        fixed_size_list<int32>[L]
     labels           fixed_size_list<int32>[L]   the token itself where loss is taken, else -100 (not shifted)

@@ -1,4 +1,4 @@
-"""Rows that say nearly the same, and rows that must be on one side of the split because their prompts do.
+"""Which texts of rows are compared for near duplicates, and the groups that follow; `signatures` finds them.
 
 The texts of a row are compared as one, the tools that it offers among them: the same request with other tools is another
 task. Brackets, operators and digits count, for they are all that some rows differ in: exercises in logic, code, arithmetic.

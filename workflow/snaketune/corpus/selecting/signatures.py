@@ -1,4 +1,4 @@
-"""Texts that say nearly the same: MinHash signatures, and pairs of them found by locality-sensitive hashing.
+"""Near duplicates found: MinHash signatures, and pairs of them found by locality-sensitive hashing.
 
 The share of equal slots of two signatures estimates the Jaccard similarity of the shingles of two texts (Broder, 1997,
 "On the resemblance and containment of documents"), with 128 slots to within 0.04. Texts that agree in a whole band of
