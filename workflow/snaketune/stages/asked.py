@@ -1,0 +1,325 @@
+"""What a config asks for: every job, with its spec and what it is made from.
+
+Jobs that nobody named themselves (packed rows, reference log-probs) are named after what they are made of and a digest of
+their spec, so runs that agree on them share them.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from snaketune.config.evaluation import Evaluation
+from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
+from snaketune.config.task_files import task_files
+from snaketune.config.tokenizers import Tokenizer
+from snaketune.config.workflow import Workflow
+from snaketune.errors import SnaketuneError
+from snaketune.stages.jobs import Job, files_in, short_digest
+from snaketune.stages.specs import (
+    CorpusSpec,
+    DpoSpec,
+    EvalSpec,
+    PackSpec,
+    PlanSpec,
+    RefLogpsSpec,
+    ReportedJob,
+    ReportSpec,
+    SftSpec,
+    TokenizerSpec,
+    TokenizeSpec,
+    WriteSpec,
+)
+from snaketune.stages.table import STAGES
+
+DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
+BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def jobs_asked_for(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path) -> Iterable[Job]:
+    """All jobs; what one is made from stands before it, and the report is the last.
+
+    Args:
+        config, variants: from `config.load`.
+        root: the workflow's folder, which holds the default chat template.
+    """
+    return _Asked(config, variants, root).jobs.values()
+
+
+class _Asked:
+    """The jobs as they are found, by stage and name."""
+
+    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path):
+        self.config, self.root = config, root
+        self.jobs: dict[tuple[str, str], Job] = {}
+        for name in config.corpora:
+            self._corpus(name)
+        for name in config.tokenizers:
+            self._tokenizer(name)
+        for name in config.sft:
+            self._sft(name)
+        for name in config.dpo:
+            self._dpo(name)
+        for name, evaluation in config.eval.items():
+            for model in _expand_models(evaluation, variants):
+                self._eval(name, model)
+        self._report()
+
+    def _add(self, job: Job) -> Job:
+        known = self.jobs.setdefault((job.stage, job.name), job)
+        if known != job:
+            raise SnaketuneError(
+                f"two different {job.stage} jobs would be called {job.name!r}; rename what they are made of"
+            )
+        return known
+
+    def _corpus(self, name: str) -> Job:
+        corpus = self.config.corpora[name]
+        files = tuple(file for source in corpus.sources for file in source.files)
+        evaluations = self.config.eval.values() if corpus.decontamination else ()
+        # A corpus that is itself cleaned of the others can't be waited for.
+        against = {
+            evaluated: None
+            for evaluation in evaluations
+            for evaluated in (*evaluation.conversations, *evaluation.preferences)
+            if evaluated != name and not self.config.corpora[evaluated].decontamination
+        }
+        tasks = {evaluation.tasks.folder: None for evaluation in evaluations if evaluation.tasks}
+        return self._add(
+            Job(
+                stage="corpus",
+                name=name,
+                spec=CorpusSpec(**corpus.model_dump(exclude={"parts"})),
+                artifacts={"against": tuple(self._corpus(evaluated) for evaluated in sorted(against))},
+                files={
+                    "files": files,
+                    "against_files": tuple(file for folder in sorted(tasks) for file in task_files(folder).data),
+                },
+            )
+        )
+
+    def _parts(self, corpus: str) -> int:
+        """How many jobs share a corpus."""
+        job = self._corpus(corpus)
+        size = sum(Path(file).stat().st_size for file in job.files["files"] if Path(file).is_file())
+        return self.config.corpora[corpus].parts or min(max(1, math.ceil(size / BYTES_PER_PART)), MOST_PARTS)
+
+    def _tokenizer(self, name: str) -> Job:
+        tokenizer = self.config.tokenizers[name]
+        training = tokenizer.train
+        spec = TokenizerSpec(
+            **(training.model_dump(exclude={"corpora"}) if training else {}),
+            adopt=tokenizer.adopt,
+            revision=tokenizer.revision,
+        )
+        return self._add(
+            Job(
+                stage="tokenizer",
+                name=name,
+                spec=spec,
+                artifacts={"corpora": tuple(self._corpus(corpus) for corpus in training.corpora) if training else ()},
+                files={"chat_template": self._chat_template(tokenizer), "base": _local_files(tokenizer.adopt)},
+            )
+        )
+
+    def _chat_template(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        if tokenizer.chat_template:
+            return (tokenizer.chat_template,)
+        return (str(self.root / DEFAULT_CHAT_TEMPLATE),) if tokenizer.train else ()
+
+    def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
+        """The parts of a tokenized corpus; rows of any length are made of the same ones."""
+        # Pairs are supervised from their completions and documents as a whole, whatever is asked of conversations beside them.
+        if self.config.corpora[corpus].kind == "text":
+            kind, train_on = "text", "all"
+        elif kind == "preference":
+            train_on = "assistant"
+        whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
+        name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
+        parts = self._parts(corpus)
+        return tuple(
+            self._add(
+                Job(
+                    stage="tokenize",
+                    name=f"{name}/{part}-of-{parts}",
+                    spec=TokenizeSpec(kind=kind, train_on=train_on, part=part, parts=parts),
+                    artifacts={"corpus": (self._corpus(corpus),), "tokenizer": (self._tokenizer(tokenizer),)},
+                )
+            )
+            for part in range(1, parts + 1)
+        )
+
+    def _pack(self, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
+        packing = packing.model_copy(update={"overflow": packing.overflow_of(self.config.corpora[corpus].kind)})
+        spec = PackSpec(kind=kind, **packing.model_dump())
+        name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
+        tokens = self._tokens(kind, corpus, tokenizer, packing.train_on)
+        rows = self._add(
+            Job(
+                stage="plan",
+                name=name,
+                spec=PlanSpec(kind=kind, lengths=packing.lengths, strategy=packing.strategy, overflow=packing.overflow),
+                artifacts={"tokens": tokens},
+            )
+        )
+        shards = tuple(
+            self._add(
+                Job(
+                    stage="write",
+                    name=f"{name}/{part}-of-{len(tokens)}",
+                    spec=WriteSpec(part=part, parts=len(tokens)),
+                    artifacts={
+                        "plan": (rows,),
+                        "tokens": tokens,
+                        # Raw rows are the corpus' own.
+                        "corpus": (self._corpus(corpus),) if packing.strategy == "none" else (),
+                    },
+                )
+            )
+            for part in range(1, len(tokens) + 1)
+        )
+        return self._add(Job(stage="pack", name=name, spec=spec, artifacts={"plan": (rows,), "shards": shards}))
+
+    def _sft(self, name: str) -> Job:
+        run = self.config.sft[name]
+        return self._add(
+            Job(
+                stage="sft",
+                name=name,
+                spec=SftSpec(base=run.base, training=run.training, lora=run.lora, quantization=run.quantization),
+                artifacts={
+                    "pack": (self._pack("sft", run.corpus, run.tokenizer, run.packing),),
+                    "tokenizer": (self._tokenizer(run.tokenizer),),
+                },
+                files={"base": _base_files(run)},
+                operation=run.operation,
+            )
+        )
+
+    def _preference_pack(self, run: Dpo) -> Job:
+        return self._pack("preference", run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
+
+    def _ref_logps(self, run: Dpo) -> Job:
+        training = run.training
+        spec = RefLogpsSpec(
+            precision=training.precision,
+            frozen_weights=run.lora is not None,
+            quantization=run.quantization,
+            trust_remote_code=_trusted(self.config.sft[run.from_]),
+            micro_batch_rows=training.micro_batch_rows,
+        )
+        pack = self._preference_pack(run)
+        return self._add(
+            Job(
+                stage="ref_logps",
+                name=f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}",
+                spec=spec,
+                artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
+                operation=Operation(gpus=run.operation.gpus and 1),
+            )
+        )
+
+    def _dpo(self, name: str) -> Job:
+        run = self.config.dpo[name]
+        return self._add(
+            Job(
+                stage="dpo",
+                name=name,
+                spec=DpoSpec(
+                    **run.model_dump(include=set(DpoSpec.model_fields)),
+                    trust_remote_code=_trusted(self.config.sft[run.from_]),
+                ),
+                artifacts={
+                    "model": (self._sft(run.from_),),
+                    "pack": (self._preference_pack(run),),
+                    "ref_logps": (self._ref_logps(run),),
+                },
+                operation=run.operation,
+            )
+        )
+
+    def _eval(self, evaluation_name: str, model: str) -> Job:
+        evaluation = self.config.eval[evaluation_name]
+        kind, name = model.split(":")
+        sft = self.config.sft[self.config.dpo[name].from_ if kind == "dpo" else name]
+        references = [self._ref_logps(self.config.dpo[name])] if kind == "dpo" else []
+        return self._add(
+            Job(
+                stage="eval",
+                name=f"{evaluation_name}/{kind}-{name}",
+                spec=EvalSpec(
+                    base=sft.base if kind == "base" else None,
+                    trust_remote_code=_trusted(sft),
+                    conversations=evaluation.conversations,
+                    preferences=evaluation.preferences,
+                    generation=evaluation.generation,
+                    exact_match=evaluation.exact_match,
+                    task_names=evaluation.tasks.names if evaluation.tasks else (),
+                    task_limit=evaluation.tasks.limit if evaluation.tasks else None,
+                    task_batch_size=evaluation.tasks.batch_size if evaluation.tasks else 1,
+                    samples=evaluation.samples,
+                ),
+                artifacts={
+                    "model": () if kind == "base" else (self._sft(name) if kind == "sft" else self._dpo(name),),
+                    "tokenizer": (self._tokenizer(sft.tokenizer),),
+                    "corpora": tuple(self._corpus(corpus) for corpus in evaluation.conversations),
+                    "packs": tuple(
+                        self._pack(pack_kind, corpus, sft.tokenizer, evaluation.packing)
+                        for pack_kind, corpora in (
+                            ("sft", evaluation.conversations),
+                            ("preference", evaluation.preferences),
+                        )
+                        for corpus in corpora
+                    ),
+                    "ref_logps": tuple(references),
+                },
+                files={
+                    "base": _base_files(sft) if kind == "base" else (),
+                    "tasks": task_files(evaluation.tasks.folder).inside if evaluation.tasks else (),
+                    "task_data": task_files(evaluation.tasks.folder).outside if evaluation.tasks else (),
+                },
+                operation=Operation(gpus=sft.operation.gpus and 1),
+            )
+        )
+
+    def _report(self) -> Job:
+        # In one order, whatever the order of the config: the report is the same.
+        stages = list(STAGES)
+        jobs = tuple(sorted(self.jobs.values(), key=lambda job: (stages.index(job.stage), job.name)))
+        reported = tuple(
+            ReportedJob(
+                stage=job.stage,
+                name=job.name,
+                made_from={role: tuple(made.key for made in some) for role, some in job.artifacts.items() if some},
+            )
+            for job in jobs
+        )
+        return self._add(
+            Job(
+                stage="report",
+                name="",
+                spec=ReportSpec(**self.config.report.model_dump(), jobs=reported),
+                artifacts={"results": jobs},
+            )
+        )
+
+
+def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:
+    for reference in evaluation.models:
+        kind, name = reference.split(":")
+        for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
+            yield f"{kind}:{variant}"
+
+
+def _trusted(run: Sft) -> bool:
+    """Whether the run's models carry code that the config allows to run."""
+    return isinstance(run.base, Pretrained) and run.base.trust_remote_code
+
+
+def _base_files(run: Sft) -> tuple[str, ...]:
+    return () if isinstance(run.base, Scratch) else _local_files(run.base.path)
+
+
+def _local_files(path: str | None) -> tuple[str, ...]:
+    """The files of a model in a local folder; none for a Hub id, whose revision stands for its content."""
+    return files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()
