@@ -41,3 +41,17 @@ def reasons(made):
 
 CHAT = turns("S be brief", "U hi", "A hello", "U more", "A no")
 ALPACA = "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\n{}\n\n### Response:\n"
+
+
+SHAREGPT = {"human": "U", "gpt": "A", "system": "S"}
+
+
+def said(*spelled_turns):
+    """The same as `turns`, in ShareGPT's names."""
+    names = {short: name for name, short in SHAREGPT.items()}
+    return [{"from": names[turn[0]], "value": turn[2:]} for turn in spelled_turns]
+
+
+def typed(*spelled_turns, key="value"):
+    """The same as `turns`, as typed parts."""
+    return [turn | {"content": [{"type": "text", key: turn["content"]}]} for turn in turns(*spelled_turns)]

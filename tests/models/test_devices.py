@@ -10,11 +10,12 @@ from snaketune.models.devices import Compute, resolve_compute
 from .conftest import CPU
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is an accelerator")
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
 )
-def test_a_cpu_computes_in_float32_unless_asked(precision, dtype):
+def test_a_cpu_computes_in_float32_unless_asked(monkeypatch, precision, dtype):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     compute = resolve_compute(precision)
     assert compute.device.type == "cpu"
     assert compute.about() == {"dtype": dtype, "kernel": "sdpa"}

@@ -87,8 +87,8 @@ def test_code_that_comes_with_a_model_is_not_run_unasked(folder):
             load(folder)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_quantization_without_a_gpu_is_refused(folder):
+def test_quantization_without_a_gpu_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SnaketuneError, match="quantization: 4-bit weights need a CUDA device, found none"):
         load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
 

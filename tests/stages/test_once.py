@@ -12,7 +12,7 @@ from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_
 from snaketune.config.base import Model
 from snaketune.errors import SnaketuneError
 from snaketune.stages.clean import clean
-from snaketune.stages.fingerprint import fingerprint_of
+from snaketune.stages.fingerprint import fingerprint, read_inputs
 from snaketune.stages.jobs import Job
 from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
@@ -66,22 +66,28 @@ def test_every_part_of_the_fingerprint_counts(tmp_path, change):
     assert len(built) == 2
 
 
+def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
+    """Of nothing but these files, and what it holds of them."""
+    inputs = read_inputs({}, files, Path("results/.work"))
+    return fingerprint(stage, {}, inputs, "c", "", None), inputs
+
+
 def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text("same")
-    digests = [fingerprint_of("s", {}, {}, {"files": [tmp_path / name / "f"]}, "c")[0] for name in ("a", "b")]
+    digests = [fingerprint_of("s", {"files": [tmp_path / name / "f"]})[0] for name in ("a", "b")]
     (tmp_path / "b/f").write_text("edited")
-    assert digests[0] == digests[1] != fingerprint_of("s", {}, {}, {"files": [tmp_path / "b/f"]}, "c")[0]
+    assert digests[0] == digests[1] != fingerprint_of("s", {"files": [tmp_path / "b/f"]})[0]
 
 
 def in_folder(role: str, folder: Path) -> tuple[str, tuple[str, ...]]:
     """The fingerprint of a folder's files, and what the plan's look at the same files calls changed."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    fingerprint, inputs = fingerprint_of("eval", {}, {}, {role: files}, "c")
+    found, inputs = fingerprint_of("eval", {role: files})
     job = Job(stage="eval", name="x", spec=Model(), files={role: tuple(map(str, files))})
     assert not list(Results(code_of=str)._inputs(job, inputs))
-    return fingerprint, inputs
+    return found, inputs
 
 
 @pytest.mark.parametrize(("role", "counts"), [("base", True), ("tasks", True), ("task_data", True), ("files", False)])

@@ -10,20 +10,13 @@ from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outside import entries, read_outside
-from snaketune.stages.work import WORK_ROOT
+from snaketune.stages.table import option
 
 
-def fingerprint_of(
-    stage: str,
-    spec: dict[str, Any],
-    artifacts: dict[str, list[Artifact]],
-    files: dict[str, list[Path]],
-    code: str,
-    device: str = "",
-    versions: dict[str, str | None] | None = None,
-    work_root: Path = WORK_ROOT,
-) -> tuple[str, dict[str, list[str]]]:
-    """The fingerprint (32 hex digits) and what it holds of every input by role.
+def read_inputs(
+    artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]], work_root: Path
+) -> dict[str, list[str]]:
+    """What a fingerprint holds of every input, by role: digests of what can be read from each.
 
     Raises:
         SnaketuneError: a file from outside isn't there.
@@ -32,9 +25,9 @@ def fingerprint_of(
     for role, found in files.items():
         for path in found:
             if not path.is_file():
-                raise SnaketuneError(f"--{role.replace('_', '-')}: {path} is not a file")
+                raise SnaketuneError(f"{option(role)}: {path} is not a file")
         inputs[role] = entries(role, found, lambda path: read_outside(path, work_root))
-    return fingerprint(stage, spec, inputs, code, device, versions), inputs
+    return inputs
 
 
 def fingerprint(
@@ -45,5 +38,6 @@ def fingerprint(
     device: str,
     versions: dict[str, str | None] | None,
 ) -> str:
+    """32 hex digits. Args: versions: None where they don't count."""
     parts = {"stage": stage, "spec": spec, "inputs": inputs, "code": code, "device": device}
     return digest_json(parts | ({"versions": versions} if versions is not None else {}))[:32]

@@ -18,7 +18,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accepted_codes
 from snaketune.stages.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
-from snaketune.stages.fingerprint import fingerprint, fingerprint_of
+from snaketune.stages.fingerprint import fingerprint, read_inputs
 from snaketune.stages.libraries import installed_version
 from snaketune.stages.locks import locked
 from snaketune.stages.outcome import Outcome
@@ -59,7 +59,8 @@ def run_once(
     attempt = Attempt(stage=stage, code=code, stamps=stamps_of(path for some in files.values() for path in some))
     versions = {name: installed_version(name) for name in sorted(libraries)}
     counted = versions if reruns_on == "versions" else None
-    found, inputs = fingerprint_of(stage, spec, artifacts, files, code, device, counted, work_root)
+    inputs = read_inputs(artifacts, files, work_root)
+    found = fingerprint(stage, spec, inputs, code, device, counted)
     digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
     attempt = replace(attempt, digests=digests)
     work = WorkFolder(work_root / stage / found)

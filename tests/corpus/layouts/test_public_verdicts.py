@@ -1,0 +1,95 @@
+"""Two answers and a verdict, in the shapes of public data sets: read with the better one first.
+
+The shapes are those that the data sets' cards and the documentation of other trainers show; the texts are our own.
+"""
+
+import pytest
+
+from snaketune.corpus.rows import Dropped, Malformed
+from tests.corpus.row_spelling import (
+    PREFERENCES,
+    read,
+    read_all,
+    reasons,
+    spelled,
+)
+
+
+def compared(verdict, column="label", names=("response_A", "response_B")):
+    return {"question": "q", names[0]: "x", names[1]: "y", column: verdict}
+
+
+NAMES = [
+    ("response_A", "response_B"),
+    ("response_a", "response_b"),
+    ("answer_a", "answer_b"),
+    ("output_1", "output_2"),
+    ("responseA", "responseB"),
+    ("assistant_a", "assistant_b"),
+    ("completion1", "completion2"),
+]
+
+
+@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize(
+    "verdict, first",
+    [
+        ("A>B", True),
+        ("A>>B", True),
+        ("B>A", False),
+        ("B>>A", False),
+        ("A<B", False),
+        ("A<<B", False),
+        (" a > b ", True),
+        ("[[A]]", True),
+        ("[[B]]", False),
+        ("[[A>>B]]", True),
+        ("[[B>A]]", False),
+        ("assistant_b", False),
+    ],
+)
+def test_verdicts(names, verdict, first):
+    row = read(compared(verdict, names=names), PREFERENCES)[1]
+    assert (spelled(row.chosen), spelled(row.rejected)) == (("A x", "A y") if first else ("A y", "A x"))
+
+
+@pytest.mark.parametrize("verdict", ["A=B", "A==B", "[[A=B]]", "[[C]]", "tie", "both_bad", "Tie (both bad)"])
+def test_verdicts_that_are_ties(verdict):
+    with pytest.raises(Dropped, match="tie"):
+        read(compared(verdict), PREFERENCES)
+
+
+@pytest.mark.parametrize("verdict", ["A>C", "C", ">", "A>B>A", "B A", "[[A", "A>B?"])
+def test_verdicts_that_are_none(verdict):
+    with pytest.raises(Malformed, match="unknown_vote"):
+        read(compared(verdict), PREFERENCES)
+
+
+@pytest.mark.parametrize("column", ["preference_strength", "overall_preference"])
+def test_strength_of_a_preference(column):
+    for strength in (-3, -1, -0.5, "-2"):
+        assert spelled(read(compared(strength, column), PREFERENCES)[1].chosen) == "A x"
+    for strength in (3, 1, 2.0, "1"):
+        assert spelled(read(compared(strength, column), PREFERENCES)[1].chosen) == "A y"
+    with pytest.raises(Dropped, match="tie"):
+        read(compared(0, column), PREFERENCES)
+    for strength in ("much", True, float("nan")):
+        with pytest.raises(Malformed, match="unknown_vote"):
+            read(compared(strength, column), PREFERENCES)
+
+
+def test_answers_that_are_counted_from_zero():
+    names = ("response_0", "response_1")
+    assert spelled(read(compared(0, names=names), PREFERENCES)[1].chosen) == "A x"
+    assert spelled(read(compared(1, "better_response_id", names), PREFERENCES)[1].chosen) == "A y"
+    with pytest.raises(Malformed, match="unknown_vote"):
+        read(compared(2, names=names), PREFERENCES)
+
+
+def test_verdicts_that_may_count_from_zero_are_refused():
+    # 0 for the first and 1 for the second, or 0 for a tie and 1 for the first: nothing in the file tells.
+    zero_or_one = [compared(0), compared(1), compared(0)]
+    with pytest.raises(Malformed, match=r"ambiguous_votes: label .* 0 and 1.*never 2.*write A, B or tie"):
+        read_all(zero_or_one, PREFERENCES)
+    assert reasons(read_all([*zero_or_one, compared(2)], PREFERENCES)) == ["tie", "row", "tie", "row"]
+    assert reasons(read_all([compared(0), compared("A")], PREFERENCES)) == ["tie", "row"]
