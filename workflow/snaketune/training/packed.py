@@ -33,8 +33,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def check_config(config: PretrainedConfig, rows: PackedRows) -> None:
-        check_config(config, rows.longest[0], rows.has_prefixes)
+    def check_config(config: PretrainedConfig, rows: PackedRows, compute: Compute) -> None:
+        check_config(config, rows.longest[0], rows.has_prefixes, compute.kernel)
 
     @staticmethod
     def check_model(

@@ -52,7 +52,7 @@ def train(
     # Before anything is drawn: new rows of the vocabulary, adapters.
     set_seed(spec.training.seed)
     if config:
-        trainer_class.check_config(config, rows)
+        trainer_class.check_config(config, rows, compute)
     model = load(compute.weights_dtype(frozen=spec.lora is not None), spec.quantization)
     if not spec.quantization:
         model = model.to(compute.device)

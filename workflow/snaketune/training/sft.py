@@ -10,7 +10,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Operation
 from snaketune.models.loading import load_base, read_config
-from snaketune.models.logprobs import token_losses
+from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSION
 from snaketune.stages.outcome import Outcome
@@ -31,7 +31,7 @@ class SftTrainer(PackedTrainer):
         return len(batch["targets"])
 
     def batch_loss(self, model, batch):
-        return token_losses(model, batch).sum()
+        return summed_losses(model, batch)
 
 
 def build(

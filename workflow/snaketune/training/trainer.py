@@ -56,7 +56,7 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
         self.window_sums: dict[str, float] = {}
 
     @staticmethod
-    def check_config(config: PretrainedConfig, rows: Any) -> None:
+    def check_config(config: PretrainedConfig, rows: Any, compute: Compute) -> None:
         """Called before weights are loaded; raises SnaketuneError if such a model can't be trained on these rows."""
 
     @staticmethod
