@@ -1,6 +1,8 @@
 """The head in chunks: the same losses and gradients as with all logits at once, and never as many of them."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -164,3 +166,11 @@ def test_the_forward_still_gives_logits_to_whoever_asks_for_them():
     use_own_attention(model)
     assert torch.equal(model(input_ids=ids_1T).logits, expected)
     assert torch.equal(model.generate(ids_1T, max_new_tokens=3, do_sample=False)[:, :4], ids_1T)
+
+
+def test_under_ddp_and_fsdp_gradients_are_those_of_all_logits_at_once():
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.wrapped_heads"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert done.stdout.count(": equal") == 12

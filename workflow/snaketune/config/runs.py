@@ -182,6 +182,8 @@ class Training(Model):
     """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compiles the layers of packed trainings (`torch.compile`); `auto` does where the run is long enough to earn that back."""
     seed: Seed = 0
     """Of the order of the rows, of dropout and of new weights."""
 
@@ -227,6 +229,10 @@ class Sft(Model):
     def _adapters(self) -> "Sft":
         if self.lora and isinstance(self.base, Scratch):
             raise ValueError("lora adapts a pretrained model; a model from scratch is trained in full")
+        if self.training.compile is True and self.packing.strategy == "none":
+            raise ValueError(
+                "training.compile: rows that aren't packed have other shapes in every batch; leave it out here"
+            )
         return _quantization_needs_lora(self)
 
 

@@ -37,8 +37,8 @@ class DpoTrainer(PackedTrainer):
         return super().counts() | {"pairs": self.rows.pairs}
 
     @staticmethod
-    def collate(rows, kernel):
-        return collate(rows, kernel) | {"reference": torch.cat([row["reference"] for row in rows])}
+    def collate(rows, kernel, bounds):
+        return collate(rows, kernel, bounds) | {"reference": torch.cat([row["reference"] for row in rows])}
 
     def items(self, batch):
         return len(batch["reference"])

@@ -76,7 +76,7 @@ def train(
         save_trained(trained, run.work.payload, spec, lambda: load(torch.bfloat16, None))
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=about | {"parameters": parameters, "trainable_parameters": trainable},
+        about=about | {"compiled": trainer.compiled, "parameters": parameters, "trainable_parameters": trainable},
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
@@ -109,6 +109,7 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
         print(f"resuming from {last}", flush=True)
     else:
         trainer.check_start()
+    trainer.compile()
     mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
     # The log may have looked for the last time before it happened.
     if not math.isfinite(mean_loss):

@@ -48,6 +48,7 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
 
     # Whether the model's own dropout works in training.
     drops_out = True
+    compiled = False
 
     def __init__(self, *, run: Run, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
@@ -66,6 +67,9 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
 
     def check_start(self) -> None:
         """Called before the first step of a training, not of a resumed one; raises SnaketuneError if it can't begin so."""
+
+    def compile(self) -> None:
+        """Called before the first step of this process: compiles the model where that is asked for, or pays."""
 
     def counts(self) -> dict[str, int]:
         """For the manifest."""
