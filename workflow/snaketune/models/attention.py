@@ -50,12 +50,19 @@ class Segments:
     cu_k: torch.Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":
-        def move(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return value.to(device, non_blocking=non_blocking)
-            return tuple(move(item) for item in value) if isinstance(value, tuple) else value
+        return self._with(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-        return Segments(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
+    def pin_memory(self) -> "Segments":
+        """A copy in memory that a GPU reads by itself; torch's data loader calls this."""
+        return self._with(torch.Tensor.pin_memory)
+
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
+        def changed(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return change(value)
+            return tuple(changed(item) for item in value) if isinstance(value, tuple) else value
+
+        return Segments(**{field.name: changed(getattr(self, field.name)) for field in fields(self)})
 
 
 def segments_for(kernel: str, rows: Layout) -> Segments:

@@ -64,7 +64,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        self.add_to_window(tokens=inputs["segments"].layout.document_tokens)
+        placed, supervised = inputs["segments"].layout, len(inputs["targets"])
+        prefixes_D, lengths_D = placed.prefix_lengths[placed.documents], placed.lengths[placed.documents]
+        self.gauge.count(prefixes_D, lengths_D, supervised=supervised, projected=supervised)
         # A step may have no items at all: rows in which nothing is supervised teach nothing.
         loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:
@@ -73,5 +75,6 @@ class PackedTrainer(BaseTrainer, Trainer):
         return loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
-        total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
+        # Filled in on the device: a copy there would wait for it.
+        total = torch.full((), sum(self.items(batch) for batch in batch_samples), device=device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
