@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.runs import Lora
-from snaketune.models.flops import FlopCount, Reach, count_flops
+from snaketune.models.flops import Attention, FlopCount, count_flops
 from snaketune.models.loading import add_lora
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import VOCABULARY, tiny_model
@@ -36,8 +36,7 @@ def counted_by_torch(model: torch.nn.Module) -> int:
 def counted_here(count: FlopCount, model: torch.nn.Module) -> int:
     """The same: all pairs, and no vectors (norms, biases), which take no matrix product."""
     vectors = sum((6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.dim() == 1)
-    layers = sum(number for _, number in count.reaches)
-    attention = 3 * 2 * sum(count.head_sizes) * count.heads * layers * TOKENS**2
+    attention = 3 * sum(number * kind.per_pair for kind, number in count.layers) * TOKENS**2
     return (count.per_token - vectors) * TOKENS + attention
 
 
@@ -90,17 +89,18 @@ def test_four_bit_weights_count_by_the_numbers_that_they_stand_for():
     assert count_flops(packed) == count_flops(whole)
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(window=5), Reach(chunk=4), Reach(window=100)])
-def test_pairs_are_those_of_the_mask(reach):
+@pytest.mark.parametrize("seen", [{}, {"window": 5}, {"chunk": 4}, {"window": 100}])
+def test_pairs_are_those_of_the_mask(seen):
+    kind = Attention(heads=4, sizes=(8, 8), **seen)
     placed = layout([[13, 9], [15, 6, 4], [4, 9, 20]], [[0, 0], [0, 7, 7], [0, 2, 0]], row_lengths=[24, 40, 33])
     visible_TT = mask(placed) & (placed.document_of >= 0)[:, None]
     query_T1, key_1T = placed.positions[:, None], placed.positions[None]
-    if reach.window:
-        visible_TT &= query_T1 - key_1T < reach.window
-    if reach.chunk:
-        visible_TT &= query_T1 // reach.chunk == key_1T // reach.chunk
+    if kind.window:
+        visible_TT &= query_T1 - key_1T < kind.window
+    if kind.chunk:
+        visible_TT &= query_T1 // kind.chunk == key_1T // kind.chunk
     prefixes_D, lengths_D = placed.prefix_lengths[placed.documents], placed.lengths[placed.documents]
-    assert reach.pairs(prefixes_D, lengths_D) == visible_TT.sum()
+    assert kind.pairs(prefixes_D, lengths_D) == visible_TT.sum()
 
 
 def test_windows_and_chunks_count_in_the_layers_that_have_them():
@@ -110,14 +110,26 @@ def test_windows_and_chunks_count_in_the_layers_that_have_them():
     )  # fmt: skip
     model.config.sliding_window = 6
     count = count_flops(model)
-    assert dict(count.reaches) == {Reach(window=6): 3, Reach(): 1}
+    windowed, full = (Attention(heads=4, sizes=(8, 8), window=window) for window in (6, None))
+    assert dict(count.layers) == {windowed: 3, full: 1}
     one = np.array([0]), np.array([10])
     pairs = 3 * (21 + 4 * 6) + 55
     assert count.batch(*one) == count.per_token * 10 + 12 * 4 * 8 * pairs
     model.config.use_sliding_window, model.config.layer_types = False, None
-    assert dict(count_flops(model).reaches) == {Reach(): 4}
+    assert dict(count_flops(model).layers) == {full: 4}
 
 
 def test_tokens_that_never_reach_the_head_are_left_out_of_what_is_computed():
     count = count_flops(tiny_model("llama", tie_word_embeddings=False))
     assert count.computed(10**9, tokens=50, projected=20) == 10**9 - 30 * 6 * VOCABULARY * 32
+
+
+def test_layers_that_differ_count_each_by_itself():
+    """Gemma 4: wider heads, in layers that see everything."""
+    config = AutoConfig.for_model("gemma4_text", num_hidden_layers=6, sliding_window=16, vocab_size=VOCABULARY)
+    with torch.device("meta"):
+        count = count_flops(AutoModelForCausalLM.from_config(config))
+    kinds = {kind.window: (number, kind.sizes) for kind, number in count.layers}
+    wide, narrow = config.per_layer_config[5].head_dim, config.per_layer_config[0].head_dim
+    assert wide > narrow
+    assert kinds == {16: (5, (narrow, narrow)), None: (1, (wide, wide))}

@@ -32,15 +32,28 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 # In a list of experts, or in one tensor for all; what chooses among them is no expert.
 EXPERT = re.compile(r"\bexperts\.(\d+\.|\w+$)")
-ATTENDING = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+ATTENDING = {"", "full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
-    """How far back the queries of some layers see: everything, a window that moves along, or from a chunk's beginning on."""
+class Attention:
+    """A kind of layer that attends.
 
+    Attributes:
+        heads: of queries.
+        sizes: elements of a query and of a value in each.
+        window, chunk: queries see that many tokens back, or from the beginning of a chunk of that many on; None: everything.
+    """
+
+    heads: int
+    sizes: tuple[int, int]
     window: int | None = None
     chunk: int | None = None
+
+    @property
+    def per_pair(self) -> int:
+        """FLOPs of a query that sees a key, forward: their product, and the value's weight."""
+        return 2 * self.heads * sum(self.sizes)
 
     def pairs(self, prefixes_D: np.ndarray, lengths_D: np.ndarray) -> int:
         """Visible (query, key) pairs of documents whose queries come after a prefix that they see.
@@ -48,10 +61,10 @@ class Reach:
         Eight tokens see 36 pairs, and five of them after a prefix of three 6 fewer; in a window of four, five of the eight
         see four keys:
 
-        >>> reaches = Reach(), Reach(window=4), Reach(chunk=4)
-        >>> [reach.pairs(np.array([0]), np.array([8])) for reach in reaches]
+        >>> kinds = [Attention(heads=14, sizes=(64, 64), **seen) for seen in ({}, {"window": 4}, {"chunk": 4})]
+        >>> [kind.pairs(np.array([0]), np.array([8])) for kind in kinds]
         [36, 26, 20]
-        >>> [reach.pairs(np.array([3]), np.array([5])) for reach in reaches]
+        >>> [kind.pairs(np.array([3]), np.array([5])) for kind in kinds]
         [30, 20, 14]
         """
         return int((self._up_to(prefixes_D + lengths_D) - self._up_to(prefixes_D)).sum())
@@ -80,15 +93,13 @@ class FlopCount:
         head_per_token: FLOPs of the output head, which are part of the above.
         parameters: all there are, as the field's plain 6N counts them.
         experts: how many a token goes to, of how many; None without.
-        heads: query heads of a layer.
-        head_sizes: elements of a query and of a value.
-        reaches: of each kind of layer that attends, how far it sees and how many there are.
+        layers: each kind of layer that attends, and how many there are.
 
     A batch of Qwen2.5-0.5B's shape in full training, documents of 300 and 700 tokens. Its 494M parameters are tied, so all
     count; 24 layers of 14 heads of 64:
 
     >>> full = FlopCount(trained=494_032_768, frozen=0, head_per_token=6 * 136_134_656, parameters=494_032_768,
-    ...                  experts=None, heads=14, head_sizes=(64, 64), reaches=((Reach(), 24),))
+    ...                  experts=None, layers=((Attention(heads=14, sizes=(64, 64)), 24),))
     >>> full.batch(np.array([0, 0]), np.array([300, 700])) / 1e12, 6 * 494_032_768 * 1000 / 1e12
     (3.039159552, 2.964196608)
 
@@ -101,15 +112,13 @@ class FlopCount:
     head_per_token: int
     parameters: int
     experts: tuple[int, int] | None
-    heads: int
-    head_sizes: tuple[int, int]
-    reaches: tuple[tuple[Reach, int], ...]
+    layers: tuple[tuple[Attention, int], ...]
 
     def batch(self, prefixes_D: np.ndarray, lengths_D: np.ndarray) -> int:
         """FLOPs of documents with so many tokens each, after shared prefixes of so many."""
-        pairs = sum(layers * reach.pairs(prefixes_D, lengths_D) for reach, layers in self.reaches)
+        attention = sum(number * kind.per_pair * kind.pairs(prefixes_D, lengths_D) for kind, number in self.layers)
         # Forward and twice backward.
-        return self.per_token * int(lengths_D.sum()) + 3 * 2 * sum(self.head_sizes) * self.heads * pairs
+        return self.per_token * int(lengths_D.sum()) + 3 * attention
 
     def computed(self, flops: int, tokens: int, projected: int) -> int:
         """Of a batch's FLOPs those that are left where only so many of its tokens reach the head."""
@@ -128,8 +137,7 @@ class FlopCount:
     def __str__(self) -> str:
         """
         >>> print(FlopCount(trained=80_740_352, frozen=7_070_619_136, head_per_token=4 * 544_997_376,
-        ...                 parameters=7_696_356_864, experts=None, heads=28, head_sizes=(128, 128),
-        ...                 reaches=((Reach(), 28),)))
+        ...                 parameters=7_696_356_864, experts=None, layers=()))
         4 x 7.07G frozen + 6 x 80.7M parameters + attention
         """
         kinds = ((4, self.frozen, " frozen"), (6, self.trained, ""))
@@ -147,9 +155,9 @@ class FlopCount:
             "all_parameters": self.parameters,
             "experts_per_token": self.experts and list(self.experts),
             "attention": [
-                {"layers": layers, "heads": self.heads, "head_sizes": list(self.head_sizes)}
-                | {name: size for name, size in vars(reach).items() if size}
-                for reach, layers in self.reaches
+                {"layers": number, "heads": kind.heads, "head_sizes": list(kind.sizes)}
+                | {name: size for name in ("window", "chunk") if (size := getattr(kind, name))}
+                for kind, number in self.layers
             ],
         }
 
@@ -168,21 +176,13 @@ def count_flops(model: torch.nn.Module) -> FlopCount:
     for name, parameter in _multiplied(model):
         share = experts[0] / experts[1] if experts and _is_expert(name, parameter, experts[1]) else 1
         counts[parameter.requires_grad] += numbers_in(parameter) * share
-    heads = getattr(config, "num_attention_heads", 0)
-    head_size = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
     return FlopCount(
         trained=round(counts[True]),
         frozen=round(counts[False]),
         head_per_token=_head(inner),
         parameters=sum(map(numbers_in, model.parameters())),
         experts=experts,
-        heads=heads,
-        # Latent attention has heads of two sizes.
-        head_sizes=(
-            getattr(config, "qk_head_dim", None) or head_size,
-            getattr(config, "v_head_dim", None) or head_size,
-        ),
-        reaches=_reaches(config) if heads else (),
+        layers=_layers(config),
     )
 
 
@@ -216,15 +216,27 @@ def _is_expert(name: str, parameter: torch.nn.Parameter, count: int) -> bool:
     return (parameter.dim() == 3 and len(parameter) == count) or bool(EXPERT.search(name))
 
 
-def _reaches(config: PretrainedConfig) -> tuple[tuple[Reach, int], ...]:
+def _layers(config: PretrainedConfig) -> tuple[tuple[Attention, int], ...]:
+    # Of the rest, a model whose parts have configs of their own, attention isn't counted.
+    count = getattr(config, "num_hidden_layers", 0)
+    # Where layers differ, a value of all is refused.
+    configs = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config] * count
+    kinds = getattr(config, "layer_types", None) or [""] * count
+    found = [_attention(one, kind) for one, kind in zip(configs, kinds)]
+    return tuple((kind, found.count(kind)) for kind in dict.fromkeys(found) if kind)
+
+
+def _attention(config: PretrainedConfig, kind: str) -> Attention | None:
+    """Of one layer; `kind` is empty where the config says nothing of it. None if it doesn't attend."""
+    heads = getattr(config, "num_attention_heads", 0)
+    if not heads or kind not in ATTENDING:
+        return None
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    known = {
-        "sliding_attention": Reach(window=window),
-        "chunked_attention": Reach(chunk=getattr(config, "attention_chunk_size", None)),
-    }
-    kinds = (
-        getattr(config, "layer_types", None)
-        or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    return Attention(
+        heads=heads,
+        # Latent attention has heads of two sizes.
+        sizes=(getattr(config, "qk_head_dim", None) or size, getattr(config, "v_head_dim", None) or size),
+        window=window if kind in ("", "sliding_attention") else None,
+        chunk=getattr(config, "attention_chunk_size", None) if kind == "chunked_attention" else None,
     )
-    reaches = [known.get(kind, Reach()) for kind in kinds if kind in ATTENDING]
-    return tuple((reach, reaches.count(reach)) for reach in dict.fromkeys(reaches))

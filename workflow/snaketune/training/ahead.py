@@ -38,7 +38,9 @@ class Ahead(Iterator[Any]):
     """
 
     def __init__(self, source: Iterator[Any], depth: int, device: torch.device):
-        self.source, self.device = source, device
+        self.source = source
+        # Every thread has its own.
+        self.gpu = torch.cuda.current_device() if device.type == "cuda" else None
         self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(min(depth, MOST_AHEAD))
         self.closed = threading.Event()
         self.ended: BaseException | None = None
@@ -58,9 +60,8 @@ class Ahead(Iterator[Any]):
         self.thread.join()
 
     def _work(self) -> None:
-        if self.device.type == "cuda":
-            # Every thread has its own.
-            torch.cuda.set_device(self.device)
+        if self.gpu is not None:
+            torch.cuda.set_device(self.gpu)
         end: BaseException | None = None
         while end is None and not self.closed.is_set():
             item = None

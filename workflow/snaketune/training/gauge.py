@@ -104,8 +104,8 @@ class Gauge:
         found = {
             "tokens_per_second": round(sums.pop("tokens", 0) / seconds, 1),
             "supervised_tokens_per_second": round(sums.pop("supervised", 0) / seconds, 1),
-            "mfu": round(sums.pop("flops", 0) / seconds / full, 5),
-            "mfu_computed": round(sums.pop("computed", 0) / seconds / full, 5),
+            "mfu": round(sums.pop("flops", 0) / seconds / full, 7),
+            "mfu_computed": round(sums.pop("computed", 0) / seconds / full, 7),
         }
         items = sums.pop("items", 0)
         return found | {name: round(total / items, 6) for name, total in sums.items() if items}
@@ -123,7 +123,7 @@ class Gauge:
         medians = {f"{name}_median": sorted(entry[name] for entry in settled)[len(settled) // 2] for name in names}
         full, per_token = self.peak.flops_per_second, self.flops.per_parameter * self.flops.parameters
         return medians | {
-            "mfu_plain_median": round(medians["tokens_per_second_median"] * per_token / full / self.processes, 5),
+            "mfu_plain_median": round(medians["tokens_per_second_median"] * per_token / full / self.processes, 7),
             "flops": self.flops.about(),
             "flops_per_parameter_and_token": self.flops.per_parameter,
             "model_tflops_per_second": round(medians["mfu_median"] * full * self.processes / 1e12, 4),
