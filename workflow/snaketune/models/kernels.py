@@ -73,6 +73,10 @@ class Segments:
         """On another device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def pin_memory(self) -> "Segments":
+        """A copy in memory that a GPU reads by itself."""
+        return self._each(torch.Tensor.pin_memory)
+
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
         def changed(value: Any) -> Any:
             if isinstance(value, torch.Tensor):

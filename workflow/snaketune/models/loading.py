@@ -224,7 +224,9 @@ def add_lora(model: PreTrainedModel, lora: Lora):
 
 def parameter_count(model: torch.nn.Module) -> int:
     """Parameters, tied ones once; 4-bit ones by the numbers that they stand for."""
-    return sum(
-        p.numel() * (2 if p.__class__.__name__ == "Params4bit" and p.dtype == torch.uint8 else 1)
-        for p in model.parameters()
-    )
+    return sum(map(numbers_in, model.parameters()))
+
+
+def numbers_in(parameter: torch.nn.Parameter) -> int:
+    """How many numbers a parameter stands for: 4-bit ones lie two to a byte."""
+    return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

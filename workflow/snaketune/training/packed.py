@@ -13,7 +13,6 @@ from snaketune.models.batches import collate
 from snaketune.models.compiling import choose, compile_layers
 from snaketune.models.devices import Compute
 from snaketune.models.kernels import Bounds
-from snaketune.models.loading import parameter_count
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import TOLERANCE, self_test
@@ -56,7 +55,7 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def compile(self) -> None:
         training = self.run.spec.training
-        flops = 6 * parameter_count(self.model) * self.rows.tokens * training.epochs
+        flops = self.gauge.flops.per_token * self.rows.tokens * training.epochs
         choice = choose(training.compile, flops, self.run.compute.device)
         print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.why})", flush=True)
         if not choice.compiled:
@@ -97,7 +96,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        self.add_to_window(tokens=inputs["segments"].layout.document_tokens)
+        placed, supervised = inputs["segments"].layout, len(inputs["targets"])
+        prefixes_D, lengths_D = placed.prefix_lengths[placed.documents], placed.lengths[placed.documents]
+        self.gauge.count(prefixes_D, lengths_D, supervised=supervised, projected=supervised)
         # A step may have no items at all: rows in which nothing is supervised teach nothing.
         loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:
@@ -106,7 +107,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         return loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
-        total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
+        # Filled in on the device: a copy there would wait for it.
+        total = torch.full((), sum(self.items(batch) for batch in batch_samples), device=device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
 
 

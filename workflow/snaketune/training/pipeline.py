@@ -70,6 +70,7 @@ def train(
             flush=True,
         )
         trainer = trainer_class(model=model, rows=rows, run=run)
+        print(trainer.gauge, flush=True)
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.is_world_process_zero():
@@ -80,7 +81,7 @@ def train(
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
-            **_throughput(history, parameters, frozen=spec.lora is not None),
+            **trainer.gauge.about(history),
             **facts,
         },
     )
@@ -124,18 +125,6 @@ def _where(compute: Compute, processes: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(compute.device) if on_cuda else compute.device.type,
         "threads": torch.get_num_threads(),
         "processes": processes,
-    }
-
-
-def _throughput(history: list[dict[str, float]], parameters: int, *, frozen: bool) -> dict[str, Any]:
-    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history)
-    median = rates[len(rates) // 2]
-    # Forward and backward of every parameter; with frozen weights, no gradients of those. Attention isn't counted.
-    per_parameter = 4 if frozen else 6
-    return {
-        "tokens_per_second_median": median,
-        "flops_per_parameter_and_token": per_parameter,
-        "model_tflops_per_second": round(per_parameter * parameters * median / 1e12, 4),
     }
 
 
