@@ -14,6 +14,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 DpoLoss = Literal["sigmoid", "ipo", "hinge"]
 Precision = Literal["auto", "float32", "bfloat16"]
+SaveDtype = Literal["auto", "bfloat16", "float32"]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
 
@@ -188,6 +189,9 @@ class Training(Model):
     """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
+    save_dtype: SaveDtype = "auto"
+    """Data type of the weights that are written; `auto` takes bfloat16 for a model that came in bfloat16 or was trained with
+    bfloat16 products, float32 for all others, float16 ones too."""
     seed: Seed = 0
     """Of the order of the rows, of dropout and of new weights."""
 
