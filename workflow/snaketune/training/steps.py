@@ -7,7 +7,6 @@ import torch
 
 from snaketune.config.optimizers import OPTIMIZERS, missing_package
 from snaketune.config.runs import Training
-from snaketune.config.schedules import SCHEDULES
 from snaketune.errors import SnaketuneError
 
 
@@ -24,9 +23,8 @@ def step_arguments(training: Training, items: int, device: torch.device) -> dict
     if OPTIMIZERS[training.optimizer].paged and device.type != "cuda":
         print(f"optimizer: on {device.type} {training.optimizer} doesn't page; it learns the same", flush=True)
     steps = math.ceil(training.epochs * math.ceil(items / training.batch_rows))
-    warmup = 0
-    if SCHEDULES[training.schedule].warms_up:
-        warmup = math.ceil(training.warmup_fraction * training.epochs * math.ceil(items / training.batch_rows))
+    # `constant` doesn't look at it.
+    warmup = math.ceil(training.warmup_fraction * training.epochs * math.ceil(items / training.batch_rows))
     _check_length(training, steps, warmup)
     return {
         "learning_rate": training.learning_rate,
