@@ -170,6 +170,7 @@ EXPECTED = {
     "computed in bfloat16": "bfloat16",
     "tied": "bfloat16",
     "experts": "float32",
+    "experts, lora": "bfloat16",
     "float16": "float32",
     "lora": "bfloat16",
     "lora, float32": "float32",
@@ -198,6 +199,7 @@ def kinds(tmp_path_factory, tokenizer):
             small.setattr(saving, "SHARD_SIZE", "20KB")
             kinds.sft("tied", base(folder / "bases/tied", tied, torch.bfloat16))
             kinds.sft("experts", base(folder / "bases/experts", model_of("mixtral"), torch.float32))
+        kinds.sft("experts, lora", base(folder / "bases/experts16", model_of("mixtral"), torch.bfloat16), LORA)
         kinds.sft("float16", base(folder / "bases/float16", tiny_model("llama"), torch.float16))
         kinds.sft("lora", llama, LORA, precision="bfloat16")
         kinds.sft("lora, float32", base(folder / "bases/plain", tiny_model("mistral"), torch.float32), LORA)
