@@ -48,6 +48,7 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
         "compiled": False,
         "parameters": parameters,
         "trainable_parameters": parameters,
+        "saved_dtype": "float32",
     }
     run = outcome.run
     assert (run["device"], run["processes"], run["flops_per_parameter_and_token"]) == ("cpu", 1, 6)

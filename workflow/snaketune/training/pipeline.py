@@ -1,34 +1,30 @@
 """A training from beginning to end, whatever its rows and its loss: load, check, adapt, train, merge and save."""
 
-import json
 import math
 from collections.abc import Callable, Sized
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.models.dropout import without_dropout
-from snaketune.models.loading import add_lora, parameter_count
+from snaketune.models.loading import add_lora, parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import (
     MarkComplete,
     check_finite,
-    copy_trained,
     diverged,
     last_checkpoint,
     remove_incomplete,
 )
 from snaketune.training.order import SetEpoch
+from snaketune.training.saving import choose_dtype, save_trained
 from snaketune.training.trainer import BaseTrainer, Run, Watch
 
 # Gives the model in a data type, quantized or not.
@@ -73,11 +69,14 @@ def train(
         print(trainer.gauge, flush=True)
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
+    saved = choose_dtype(spec.training.save_dtype, config, compute)
     if trainer.is_world_process_zero():
-        save_trained(trained, run.work.payload, spec, lambda: load(torch.bfloat16, None))
+        save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=about | {"compiled": trainer.compiled, "parameters": parameters, "trainable_parameters": trainable},
+        about=about
+        | {"compiled": trainer.compiled, "parameters": parameters, "trainable_parameters": trainable}
+        | {"saved_dtype": str(saved).removeprefix("torch.")},
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
@@ -126,31 +125,3 @@ def _where(compute: Compute, processes: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": processes,
     }
-
-
-def save_trained(
-    model: torch.nn.Module, folder: Path, spec: SftSpec | DpoSpec, reload: Callable[[], PreTrainedModel]
-) -> None:
-    """Write a complete model folder; adapters are merged into the weights, 4-bit ones into a 16-bit copy of the base.
-
-    Args:
-        reload: gives the unquantized base, for merging.
-    """
-    if spec.lora:
-        adapter = folder / "adapter"
-        model.save_pretrained(adapter)
-        # Its README is a template with nothing filled in.
-        (adapter / "README.md").unlink(missing_ok=True)
-        _sort_target_modules(adapter / "adapter_config.json")
-        if spec.quantization:
-            model = copy_trained(model, add_lora(reload(), spec.lora))
-        model = model.merge_and_unload()
-    model.save_pretrained(folder)
-
-
-def _sort_target_modules(path: Path) -> None:
-    """peft keeps them in a set, which has another order in every process."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(config.get("target_modules"), list):
-        config["target_modules"] = sorted(config["target_modules"])
-    write_json(path, config)

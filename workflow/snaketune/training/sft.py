@@ -21,6 +21,7 @@ from snaketune.training import pipeline
 from snaketune.training.launched import is_first_process
 from snaketune.training.packed import PackedTrainer
 from snaketune.training.raw import RawRows, RawTrainer
+from snaketune.training.saving import tell_other_tokenizer
 from snaketune.training.trainer import Run
 
 
@@ -44,6 +45,7 @@ def build(
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, work.payload / path.name)
+        tell_other_tokenizer(work.payload)
     return outcome
 
 

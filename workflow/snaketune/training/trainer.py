@@ -24,6 +24,7 @@ from snaketune.training.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.gauge import Gauge, line
 from snaketune.training.launched import parent_is_gone
 from snaketune.training.order import OwnOrder
+from snaketune.training.steps import step_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +138,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
     Args:
         items: of an epoch.
     Raises:
-        SnaketuneError: the batch can't be divided among the processes.
+        SnaketuneError: the batch can't be divided among the processes, or `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
     world = int(os.environ.get("WORLD_SIZE", 1))
@@ -151,13 +152,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         num_train_epochs=training.epochs,
         per_device_train_batch_size=training.micro_batch_rows,
         gradient_accumulation_steps=training.batch_rows // (training.micro_batch_rows * world),
-        learning_rate=training.learning_rate,
-        lr_scheduler_type=training.schedule,
-        warmup_steps=math.ceil(training.warmup_fraction * training.epochs * math.ceil(items / training.batch_rows)),
-        optim=training.optimizer,
-        weight_decay=training.weight_decay,
-        adam_beta1=training.betas[0],
-        adam_beta2=training.betas[1],
+        **step_arguments(training, items, run.compute.device),
         max_grad_norm=training.max_grad_norm,
         gradient_checkpointing=training.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
