@@ -37,7 +37,7 @@ class DpoTrainer(PackedTrainer):
         return super().counts() | {"pairs": self.rows.pairs}
 
     @staticmethod
-    def collate(rows, kernel, bounds):
+    def collate(rows, kernel, bounds=None):
         return collate(rows, kernel, bounds) | {"reference": torch.cat([row["reference"] for row in rows])}
 
     def items(self, batch):

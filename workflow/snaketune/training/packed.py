@@ -83,7 +83,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         return self.collate(rows, self.run.compute.kernel, self.bounds)
 
     @staticmethod
-    def collate(rows: list[dict[str, Any]], kernel: str, bounds: Bounds) -> dict[str, Any]:
+    def collate(rows: list[dict[str, Any]], kernel: str, bounds: Bounds | None = None) -> dict[str, Any]:
         return collate(rows, kernel, bounds)
 
     def items(self, batch: dict[str, Any]) -> int:
