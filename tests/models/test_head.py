@@ -32,8 +32,9 @@ HEADS = {
     "gpt2": {},
     "opt": {},
     "mixtral": {},
+    "llama4_text": {},
 }
-PRODUCTS = {"llama", "qwen2", "gpt2", "opt", "mixtral"}
+PRODUCTS = {"llama", "qwen2", "gpt2", "opt", "mixtral", "llama4_text"}
 
 
 @pytest.fixture(autouse=True)

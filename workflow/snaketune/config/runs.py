@@ -23,7 +23,8 @@ class Scratch(Model):
     """A model made here, with random weights, for the vocabulary of the run's tokenizer."""
 
     architecture: Literal["llama", "qwen2", "mistral", "phi3"] = "llama"
-    """Model type, as transformers names it."""
+    """Model type, as transformers names it. Of a `qwen2` folder AutoTokenizer takes that family's own class, which cuts texts
+    otherwise than a tokenizer trained here."""
     hidden_size: PositiveInt
     """Width of the residual stream."""
     intermediate_size: PositiveInt

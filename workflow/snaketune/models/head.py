@@ -108,10 +108,7 @@ def _decoded(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[s
     def stop(module: torch.nn.Module, arguments: Any, outputs: Any) -> None:
         raise _Reached(outputs)
 
-    decoder = model.get_decoder()
-    if decoder is model:
-        raise _Unreached
-    hook = decoder.register_forward_hook(stop)
+    hook = _decoder(model).register_forward_hook(stop)
     try:
         forward(**inputs)
     except _Reached as reached:
@@ -119,6 +116,15 @@ def _decoded(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[s
     finally:
         hook.remove()
     raise _Unreached
+
+
+def _decoder(model: PreTrainedModel) -> torch.nn.Module:
+    found = model.get_decoder()
+    # Llama 4's doesn't know its own.
+    found = getattr(model, "model", model) if found is model else found
+    if found is model:
+        raise _Unreached
+    return found
 
 
 def _hidden(outputs: Any) -> torch.Tensor:
@@ -134,7 +140,7 @@ def _logits(
     else:
         given = copy.copy(outputs)
         given.last_hidden_state = hidden_CH[None]
-    decoder = model.get_decoder()
+    decoder = _decoder(model)
     kept = decoder.__dict__.get("forward")
     decoder.forward = lambda *_, **__: given
     try:
