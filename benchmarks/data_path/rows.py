@@ -68,12 +68,12 @@ def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
     return paths
 
 
-def made_tokenizer(folder: Path, files: list[Path]) -> Path:
+def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> Path:
     """The manifest of a tokenizer trained on the files."""
     corpus_spec = {"kind": "conversations", "sources": [{"files": [str(f) for f in files]}], "held_out": 0}
     with chdir(folder):
         stage("corpus", corpus_spec, {"files": files}, "small")
-        spec = TokenizerSpec(model="bpe", vocab_size=8192, character_coverage=0.9995, split_digits=True)
+        spec = TokenizerSpec(model="bpe", vocab_size=vocab_size, character_coverage=0.9995, split_digits=True)
         inputs = {
             "corpora": [folder / "small/manifest.json"],
             "chat_template": [ROOT / "resources/chat_templates/chatml.jinja"],
