@@ -1,7 +1,6 @@
 """What all sides train on: one tokenizer, one model with its weights, gsm8k as files and as rows packed by our stages."""
 
 import json
-import shutil
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -24,7 +23,8 @@ class Material:
     Attributes:
         raw: JSON lines of questions and answers.
         tokenizer, pack: manifests.
-        base: the folder of the model that all sides start from, with its tokenizer.
+        base: the folder of the model that all sides start from. Its tokenizer isn't in it: beside the config of a qwen2 model,
+            transformers takes any tokenizer for Qwen's own, and splits texts otherwise.
     """
 
     raw: Path
@@ -51,12 +51,11 @@ def made(folder: Path, raw: Path, vocab_size: int = 8192) -> Material:
 
 
 def made_model(folder: Path, tokenizer: Path) -> Path:
-    """The folder of a model with random weights, and of its tokenizer."""
+    """The folder of a model with random weights for this tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    shutil.copytree(tokenizer.parent / "tokenizer", folder)
-    known = AutoTokenizer.from_pretrained(folder)
+    known = AutoTokenizer.from_pretrained(tokenizer.parent / "tokenizer")
     config = AutoConfig.for_model(
         "qwen2", vocab_size=len(known), pad_token_id=known.pad_token_id, eos_token_id=known.eos_token_id,
         bos_token_id=None, use_sliding_window=False, **MODEL,

@@ -109,7 +109,7 @@ def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[
                 report_to="none", save_strategy="no", disable_tqdm=True, **settings,
             ),
             train_dataset=rows.map(as_messages, remove_columns=rows.column_names),
-            processing_class=AutoTokenizer.from_pretrained(material.base),
+            processing_class=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"),
             callbacks=[clock.callback()],
         )  # fmt: skip
         trainer.train()
