@@ -45,6 +45,8 @@ PARTS = {
     "variants 7b_lora": 100,
     "measure 7b_qlora": 60,
 }
+# How many times as long one may take, so that the others get their turn; and what share of the time all kernels get.
+AT_MOST, FOR_KERNELS = 3, 0.3
 # What of an entry is told while it runs.
 TOLD = (
     "device", "case", "precision", "variant", "status", "why", "mfu", "tokens_per_s", "step_s", "rows", "peak_memory_gb",
@@ -108,7 +110,13 @@ def run_part(part: str, results: Results, deadline: float, *options: str) -> Non
     """Run a part in a process of its own, until it ends or the time is up."""
     command = [sys.executable, "-m", "benchmarks.gpu.worker", *part.split(), *options]
     paths = (str(ROOT / "workflow"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    # One of several: a trainer that sees more spreads a batch over them.
+    gpu = "" if "--rehearse" in options else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "HF_HUB_OFFLINE": "1",
+    }
     with subprocess.Popen(
         command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -159,9 +167,10 @@ def main() -> int:
     wanted = options.only or ["kernels", *PARTS]
     if "kernels" in wanted:
         # On a GPU compilation takes the time, on cores that have nothing else to do.
+        until = time.monotonic() + options.seconds * FOR_KERNELS
         with ThreadPoolExecutor(1 if options.rehearse else len(KERNELS)) as pool:
             for name in KERNELS:
-                pool.submit(run_part, f"kernel {name}", results, deadline, *switches)
+                pool.submit(run_part, f"kernel {name}", results, until, *switches)
     for part, needed in PARTS.items():
         if part not in wanted:
             continue
@@ -170,7 +179,8 @@ def main() -> int:
             results.add(part, {"status": "skipped", "why": f"{left:.0f} s left; it needs about {needed}"})
             continue
         rows = measured(results.found, part.replace("peer", "measure")).get("rows", 0) if "peer" in part else 0
-        run_part(part, results, deadline, *switches, *(["--rows", str(rows)] if rows else []))
+        until = min(deadline, time.monotonic() + AT_MOST * needed)
+        run_part(part, results, until, *switches, *(["--rows", str(rows)] if rows else []))
     if wrong := results.wrong():
         print(f"failed or not right: {', '.join(wrong)}; see {out}", file=sys.stderr)
     print(f"written: {out}")

@@ -10,7 +10,6 @@ import json
 import platform
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,14 +110,13 @@ def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def _compute(rehearse: bool):
-    from snaketune.models.devices import resolve_compute
+    import torch
 
-    compute = resolve_compute("float32" if rehearse else "auto")
+    from snaketune.models.devices import Compute, resolve_compute
+
     if rehearse:
-        import torch
-
-        compute = replace(compute, device=torch.device("cpu"), kernel="sdpa")
-    return compute
+        return Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")
+    return resolve_compute("auto")
 
 
 def _steps(rehearse: bool) -> dict[str, int]:

@@ -16,6 +16,7 @@ from benchmarks.sft.sides import sft_spec
 
 def startup(rounds: int, folder: Path, material: Material, conversations: int = 100_000) -> dict[str, Any]:
     """Ours twice: with the data stages before it, as the first start is, and with the shards there, as all later ones are."""
+    folder.mkdir()
     many = replace(material, raw=numbered(material.raw, folder / "many.jsonl", conversations))
     later = replace(many, pack=chain(folder / "chain", [many.raw], many.tokenizer))
     sides: dict[str, Callable[[Path], list[list[str]]]] = {
