@@ -10,7 +10,7 @@ import json
 import platform
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,22 @@ KERNELS: dict[str, tuple[str, ...]] = {
     "flash_attention_2": ("flash_attn.flash_attn_interface",),
     "flash_attention_4": ("flash_attn.cute",),
 }
-VERSIONS = ("torch", "transformers", "peft", "trl", "bitsandbytes", "triton", "flash-attn")
+VERSIONS = ("torch", "transformers", "peft", "trl", "bitsandbytes", "triton", "flash-attn", "flash-attn-4")
 
 
 def facts(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
     """The device, and what is installed."""
     import torch
 
-    found = {"device": platform.processor() or platform.machine()}
+    about = {"device": platform.processor() or platform.machine()}
     if not rehearse:
         if not torch.cuda.is_available():
             yield {"status": "failed", "why": "no CUDA device; --rehearse runs tiny models on the CPU"}
             return
-        about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found = {"device": about.name, "memory_gb": about.total_memory / 1e9, "capability": [about.major, about.minor]}
-    versions = {name: version(name) for name in VERSIONS if _there(name.replace("-", "_"))}
-    yield {"status": "known", **found, "python": platform.python_version(), "versions": versions}
+        card = torch.cuda.get_device_properties(torch.cuda.current_device())
+        about = {"device": card.name, "memory_gb": card.total_memory / 1e9, "capability": [card.major, card.minor]}
+    versions = {name: found for name in VERSIONS if (found := _version(name))}
+    yield {"status": "known", **about, "python": platform.python_version(), "versions": versions}
 
 
 def kernel(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
@@ -85,23 +85,23 @@ def measure(name: str, rehearse: bool, *, variants: bool = False) -> Iterator[di
 
 def peer(name: str, rehearse: bool, *, rows: int) -> Iterator[dict[str, Any]]:
     """TRL on the same shape, with as many rows as ours had."""
-    from benchmarks.gpu.peers import trl
-    from benchmarks.gpu.shapes import SHAPES, rehearsed
-
     if lacking := _lacking(NEEDED_BY_TRL):
         yield {"status": "skipped", "why": lacking}
         return
+    from benchmarks.gpu.peers import trl
+    from benchmarks.gpu.shapes import SHAPES, rehearsed
+
     shape = rehearsed(SHAPES[name]) if rehearse else SHAPES[name]
     yield trl(shape, _compute(rehearse), rows or shape.micro_rows, **_steps(rehearse))
 
 
 def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
     """The demo, killed and resumed."""
-    from benchmarks.gpu.resuming import resumed
-
     if lacking := _lacking(NEEDED_BY_DEMO):
         yield {"status": "skipped", "why": lacking}
         return
+    from benchmarks.gpu.resuming import resumed
+
     size = (
         {"conversations": 200, "checkpoint_steps": 3} if rehearse else {"conversations": 2000, "checkpoint_steps": 20}
     )
@@ -133,6 +133,13 @@ def _there(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:
         return False
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def _failed(error: Exception) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
         outcome = sft.train_on(
             run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
         )
-    return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about}
+    said = {name: value for name, value in outcome.run.items() if name != "history"}
+    return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about, "run": said}
 
 
 def sft_spec(material: Material) -> dict[str, Any]:
