@@ -6,21 +6,24 @@ import time
 import numpy as np
 import pytest
 import torch
-from benchmarks.flops import visible_pairs
+from benchmarks.flops import attention_flops, visible_pairs
 from benchmarks.gpu import measure, worker
 from benchmarks.gpu.__main__ import Results, figures, run_part
 from benchmarks.gpu.kernels import check
 from benchmarks.gpu.measure import BASE, VARIANTS, Variant
 from benchmarks.gpu.peers import trl
-from benchmarks.gpu.shapes import SHAPES, rehearsed
+from benchmarks.gpu.shapes import SHAPES, make_model, rehearsed
 from benchmarks.sft.__main__ import table, write
 from benchmarks.sft.material import Material, made, numbered
 from benchmarks.sft.speed import speed
 
-from snaketune.models.attention import KERNELS
+from snaketune.models.flops import count_flops
+from snaketune.models.kernels import KERNELS
+from snaketune.models.peaks import Peak
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import CPU
 
+PEAK = Peak(flops_per_second=1e9, source="made up")
 ROWS = [
     {"question": f"What is {n} plus {n % 7}?", "answer": f"Let me add {n} and {n % 7}.\n#### {n + n % 7}"}
     for n in range(40)
@@ -57,6 +60,28 @@ def test_visible_pairs_are_those_of_the_mask():
     assert visible_pairs(np.array(lengths)) == mask(layout([lengths], [[0, 0, 0]], row_lengths=[15])).sum()
 
 
+@pytest.mark.parametrize("name", ["23m", "1_5b_full", "7b_lora"])
+def test_flops_are_those_that_trainings_log(name):
+    shape = rehearsed(SHAPES[name])
+    found = measure.measure(shape, Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=2)
+    model = make_model(shape, CPU)
+    for parameter in model.parameters():
+        parameter.requires_grad_(shape.rank is None)
+    counted = count_flops(model)
+    attention = attention_flops(found["pairs"], **shape.attention)
+    flops = counted.per_token * found["tokens"] + attention
+    assert found["mfu"] * found["seconds"] * 1e9 == pytest.approx(flops)
+    computed = counted.computed(flops, found["tokens"], found["supervised"])
+    assert found["mfu_computed"] * found["seconds"] * 1e9 == pytest.approx(computed)
+
+
+def test_attention_is_counted_as_trainings_count_it():
+    lengths, shape = np.array([5, 1, 9]), rehearsed(SHAPES["7b_lora"])
+    counted = count_flops(make_model(shape, CPU))
+    expected = counted.batch(np.zeros(3, int), lengths) - counted.per_token * 15
+    assert attention_flops(visible_pairs(lengths), **shape.attention) == expected
+
+
 def test_every_kernel_is_known_to_the_gpu_benchmark():
     assert set(worker.KERNELS) == set(KERNELS)
 
@@ -91,9 +116,9 @@ def test_a_wrong_kernel_and_a_failing_one_are_told(monkeypatch):
 @pytest.mark.parametrize("name", ["23m", "7b_lora"])
 def test_a_plain_loop_stands_in_where_the_trainer_lacks_something(name, monkeypatch):
     shape, eager = rehearsed(SHAPES[name]), Variant(compiled=False, checkpointing=True)
-    found = measure.measure(shape, eager, CPU, peak=1e9, warm_up=1, steps=2)
+    found = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
     monkeypatch.setattr(measure, "NEEDED_BY_TRAINER", ("no_such_module",))
-    plain = measure.measure(shape, eager, CPU, peak=1e9, warm_up=1, steps=2)
+    plain = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
     assert (found["driven_by"], plain["driven_by"]) == (
         "SftTrainer",
         "a plain loop (no no_such_module for the trainer)",
@@ -103,7 +128,7 @@ def test_a_plain_loop_stands_in_where_the_trainer_lacks_something(name, monkeypa
         # Two steps of two rows of 128, most of them full, half of them supervised.
         assert 0.5 < entry["tokens"] / 512 <= 1
         assert 0.4 < entry["supervised"] / entry["tokens"] < 0.6
-        assert 0 < entry["mfu_of_what_is_computed"] < entry["mfu"]
+        assert 0 < entry["mfu_computed"] < entry["mfu"]
 
 
 def test_rows_are_halved_until_they_fit(monkeypatch):
@@ -115,10 +140,10 @@ def test_rows_are_halved_until_they_fit(monkeypatch):
         return steps(shape, variant, compute, micro_rows, *others)
 
     monkeypatch.setattr(measure, "_steps", crowded)
-    found = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=1e9, warm_up=1, steps=1)
+    found = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=1)
     assert (found["rows"], found["out_of_memory_at_rows"]) == (1, [2])
     monkeypatch.setattr(measure, "_steps", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
-    found = measure.measure(rehearsed(SHAPES["23m"]), VARIANTS[BASE], CPU, peak=1e9, warm_up=1, steps=1)
+    found = measure.measure(rehearsed(SHAPES["23m"]), VARIANTS[BASE], CPU, peak=PEAK, warm_up=1, steps=1)
     assert (found["status"], found["out_of_memory_at_rows"]) == ("failed", [2, 1])
 
 

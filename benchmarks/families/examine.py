@@ -80,7 +80,7 @@ def examine(family: str) -> Outcome:
         try:
             # What the config allows for shared prompts, it allows for documents.
             if kind == "dpo" or found.dpo == "refused":
-                check_config(config, rows.longest[0], rows.has_prefixes)
+                check_config(config, rows.longest[0], rows.has_prefixes, CPU.kernel)
             model = tiny_model(config)
             self_test(model, [rows], CPU, training=True)
         except Unpackable as error:

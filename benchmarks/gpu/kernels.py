@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.gpu.engine import compile_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
 from snaketune.models.batches import collate, on_device
+from snaketune.models.compiling import compile_layers
 from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed
 from snaketune.models.logprobs import separate_token_losses, token_losses
@@ -78,8 +78,10 @@ def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any
         model = _model(case, compute.device, weights)
         batch = on_device(collate(_rows(case), compute.kernel), compute.device)
         expected = _expected(model, case, compute)
+        use_segment_attention(model)
         if case.compiled:
-            compile_model(model)
+            torch._dynamo.reset()
+            compile_layers(model, compute)
         got = _losses_and_gradients(model, batch, compute)
     except Unpackable as error:
         return {"status": "refused", "why": str(error)}
@@ -94,6 +96,7 @@ def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any
 def _expected(model: PreTrainedModel, case: Case, compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
     """What the dense mask gives; for the dense mask, what every document gives alone."""
     if compute.kernel != "dense":
+        use_segment_attention(model)
         batch = on_device(collate(_rows(case), "dense"), compute.device)
         return _losses_and_gradients(model, batch, replace(compute, kernel="dense"))
     use_own_attention(model)
@@ -104,7 +107,6 @@ def _expected(model: PreTrainedModel, case: Case, compute: Compute) -> tuple[tor
 
 
 def _losses_and_gradients(model: PreTrainedModel, batch: dict[str, Any], compute: Compute):
-    use_segment_attention(model)
     # What the self-test would say is what is asked here.
     allow_packed(model, compute.kernel, prefixes=True)
     model.zero_grad()

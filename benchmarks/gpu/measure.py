@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.flops import attention_flops, step_flops, visible_pairs
-from benchmarks.gpu.engine import CHUNKS, batch_loss, compile_model
+from benchmarks.gpu.engine import batch_loss
 from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, make_rows
 
 from snaketune.models.batches import collate, on_device
+from snaketune.models.compiling import compile_layers
 from snaketune.models.devices import Compute
+from snaketune.models.kernels import Bounds
+from snaketune.models.peaks import Peak
 from snaketune.models.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")
@@ -41,7 +44,8 @@ VARIANTS = {
     BASE: Variant(),
     "not compiled": Variant(compiled=False),
     "gradient checkpointing": Variant(checkpointing=True),
-} | ({"loss not chunked": Variant(chunked=False)} if CHUNKS else {})
+    "loss not chunked": Variant(chunked=False),
+}
 
 
 class Marks:
@@ -88,7 +92,7 @@ class Marks:
         }
 
 
-def measure(shape: Shape, variant: Variant, compute: Compute, peak: float, warm_up: int, steps: int) -> dict[str, Any]:
+def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_up: int, steps: int) -> dict[str, Any]:
     """With as many rows as fit, halved from what the shape begins with."""
     micro_rows, halved = shape.micro_rows, []
     while True:
@@ -102,21 +106,22 @@ def measure(shape: Shape, variant: Variant, compute: Compute, peak: float, warm_
         # Here, for what an exception refers to is alive as long as it is handled.
         micro_rows //= 2
         free_memory()
-    heads_flops = attention_flops(found["pairs"], **shape.attention)
-    frozen, parameters, tokens = shape.rank is not None, found["parameters"], found["tokens"]
-    flops = step_flops(parameters, tokens, heads_flops, frozen=frozen)
-    # Embeddings are looked up, and only what is supervised is projected to the vocabulary.
+    attention = attention_flops(found["pairs"], **shape.attention)
+    frozen, tokens = shape.rank is not None, found["tokens"]
+    # An embedding that isn't the head too is only looked up; adapters are a hundredth of the rest, and left out.
     matrix = shape.model["vocab_size"] * shape.model["hidden_size"]
-    rest = parameters - (matrix if shape.model["tie_word_embeddings"] else 2 * matrix)
-    done = step_flops(rest, tokens, heads_flops, frozen=frozen)
-    done += step_flops(matrix, found["supervised"], 0, frozen=frozen)
+    multiplied = found["parameters"] - (0 if shape.model["tie_word_embeddings"] else matrix)
+    flops = step_flops(multiplied, tokens, attention, frozen=frozen)
+    # Only what is supervised is projected to the vocabulary.
+    computed = flops - step_flops(matrix, tokens - found["supervised"], 0, frozen=frozen)
     return {
         "status": "measured",
-        "mfu": flops / found["seconds"] / peak,
-        "mfu_of_what_is_computed": done / found["seconds"] / peak,
-        "flops": f"{4 if frozen else 6} per parameter and real token, and attention over visible pairs",
+        "mfu": flops / found["seconds"] / peak.flops_per_second,
+        "mfu_computed": computed / found["seconds"] / peak.flops_per_second,
+        "flops": f"{4 if frozen else 6} per parameter that a token is multiplied with, and attention over visible pairs",
         "tflops_per_s": flops / found["seconds"] / 1e12,
-        "peak_tflops_per_s": peak / 1e12,
+        "peak_tflops_per_s": peak.flops_per_second / 1e12,
+        "peak": peak.source,
         "rows": micro_rows,
         "row_length": shape.length,
         **({"out_of_memory_at_rows": halved} if halved else {}),
@@ -144,8 +149,7 @@ def _steps(
         model = add_adapters(model, shape.rank)
         if variant.checkpointing:
             model.enable_input_require_grads()
-    if variant.compiled:
-        compile_model(model)
+    torch._dynamo.reset()
     rows = make_rows(micro_rows * (warm_up + steps), shape.length, shape.model["vocab_size"]).rows
     marks = Marks(warm_up, steps, compute.device)
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
@@ -197,6 +201,7 @@ def _trainer(
         micro_batch_rows=micro_rows,
         learning_rate=LEARNING_RATE,
         gradient_checkpointing=variant.checkpointing,
+        compile=variant.compiled,
     )
     # The model is made already, so this is only said.
     base = Scratch(hidden_size=2, intermediate_size=1, layers=1, heads=1)
@@ -219,10 +224,13 @@ def _loop(
     if variant.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
+    if variant.compiled:
+        compile_layers(model, compute)
+    bounds = Bounds(segments=micro_rows * rows.most_segments, longest=rows.row_length)
     order = np.random.default_rng(0).permutation(len(rows))
     last = False
     for at in range(0, len(order), micro_rows):
-        batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel)
+        batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel, bounds)
         _count(marks, batch, len(batch["targets"]))
         supervised = len(batch["targets"])
         batch = on_device(batch, compute.device)

@@ -61,8 +61,9 @@ def kernel(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 def measure(name: str, rehearse: bool, *, variants: bool = False) -> Iterator[dict[str, Any]]:
     """A shape as it is trained by default, or all other variants of it."""
     from benchmarks.gpu.measure import BASE, VARIANTS, free_memory, measure
-    from benchmarks.gpu.peak import peak_flops
     from benchmarks.gpu.shapes import SHAPES, rehearsed
+
+    from snaketune.models.peaks import peak_of
 
     shape, compute = SHAPES[name], _compute(rehearse)
     if shape.quantized and (lacking := _lacking(("bitsandbytes",))):
@@ -71,7 +72,7 @@ def measure(name: str, rehearse: bool, *, variants: bool = False) -> Iterator[di
     if shape.quantized and rehearse:
         yield {"status": "skipped", "why": "4-bit weights are trained on CUDA alone"}
         return
-    peak = peak_flops(compute.device, compute.dtype, 512 if rehearse else 8192)
+    peak = peak_of(compute)
     for variant, switched in VARIANTS.items():
         if (variant == BASE) == variants:
             continue

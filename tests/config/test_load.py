@@ -112,6 +112,31 @@ WRONG = [
     ("corpora.demo-chat.held_out", True, ["corpora.demo-chat.held_out", "found true"]),
     ("Corpora", {}, ["Corpora: unknown key", "did you mean 'corpora'"]),
     ("sft.demo.training.epochs", float("inf"), ["sft.demo.training.epochs", "finite"]),
+    ("sft.demo.training.optimizer", "adamw", ["sft.demo.training.optimizer: found 'adamw'", "'adamw_torch_fused'"]),
+    (
+        "sft.demo.training.optimizer",
+        "lomo",
+        ["sft.demo.training.optimizer: 'lomo' can't be had: it updates weights in"],
+    ),
+    ("sft.demo.training.optimizer", "galore_adamw", ["sft.demo.training.optimizer", "needs optim_target_modules"]),
+    (
+        "sft.demo.training.schedule",
+        "greedy",
+        ["sft.demo.training.schedule: 'greedy' can't be had: it goes by a metric"],
+    ),
+    ("dpo.demo.training.schedule", "cosin", ["dpo.demo.training.schedule: found 'cosin'", "'cosine'"]),
+    (
+        "sft.demo.training.schedule",
+        "cosine_with_min_lr",
+        ["training.schedule_options", "min_lr or min_lr_rate; found none"],
+    ),
+    ("sft.demo.training.schedule_options", {"nm_cycles": 1}, ["schedule_options", "did you mean 'num_cycles'"]),
+    (
+        "sft.demo.training.schedule_options",
+        {"num_cycles": 0},
+        ["schedule_options: num_cycles: found 0; ", "greater than 0"],
+    ),
+    ("sft.demo.training.schedule_options", {"num_cycles": True}, ["schedule_options: num_cycles: found True; "]),
     ("sft.demo.training.betas", [0.9, 1.0], ["sft.demo.training.betas", "less than 1"]),
     ("sft.demo.base.heads", 128, ["sft.demo.base", "is odd"]),
     ("eval.demo.conversations", ["demo-chat", "demo-chat"], ["eval.demo.conversations", "'demo-chat' is listed twice"]),
@@ -132,6 +157,55 @@ def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, valu
         load(put(raw, key, value))
     for words in said:
         assert words in str(error.value)
+
+
+TRAINING = {"learning_rate": 0.01}
+WRONG_TRAINING = [
+    (
+        {"schedule": "constant", "warmup_fraction": 0.1},
+        r"training\.warmup_fraction: found 0\.1, but schedule 'constant' has no",
+    ),
+    ({"optimizer": "sgd", "betas": [0.8, 0.9]}, r"training\.betas: found \[0\.8, 0\.9\], but optimizer 'sgd' has none"),
+    (
+        {"schedule": "linear", "schedule_options": {"power": 2}},
+        r"schedule_options: schedule linear has no options; found 'power'",
+    ),
+    (
+        {"schedule": "polynomial", "schedule_options": {"lr_end": 0.5}},
+        r"schedule polynomial falls to 0\.5, .* learning_rate 0\.01",
+    ),
+    (
+        {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": 1e-4, "min_lr_rate": 0.1}},
+        r"needs min_lr or min_lr_rate; found min_lr and min_lr_rate",
+    ),
+    ({"schedule": "warmup_stable_decay"}, r"schedule warmup_stable_decay needs num_decay_steps; found none"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG_TRAINING)
+def test_what_optimizer_and_schedule_never_look_at_is_refused(raw, settings, said):
+    with pytest.raises(SnaketuneError, match=said):
+        load(put(raw, "sft.demo.training", TRAINING | settings))
+
+
+def test_options_of_a_schedule_come_as_yaml_has_them_and_leave_in_their_type(raw):
+    settings = {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": "1e-5", "num_cycles": 1}}
+    config, _ = load(put(raw, "sft.demo.training", TRAINING | settings))
+    found = config.sft["demo"].training.schedule_options
+    assert found == {"min_lr": 1e-5, "num_cycles": 1.0}
+    assert [type(value) for value in found.values()] == [float, float]
+
+
+def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypatch):
+    monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: name != "bitsandbytes")
+    wanted = put(raw, "sft.demo.training.optimizer", "adamw_8bit")
+    with pytest.raises(
+        SnaketuneError, match=r"sft\.demo\.training\.optimizer: 'adamw_8bit' needs bitsandbytes, .* pip install"
+    ):
+        load(wanted)
+    # Where there is no torch, trainings run in another environment.
+    monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: None)
+    load(wanted)
 
 
 def test_reruns_on_names_stages(raw):

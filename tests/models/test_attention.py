@@ -1,19 +1,27 @@
 """Packed equals separate: logits, log-probabilities and gradients, for every architecture and CPU kernel."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from benchmarks.families.examine import Rows
+from benchmarks.families.tiny import tiny_config
+from benchmarks.families.tiny import tiny_model as tiny_model_of
 
-from snaketune.errors import SnaketuneError
 from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import allow_packed, packed_inputs
+from snaketune.models.kernels import Bounds
 from snaketune.models.logprobs import pair_logprobs, token_losses
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
 
-from .conftest import VOCABULARY, tiny_model
+from .conftest import CPU, VOCABULARY, tiny_model
 
 LENGTH = 40
 # Two documents and free tokens; a pair with a shared prompt of 7; and a full row.
+WINDOWED = (([11, 23, 5], [0, 0, 0], 48), ([17, 8, 12], [0, 5, 17], 45))
 ROWS = [([13, 9], [0, 0]), ([15, 6], [0, 7]), ([4, 9, 20, 7], [0, 2, 0, 11])]
 
 
@@ -110,11 +118,46 @@ def test_pair_logprobs_are_the_sums_over_each_completion():
     assert counts.flatten().tolist() == [n for _, n in by_segment]
 
 
-def test_a_sequence_beyond_the_sliding_window_is_refused():
-    model = tiny_model("mistral")
-    model.config.sliding_window = 8
-    for layer in model.model.layers:
-        layer.self_attn.sliding_window = 8
-    use_segment_attention(model)
-    with pytest.raises(SnaketuneError, match="attention window of 8"):
-        model(**packed_inputs(collate(packed_rows(), "sdpa")))
+@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
+@pytest.mark.parametrize("window", [1, 5, 8, 16])
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text", "phi3"])
+def test_sequences_beyond_the_sliding_window_see_what_they_see_alone(family, window, kernel):
+    rows = Rows(WINDOWED)
+    for row in rows:
+        row["labels"][np.cumsum([0, *row["segment_lengths"][:-1]])[row["prefix_lengths"] == 0]] = -100
+    config = tiny_config(family, sliding_window=window)
+    check_config(config, rows.longest[0], prefixes=True, kernel=kernel)
+    alone, packed = tiny_model_of(config), tiny_model_of(config)
+    wide = separate_losses(tiny_model_of(tiny_config(family, sliding_window=64)), rows)
+    expected = separate_losses(alone, rows)
+    assert not torch.allclose(wide, expected, rtol=1e-2), "the window makes no difference here"
+    self_test(packed, [rows], replace(CPU, kernel=kernel), training=True)
+    found = token_losses(packed, collate(rows, kernel))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    found.sum().backward()
+    expected.sum().backward()
+    for (name, one), other in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_kernels_for_various_lengths_are_told_the_same_shapes_and_numbers_of_every_batch(prefixes):
+    bounds = Bounds(segments=12, longest=64)
+    told = []
+    for lengths in ([13, 9], [5, 4, 20, 7], [40]):
+        row = {
+            "input_ids": np.arange(40, dtype=np.int32),
+            "labels": np.full(40, -100, np.int32),
+            "segment_lengths": np.array(lengths),
+            "prefix_lengths": np.array([0, *[2] * (len(lengths) - 1)]) * prefixes,
+        }
+        told.append(collate([row, row], "varlen", bounds)["segments"])
+    assert {(len(some.cu_q), len(some.cu_k), some.longest, len(some.positions_T)) for some in told} == {
+        (13, 13, 64, 80)
+    }
+    for some in told:
+        real = len(some.layout.starts)
+        assert (np.diff(some.cu_q) > 0).sum() == real
+        assert some.cu_q[real:].tolist() == [80] * (13 - real)
+        assert (some.keys_U is None) == (not some.layout.prefixed)
+        assert some.cu_k[-1] == 80 + some.layout.prefix_lengths.sum()

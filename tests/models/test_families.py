@@ -11,8 +11,9 @@ from benchmarks.families.tiny import tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from snaketune.evaluation.held_out import held_out_loss, how_to_run
-from snaketune.models.attention import Unpackable, attend, segments_for
+from snaketune.models.attention import Unpackable, attend
 from snaketune.models.batches import collate
+from snaketune.models.kernels import segments_for
 from snaketune.models.logprobs import SEPARATE, separate_token_losses, token_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
@@ -57,7 +58,7 @@ def test_the_self_test_stops_a_model_whose_documents_reach_each_other(family):
 )
 def test_what_a_config_tells_is_refused_by_name_before_weights_are_loaded(family, reason):
     with pytest.raises(Unpackable) as caught:
-        check_config(tiny_config(family), 20, prefixes=False)
+        check_config(tiny_config(family), 20, prefixes=False, kernel="sdpa")
     message = str(caught.value)
     assert message.startswith(f"{family} can't see packed rows")
     assert reason in message
@@ -68,10 +69,10 @@ def test_what_a_config_tells_is_refused_by_name_before_weights_are_loaded(family
 def test_own_attention_that_goes_by_positions_is_right_for_documents_and_refused_for_shared_prompts(family):
     config = tiny_config(family)
     documents, pairs = Rows(DOCUMENTS), Rows(PAIRS)
-    check_config(config, documents.longest[0], prefixes=False)
+    check_config(config, documents.longest[0], prefixes=False, kernel="sdpa")
     self_test(tiny_model(config), [documents], CPU, training=True)
     with pytest.raises(Unpackable, match="knows no shared prompts"):
-        check_config(config, pairs.longest[0], prefixes=True)
+        check_config(config, pairs.longest[0], prefixes=True, kernel="sdpa")
     with pytest.raises(Unpackable):
         self_test(tiny_model(config), [pairs], CPU, training=True)
 
@@ -92,39 +93,38 @@ def test_factors_that_depend_on_the_batch_see_no_free_tokens_and_no_sequence_bey
     config = make()
     # Free tokens enough to pass the original length, were they counted on.
     rows = Rows((([11, 9], [0, 0], 60),))
-    check_config(config, rows.longest[0], prefixes=False)
+    check_config(config, rows.longest[0], prefixes=False, kernel="sdpa")
     model = tiny_model(config)
     expected = separate_token_losses(tiny_model(config), collate(rows, "sdpa"))
     self_test(model, [rows], CPU, training=True)
     torch.testing.assert_close(token_losses(model, collate(rows, "sdpa")), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(Unpackable, match="a sequence of 30 tokens is longer than the 24"):
-        check_config(config, 30, prefixes=False)
+        check_config(config, 30, prefixes=False, kernel="sdpa")
     with pytest.raises(Unpackable):
         self_test(tiny_model(config), [Rows((([30, 9], [0, 0], 40),))], CPU, training=False)
 
 
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("mistral", {"sliding_window": 16}),
-        ("gemma3_text", {"sliding_window": 16}),
-        ("llama4_text", {"attention_chunk_size": 16}),
-    ],
-)
-def test_a_sequence_beyond_the_attention_window_is_refused_at_the_start(family, settings):
-    config = tiny_config(family, **settings)
-    check_config(config, 16, prefixes=False)
+def test_chunks_of_attention_that_no_kernel_is_told_of_are_refused_at_the_start():
+    config = tiny_config("llama4_text", attention_chunk_size=16)
+    check_config(config, 16, prefixes=False, kernel="sdpa")
     with pytest.raises(
-        Unpackable, match=r"20 tokens is longer than the model's attention window of 16; lower packing\.length"
+        Unpackable, match=r"20 tokens is longer than the 16 that some layers see.*lower packing\.length"
     ):
-        check_config(config, 20, prefixes=False)
+        check_config(config, 20, prefixes=False, kernel="sdpa")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "vaultgemma"])
+def test_soft_capped_attention_is_let_through_where_the_kernel_has_it(family):
+    check_config(tiny_config(family), 20, prefixes=True, kernel="flash_attention_2")
+    with pytest.raises(Unpackable, match="which kernel varlen doesn't do"):
+        check_config(tiny_config(family), 20, prefixes=True, kernel="varlen")
 
 
 def test_a_window_that_no_layer_uses_counts_for_nothing():
-    check_config(tiny_config("qwen2", sliding_window=16, use_sliding_window=False), 400, prefixes=False)
+    check_config(tiny_config("qwen2", sliding_window=16, use_sliding_window=False), 400, prefixes=False, kernel="sdpa")
 
 
-@pytest.mark.parametrize("name", ["s_aux", "sinks", "position_bias", "softcap", "something_new"])
+@pytest.mark.parametrize("name", ["s_aux", "sinks", "position_bias", "something_new"])
 def test_an_attention_argument_that_means_something_is_refused_by_name(name):
     segments = segments_for("sdpa", layout_of(Rows(DOCUMENTS)))
     query = torch.randn(1, 2, len(segments.positions_T), 4)

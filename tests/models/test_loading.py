@@ -181,6 +181,16 @@ def test_only_adapters_train():
         add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("no_such_layer",)))
 
 
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_tied_embeddings_is_refused(module):
+    """Merged into the one, it would change the other."""
+    targets = Lora(rank=2, target_modules=("q_proj", module))
+    with pytest.raises(SnaketuneError, match=r"lora\.target_modules: the output head of this model is its embedding"):
+        add_lora(tiny_model("llama", tie_word_embeddings=True), targets)
+    trained = add_lora(tiny_model("llama"), targets)
+    assert any(module in name and p.requires_grad for name, p in trained.named_parameters())
+
+
 def test_tied_parameters_are_counted_once():
     tied, own = (tiny_model("llama", tie_word_embeddings=both) for both in (True, False))
     assert parameter_count(own) - parameter_count(tied) == VOCABULARY * 32

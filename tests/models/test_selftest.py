@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from snaketune.models import attention
-from snaketune.models.attention import Unpackable
+from snaketune.models import kernels
+from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
@@ -42,11 +42,11 @@ def test_every_kernel_of_this_device_passes(model):
 
 @pytest.mark.parametrize("real", [packed_rows()[:1], []])
 def test_a_kernel_that_forgets_the_segments_is_stopped(monkeypatch, real):
-    def plain_causal(query, key, value, segments, scaling, dropout):
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    def plain_causal(query, key, value, segments, asked):
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=asked.scaling, enable_gqa=True)
         return out.transpose(1, 2)
 
-    monkeypatch.setitem(attention.KERNELS, "sdpa", plain_causal)
+    monkeypatch.setitem(kernels.KERNELS, "sdpa", plain_causal)
     with pytest.raises(Unpackable, match="llama can't see packed rows as single documents: packed logits of made"):
         run(tiny_model("llama"), real)
 
@@ -55,8 +55,8 @@ def test_one_full_document_per_row_hides_no_leak(monkeypatch):
     """Best-fit-decreasing puts the longest document first, alone: with it, everything looks right."""
     [row] = packed_rows()[:1]
     row |= {"segment_lengths": np.array([len(row["input_ids"])], np.int32), "prefix_lengths": np.array([0], np.int32)}
-    monkeypatch.setitem(attention.KERNELS, "sdpa", lambda q, k, v, segments, scaling, dropout: F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, scale=scaling, enable_gqa=True
+    monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, k, v, segments, asked: F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=asked.scaling, enable_gqa=True
     ).transpose(1, 2))  # fmt: skip
     with pytest.raises(Unpackable):
         run(tiny_model("llama"), [row])
@@ -66,7 +66,7 @@ def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(mo
     def without_prefixes(rows):
         return causal_buckets(replace(rows, prefix_lengths=np.zeros_like(rows.prefix_lengths)))
 
-    monkeypatch.setattr(attention, "causal_buckets", without_prefixes)
+    monkeypatch.setattr(kernels, "causal_buckets", without_prefixes)
     with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])
@@ -87,7 +87,7 @@ def test_a_leak_that_only_training_has_is_stopped():
 
 
 def test_not_a_number_is_no_pass(monkeypatch):
-    monkeypatch.setitem(attention.KERNELS, "sdpa", lambda q, *_: torch.full_like(q.transpose(1, 2), torch.nan))
+    monkeypatch.setitem(kernels.KERNELS, "sdpa", lambda q, *_: torch.full_like(q.transpose(1, 2), torch.nan))
     with pytest.raises(Unpackable):
         run(tiny_model("llama"), [])
 
@@ -105,7 +105,7 @@ def test_the_self_test_leaves_random_numbers_and_mode_alone():
 def test_no_packed_forward_without_the_self_test():
     model = tiny_model("llama")
     batch = collate(packed_rows(), "sdpa")
-    attention.use_segment_attention(model)
+    use_segment_attention(model)
     with pytest.raises(RuntimeError, match="before its self-test"):
         token_losses(model, batch)
     run(model, [])

@@ -181,6 +181,29 @@ def test_missing_facts_leave_gaps_and_nothing_else(results):
     assert "No run logged anything" in page
 
 
+def test_throughput_is_told_as_a_share_and_as_older_results_have_it(results):
+    tokenizer = results.tokenizer()
+    pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    share = {
+        "mfu_median": 0.5213,
+        "flops": {"counted": "6 x 6.82M parameters + attention"},
+        "peak_flops_per_second": 171.3e9,
+        "peak_flops_source": "measured matrix product, float32, 1 thread",
+        "peak_memory_gb": 0.914,
+        "peak_memory_is": "resident in the process",
+    }
+    older = {"model_tflops_per_second": 0.0893, "flops_per_parameter_and_token": 6}
+    for name, facts in (("new", share | older), ("old", older)):
+        results.sft(name, pack, tokenizer)
+        path = results.folder / f"results/sft/{name}/run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    _, pages = results.report()
+    page = (pages / "index.html").read_text("utf-8")
+    told = "MFU 52.1%: 6 x 6.82M parameters + attention, of 171 GFLOP/s (measured matrix product, float32, 1 thread)"
+    assert f"22 k tokens/s, {told}, 0.914 GB resident in the process" in page
+    assert page.count("89.3 GFLOP/s at 6 per parameter and token") == 1
+
+
 def test_values_that_are_null_or_no_numbers(results):
     tokenizer = results.tokenizer()
     pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)

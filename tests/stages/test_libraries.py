@@ -26,3 +26,8 @@ def test_a_training_names_what_trained_it():
     adapters = full.model_copy(update={"lora": Lora()})
     assert "peft" in of_training(adapters, {"pack": [Pack("3.0")]})
     assert {"trl", "datasets"} <= set(of_training(full, {"pack": [Pack("2.0")]}))
+    # Not all that bitsandbytes has are in 8 bits.
+    for optimizer, named in (("paged_adamw_32bit", True), ("lion_8bit", True), ("adafactor", False)):
+        training = full.training.model_copy(update={"optimizer": optimizer})
+        libraries = of_training(full.model_copy(update={"training": training}), {"pack": [Pack("3.0")]})
+        assert ("bitsandbytes" in libraries) == named

@@ -45,8 +45,10 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
         "kernel": "sdpa",
         "dtype": "float32",
         "self_test": "packed = separate within 1e-03",
+        "compiled": False,
         "parameters": parameters,
         "trainable_parameters": parameters,
+        "saved_dtype": "float32",
     }
     run = outcome.run
     assert (run["device"], run["processes"], run["flops_per_parameter_and_token"]) == ("cpu", 1, 6)
@@ -189,10 +191,10 @@ class Reference:
         self.folder = folder
 
 
-def preference_training(tmp_path, lora: Lora | None = None):
+def preference_training(tmp_path, lora: Lora | None = None, **training):
     made = DpoSpec(
         loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=None, trust_remote_code=False,
-        training=Training(epochs=1, batch_rows=2, micro_batch_rows=2, learning_rate=1e-3, seed=1),
+        training=Training(epochs=1, batch_rows=2, micro_batch_rows=2, learning_rate=1e-3, seed=1, **training),
     )  # fmt: skip
     work = WorkFolder(tmp_path / "work")
     work.start()

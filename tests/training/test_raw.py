@@ -1,12 +1,14 @@
 """Rows that aren't packed, on TRL's trainer: through the same pipeline as packed ones, with all that it promises."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from snaketune.config.runs import Lora
+from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import sft
@@ -21,7 +23,7 @@ def test_what_a_training_writes_and_says(tmp_path, tokenizer, capsys):
     outcome = sft.train_on(run, raw_rows(tmp_path), tokenizer)
     assert "12 rows that aren't packed" in capsys.readouterr().out
     assert outcome.counts == {"rows": 12, "steps": 6}
-    assert outcome.about.keys() == {"trainer", "dtype", "parameters", "trainable_parameters"}
+    assert outcome.about.keys() == {"trainer", "dtype", "saved_dtype", "compiled", "parameters", "trainable_parameters"}
     assert (outcome.about["trainer"], outcome.about["dtype"]) == ("trl", "float32")
     assert outcome.about["parameters"] == outcome.about["trainable_parameters"]
     assert outcome.run.keys() >= {"history", "device", "threads", "processes", "tokens_per_second_median"}
@@ -81,3 +83,14 @@ def test_without_rows_or_of_an_unknown_format_nothing_is_trained(tmp_path, token
         sft.train_on(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer)
     with pytest.raises(SnaketuneError, match=r"format_version '1.0'; expected '2.0' or '3.0'"):
         sft.train_on(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer)
+
+
+def test_optimizer_and_schedule_are_those_of_the_config(tmp_path, tokenizer):
+    run = sft_run(tmp_path)
+    settings = {"optimizer": "adafactor", "schedule": "cosine_with_min_lr", "schedule_options": {"min_lr_rate": 0.5}}
+    training = Training.model_validate(run.spec.training.model_dump() | settings)
+    run = replace(run, spec=run.spec.model_copy(update={"training": training}))
+    history = sft.train_on(run, raw_rows(tmp_path), tokenizer).run["history"]
+    assert min(entry["learning_rate"] for entry in history[1:]) > 0.5 * training.learning_rate
+    saved = json.loads((run.checkpoints / "checkpoint-6/optimizer.json").read_text())
+    assert "clip_threshold" in saved["groups"][0]

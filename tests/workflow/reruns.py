@@ -126,9 +126,9 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
 }  # fmt: skip
 for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {
-        "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "warmup_fraction": 0.5,
-        "optimizer": "adamw_torch_fused", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
-        "gradient_checkpointing": True, "precision": "float32", "seed": 7, "micro_batch_rows": 4,
+        "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "schedule_options": {"num_cycles": 0.3}, "warmup_fraction": 0.5,
+        "optimizer": "adafactor", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
+        "gradient_checkpointing": True, "precision": "float32", "compile": False, "save_dtype": "bfloat16", "seed": 7, "micro_batch_rows": 4,
     }.items():  # fmt: skip
         # Data type and batch can move a log-probability, so the reference follows them.
         shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()

@@ -9,6 +9,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class Model(BaseModel):

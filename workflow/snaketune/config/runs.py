@@ -2,17 +2,19 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, Name, PositiveInt
+from snaketune.config.base import Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.optimizers import OptimizerName, check_optimizer
 from snaketune.config.paths import LocalPath
+from snaketune.config.schedules import ScheduleName, check_schedule, checked_options
 
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 DpoLoss = Literal["sigmoid", "ipo", "hinge"]
 Precision = Literal["auto", "float32", "bfloat16"]
+SaveDtype = Literal["auto", "bfloat16", "float32"]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
 
@@ -166,24 +168,54 @@ class Training(Model):
     """Rows per forward pass on one GPU."""
     learning_rate: PositiveFloat
     """The highest one, at the end of the warm-up."""
-    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
-    """How the learning rate falls after the warm-up: along a half cosine or a line to 0, or not at all."""
+    schedule: ScheduleName = "cosine"
+    """How the learning rate falls after the warm-up, as transformers names it: `cosine` and `linear` to 0, `constant` not at
+    all, and without a warm-up."""
+    schedule_options: Annotated[dict[str, Any], Field(validate_default=True)] = {}
+    """What else transformers' function for the schedule takes, such as `{min_lr_rate: 0.1}` of `cosine_with_min_lr` or
+    `{num_decay_steps: 100}` of `warmup_stable_decay`; see below."""
     warmup_fraction: Fraction = 0.03
     """Share of the steps over which the learning rate rises."""
-    optimizer: Literal["adamw_torch", "adamw_torch_fused", "paged_adamw_8bit"] = "adamw_torch"
-    """As transformers names it."""
+    optimizer: OptimizerName = "adamw_torch_fused"
+    """As transformers names it. Those in 8 bits and the paged ones, whose states move to the host's memory when the GPU's is
+    full, are bitsandbytes'."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled from the gradient (AdamW); biases and norms have none."""
+    """Decoupled from the gradient (AdamW), but added to it by `sgd`, `adagrad` and `rmsprop`; biases and norms have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay of Adam's running means of the gradient and of its square."""
+    """Decay of the running means of the gradient and of its square, in optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger norm are scaled down to it."""
     gradient_checkpointing: bool = False
     """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compiles the layers of packed trainings (`torch.compile`); `auto` does where the run is long enough to earn that back."""
+    save_dtype: SaveDtype = "auto"
+    """Data type of the weights that are written; `auto` takes bfloat16 for a model that came in bfloat16 or was trained with
+    bfloat16 products, float32 for all others, float16 ones too."""
     seed: Seed = 0
     """Of the order of the rows, of dropout and of new weights."""
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _optimizer_can_be_had(cls, name: Any) -> Any:
+        check_optimizer(name)
+        return name
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _schedule_can_be_had(cls, name: Any) -> Any:
+        check_schedule(name)
+        return name
+
+    @field_validator("schedule_options")
+    @classmethod
+    def _options_of_the_schedule(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        # What these two lack is told already.
+        if "schedule" not in info.data or "learning_rate" not in info.data:
+            return options
+        return checked_options(info.data["schedule"], options, info.data["learning_rate"])
 
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":
@@ -227,6 +259,10 @@ class Sft(Model):
     def _adapters(self) -> "Sft":
         if self.lora and isinstance(self.base, Scratch):
             raise ValueError("lora adapts a pretrained model; a model from scratch is trained in full")
+        if self.training.compile is True and self.packing.strategy == "none":
+            raise ValueError(
+                "training.compile: rows that aren't packed have other shapes in every batch; leave it out here"
+            )
         return _quantization_needs_lora(self)
 
 

@@ -9,7 +9,9 @@ from snaketune.config.base import Model, Name
 from snaketune.config.corpora import Corpus
 from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
-from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
+from snaketune.config.optimizers import OPTIMIZERS, missing_package
+from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft, Training
+from snaketune.config.schedules import SCHEDULES
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.errors import SnaketuneError
 
@@ -45,6 +47,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         _trains(f"sft.{name}.corpus", run.corpus, config)
         _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
         _fits(f"sft.{name}", run.packing, run)
+        _check_training(f"sft.{name}.training", run.training)
         if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
             raise SnaketuneError(
                 f"sft.{name}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} knows another vocabulary; "
@@ -55,6 +58,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
         _trains(f"dpo.{name}.corpus", run.corpus, config)
         _fits(f"dpo.{name}", run.packing, config.sft[run.from_])
+        _check_training(f"dpo.{name}.training", run.training)
     for name, evaluation in config.eval.items():
         for reference in evaluation.models:
             kind, model = reference.split(":")
@@ -88,6 +92,24 @@ def _fits(key: str, packing: Packing, run: Sft) -> None:
         raise SnaketuneError(
             f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is "
             f"{run.base.max_positions}; raise the one or lower the other"
+        )
+
+
+def _check_training(key: str, training: Training) -> None:
+    """That the optimizer's package is there, and nothing was set that optimizer or schedule never look at."""
+    optimizer, schedule = training.optimizer, training.schedule
+    if missing := missing_package(optimizer):
+        raise SnaketuneError(f"{key}.optimizer: {missing}")
+    if training.warmup_fraction and "warmup_fraction" in training.model_fields_set and not SCHEDULES[schedule].warms_up:
+        raise SnaketuneError(
+            f"{key}.warmup_fraction: found {training.warmup_fraction:g}, but schedule {schedule!r} has no warm-up; choose "
+            "constant_with_warmup, or 0 here"
+        )
+    ordinary = Training.model_fields["betas"].default
+    if training.betas != ordinary and not OPTIMIZERS[optimizer].betas:
+        raise SnaketuneError(
+            f"{key}.betas: found {list(training.betas)}, but optimizer {optimizer!r} has none; leave them out, or at "
+            f"{list(ordinary)}"
         )
 
 

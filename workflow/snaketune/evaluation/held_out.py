@@ -29,7 +29,8 @@ def how_to_run(
         return compute, compute.about(), {}
     try:
         if config:
-            check_config(config, max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs))
+            longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
+            check_config(config, longest, prefixes, compute.kernel)
         tested = self_test(model, packs, compute, training=False)
     except Unpackable as error:
         use_own_attention(model)

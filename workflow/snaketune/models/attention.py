@@ -1,74 +1,16 @@
-"""Attention over segments, as one function that transformers' models call, with interchangeable kernels.
-
-The B rows of a batch are laid end to end into one sequence of T tokens; `Segments` tells every kernel who sees whom.
-
-    kernel             where                                   work
-    flash_attention_4  CUDA, compute capability 9 and up       exactly the visible pairs
-    flash_attention_2  CUDA, with flash-attn installed         exactly the visible pairs
-    varlen             CUDA, torch's own varlen_attn           exactly the visible pairs
-    sdpa               everywhere                              segments in rectangles of similar length
-    dense              everywhere, the reference               all T x T pairs
-
-Shapes: T tokens, S segments, H query heads, K key/value heads, D head size, n segments in a rectangle of width W.
-"""
+"""Attention over segments as one function that transformers' models call; `models.kernels` holds what computes it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import Layout, causal_buckets, mask, varlen_keys
+from snaketune.models.kernels import KERNELS, SOFTCAP, Asked, Segments
 
 NAME = "snaketune_segments"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Segments:
-    """A batch's layout, and of it the tensors that its kernel reads. Moves between devices like a tensor.
-
-    Attributes:
-        kernel: one of KERNELS.
-        positions_T: see `packing.segments.Layout`.
-        buckets_nW, where_T: for `sdpa`, see `packing.segments.causal_buckets`.
-        mask_TT: for `dense`, see `packing.segments.mask`.
-        keys_U, cu_q, cu_k: for the varlen kernels, see `packing.segments.varlen_keys`.
-    """
-
-    kernel: str
-    layout: Layout
-    positions_T: torch.Tensor
-    buckets_nW: tuple[torch.Tensor, ...] = ()
-    where_T: torch.Tensor | None = None
-    mask_TT: torch.Tensor | None = None
-    keys_U: torch.Tensor | None = None
-    cu_q: torch.Tensor | None = None
-    cu_k: torch.Tensor | None = None
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":
-        def move(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return value.to(device, non_blocking=non_blocking)
-            return tuple(move(item) for item in value) if isinstance(value, tuple) else value
-
-        return Segments(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
-
-
-def segments_for(kernel: str, rows: Layout) -> Segments:
-    """The layout as `kernel` wants it, on the CPU."""
-    arrays: dict[str, Any]
-    if kernel == "sdpa":
-        buckets, where = causal_buckets(rows)
-        arrays = {"buckets_nW": tuple(map(torch.from_numpy, buckets)), "where_T": torch.from_numpy(where)}
-    elif kernel == "dense":
-        arrays = {"mask_TT": torch.from_numpy(mask(rows))}
-    else:
-        arrays = dict(zip(("keys_U", "cu_q", "cu_k"), map(torch.from_numpy, varlen_keys(rows))))
-    return Segments(kernel=kernel, layout=rows, positions_T=torch.from_numpy(rows.positions), **arrays)
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
@@ -95,7 +37,12 @@ def use_segment_attention(model: PreTrainedModel) -> None:
     Raises:
         Unpackable: the model refuses.
     """
-    AttentionInterface.register(NAME, attend)
+    use_attention(model, attend)
+
+
+def use_attention(model: PreTrainedModel, function: Callable[..., Any]) -> None:
+    """The same with another function in the place of `attend`."""
+    AttentionInterface.register(NAME, function)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)
     if not model._can_set_attn_implementation():
         return
@@ -128,6 +75,7 @@ def attend(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers' layers call.
@@ -135,8 +83,7 @@ def attend(
     Returns:
         [1, T, H, D], and None in the place of attention weights.
     Raises:
-        Unpackable: the layer asks for more than softmax over the visible tokens, or a segment is longer than the model's
-            sliding window, which no kernel here cuts off.
+        Unpackable: the layer asks for more than the kernel can do.
     """
     layer = type(module).__name__
     if segments is None:
@@ -148,125 +95,15 @@ def attend(
     asked = (name for name, value in others.items() if value is not None and value is not False)
     if unknown := sorted(name for name in asked if name not in NEUTRAL and not name.startswith("output_")):
         raise Unpackable(f"{layer} asks for {', '.join(unknown)}, which no kernel here has")
-    if sliding_window and segments.layout.longest > sliding_window:
-        raise Unpackable(beyond_window(segments.layout.longest, sliding_window))
+    if softcap and segments.kernel not in SOFTCAP:
+        raise Unpackable(soft_capped(segments.kernel))
+    # Where nothing is longer than the window, there is none.
+    window = sliding_window if sliding_window and segments.longest > sliding_window else None
     kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
-    return kernel(query_1HTD, key_1KTD, value_1KTD, segments, scaling, dropout), None
+    asked_for = Asked(scaling=scaling, dropout=dropout, window=window, softcap=softcap)
+    return kernel(query_1HTD, key_1KTD, value_1KTD, segments, asked_for), None
 
 
-def beyond_window(longest: int, window: int) -> str:
-    """The sentence for a segment that is longer than what a layer sees."""
-    return (
-        f"a sequence of {longest} tokens is longer than the model's attention window of {window}; "
-        "lower packing.length to that"
-    )
-
-
-def _sdpa(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
-    """Rectangles of segments through causal scaled_dot_product_attention.
-
-    Prefix tokens are gathered in front of a segment's own, so that the causal triangle is the whole mask; what the prefix's
-    queries give there is dropped by `where_T`.
-    """
-    query_THD, key_TKD, value_TKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    grouped = query_THD.shape[1] != key_TKD.shape[1]
-    outputs = []
-    for tokens_nW in segments.buckets_nW:
-        n, width = tokens_nW.shape
-        query_nHWD, key_nKWD, value_nKWD = (
-            tensor.index_select(0, tokens_nW.reshape(-1)).unflatten(0, (n, width)).transpose(1, 2)
-            for tensor in (query_THD, key_TKD, value_TKD)
-        )
-        out_nHWD = F.scaled_dot_product_attention(
-            query_nHWD, key_nKWD, value_nKWD, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped
-        )
-        outputs.append(out_nHWD.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, segments.where_T)[None]
-
-
-def _dense(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    out_1HTD = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=segments.mask_TT, dropout_p=dropout, scale=scaling, enable_gqa=grouped
-    )
-    return out_1HTD.transpose(1, 2)
-
-
-def _packed_tensors(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix.
-
-    Under autocast with float32 weights, rotary embeddings lift queries and keys to float32, which these kernels don't take;
-    the values still have the data type of the computation.
-    """
-    query_THD = query[0].transpose(0, 1).to(value.dtype).contiguous()
-    key_UKD, value_UKD = (
-        tensor[0].transpose(0, 1).to(value.dtype).index_select(0, segments.keys_U) for tensor in (key, value)
-    )
-    return query_THD, key_UKD, value_UKD
-
-
-def _varlen(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    if dropout:
-        raise SnaketuneError("torch's varlen attention has no dropout; set the model's attention_dropout to 0")
-    query_THD, key_UKD, value_UKD = _packed_tensors(query, key, value, segments)
-    return varlen_attn(
-        query_THD,
-        key_UKD,
-        value_UKD,
-        segments.cu_q,
-        segments.cu_k,
-        segments.layout.widest,
-        segments.layout.widest,
-        scale=scaling,
-        window_size=(-1, 0),
-        enable_gqa=query_THD.shape[1] != key_UKD.shape[1],
-    )[None]
-
-
-def _flash_2(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
-    from flash_attn import flash_attn_varlen_func
-
-    query_THD, key_UKD, value_UKD = _packed_tensors(query, key, value, segments)
-    return flash_attn_varlen_func(
-        query_THD,
-        key_UKD,
-        value_UKD,
-        segments.cu_q,
-        segments.cu_k,
-        segments.layout.widest,
-        segments.layout.widest,
-        dropout_p=dropout,
-        softmax_scale=scaling,
-        causal=True,
-    )[None]
-
-
-def _flash_4(query, key, value, segments: Segments, scaling: float | None, dropout: float) -> torch.Tensor:
-    from flash_attn.cute import flash_attn_varlen_func
-
-    if dropout:
-        raise SnaketuneError("flash-attn 4 has no dropout; set the model's attention_dropout to 0")
-    query_THD, key_UKD, value_UKD = _packed_tensors(query, key, value, segments)
-    out = flash_attn_varlen_func(
-        query_THD,
-        key_UKD,
-        value_UKD,
-        cu_seqlens_q=segments.cu_q,
-        cu_seqlens_k=segments.cu_k,
-        max_seqlen_q=segments.layout.widest,
-        max_seqlen_k=segments.layout.widest,
-        softmax_scale=scaling,
-        causal=True,
-    )
-    return (out[0] if isinstance(out, tuple) else out)[None]
-
-
-KERNELS = {
-    "sdpa": _sdpa,
-    "dense": _dense,
-    "varlen": _varlen,
-    "flash_attention_2": _flash_2,
-    "flash_attention_4": _flash_4,
-}
+def soft_capped(kernel: str) -> str:
+    """The sentence for a model whose attention is soft-capped, which the kernel doesn't do."""
+    return f"its attention is soft-capped, which kernel {kernel} doesn't do ({' and '.join(sorted(SOFTCAP))} do)"

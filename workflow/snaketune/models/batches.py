@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from snaketune.models.attention import segments_for
+from snaketune.models.kernels import Bounds, segments_for
 from snaketune.packing.segments import layout_of
 from snaketune.packing.shards import IGNORED
 
 
-def collate(rows: Sequence[dict[str, Any]], kernel: str) -> dict[str, Any]:
+def collate(rows: Sequence[dict[str, Any]], kernel: str, bounds: Bounds | None = None) -> dict[str, Any]:
     """B rows, laid end to end (T tokens in all).
+
+    Args:
+        bounds: of all batches of a run.
 
     Returns:
         input_ids: int64[1, T].
@@ -25,7 +28,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str) -> dict[str, Any]:
     supervised_N = np.flatnonzero((labels_T != IGNORED) & (placed.parents >= 0))
     return {
         "input_ids": torch.from_numpy(np.concatenate([row["input_ids"] for row in rows]).astype(np.int64))[None],
-        "segments": segments_for(kernel, placed),
+        "segments": segments_for(kernel, placed, bounds),
         "sources": torch.from_numpy(placed.parents[supervised_N]),
         "targets": torch.from_numpy(labels_T[supervised_N].astype(np.int64)),
         "target_documents": torch.from_numpy(placed.document_of[supervised_N]),

@@ -14,7 +14,7 @@ class Compute:
 
     Attributes:
         dtype: of matrix products.
-        kernel: of attention over segments, one of `models.attention.KERNELS`; see also `models.logprobs.SEPARATE`.
+        kernel: of attention over segments, one of `models.kernels.KERNELS`; see also `models.logprobs.SEPARATE`.
     """
 
     device: torch.device

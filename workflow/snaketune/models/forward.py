@@ -5,22 +5,29 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from snaketune.models.attention import Segments
+from snaketune.models.head import Supervised
+from snaketune.models.kernels import Segments
 
 
-def packed_logits(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-    """Logits at the predicting positions of a packed batch, [N, V].
+def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool) -> torch.Tensor:
+    """Negative log-probabilities of the supervised tokens of a packed batch, float32[N], or their sum.
 
     Raises:
         RuntimeError: `models.selftest.self_test` wasn't passed by this model with the batch's kernel.
     """
     segments: Segments = batch["segments"]
-    if (segments.kernel, segments.layout.prefixed) not in getattr(_inner(model), "allowed_packed", ()):
+    inner = _inner(model)
+    if (segments.kernel, segments.layout.prefixed) not in getattr(inner, "allowed_packed", ()):
         what = "shared prompts" if segments.layout.prefixed else "documents"
         raise RuntimeError(f"a packed forward of {what} by kernel {segments.kernel} before its self-test")
-    return logits_at(model, packed_inputs(batch), batch["sources"])[0]
+    if hasattr(inner, "whole_forward"):
+        supervised = Supervised(sources_N=batch["sources"], targets_N=batch["targets"], summed=summed)
+        return model(**packed_inputs(batch), supervised=supervised)
+    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0]
+    return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="sum" if summed else "none")
 
 
 def allow_packed(model: PreTrainedModel, kernel: str, prefixes: bool) -> None:

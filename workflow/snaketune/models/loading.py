@@ -155,6 +155,13 @@ def read_folder_config(
         raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
 
 
+def stored_dtype(config: PretrainedConfig | None) -> torch.dtype | None:
+    """The data type that a model's weights came in, by its config; None where it doesn't say, or there is no model yet."""
+    if config is None:
+        return None
+    return config.dtype or config.get_text_config().dtype
+
+
 def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
     config = AutoConfig.for_model(
         shape.architecture,
@@ -196,19 +203,24 @@ def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     model.config.pad_token_id = chat.pad_id
     model.generation_config.pad_token_id = chat.pad_id
     model.generation_config.eos_token_id = list(chat.stop_ids)
+    # Some bases come with sampling settings that contradict each other, which transformers lets pass, but in a config that was
+    # edited refuses to save: at the end of the training.
+    model.generation_config._original_object_hash = hash(model.generation_config)
 
 
 def add_lora(model: PreTrainedModel, lora: Lora):
     """Wrap `model` so that only low-rank adapters train.
 
     Raises:
-        SnaketuneError: none of the target modules is in the model.
+        SnaketuneError: none of the target modules is in the model, or one of them can't be merged.
     """
     from peft import LoraConfig, get_peft_model
 
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embeddings.weight
     try:
-        return get_peft_model(
+        adapted = get_peft_model(
             model,
             LoraConfig(
                 r=lora.rank,
@@ -220,11 +232,19 @@ def add_lora(model: PreTrainedModel, lora: Lora):
         )
     except ValueError as error:
         raise SnaketuneError(f"lora.target_modules: {str(error).splitlines()[0]}") from None
+    if tied and any(getattr(layer, "base_layer", None) in (embeddings, head) for layer in adapted.modules()):
+        raise SnaketuneError(
+            "lora.target_modules: the output head of this model is its embedding, so an adapter on one of the two can't be "
+            "merged without changing the other; leave it out"
+        )
+    return adapted
 
 
 def parameter_count(model: torch.nn.Module) -> int:
     """Parameters, tied ones once; 4-bit ones by the numbers that they stand for."""
-    return sum(
-        p.numel() * (2 if p.__class__.__name__ == "Params4bit" and p.dtype == torch.uint8 else 1)
-        for p in model.parameters()
-    )
+    return sum(map(numbers_in, model.parameters()))
+
+
+def numbers_in(parameter: torch.nn.Parameter) -> int:
+    """How many numbers a parameter stands for: 4-bit ones lie two to a byte."""
+    return parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" and parameter.dtype == torch.uint8 else 1)

@@ -1,7 +1,7 @@
 """Log-probabilities of supervised tokens, and their sums by completion.
 
 Shapes: N supervised tokens, V vocabulary, P pairs. Only the positions that predict a supervised token are projected to the
-vocabulary, so the cost of the head is N x V and not T x V.
+vocabulary, a chunk of them at a time (`models.head`), so the head costs N x V and not T x V, and never holds as much.
 """
 
 from typing import Any
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.attention import Segments
 from snaketune.models.batches import collate, on_device
 from snaketune.models.devices import Compute
-from snaketune.models.forward import logits_at, packed_logits
+from snaketune.models.forward import logits_at, packed_losses
+from snaketune.models.kernels import Segments
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
 
@@ -22,7 +22,12 @@ SEPARATE = "separate"
 
 def token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
     """Negative log-probability of each supervised token, float32[N]."""
-    return F.cross_entropy(packed_logits(model, batch).float(), batch["targets"], reduction="none")
+    return packed_losses(model, batch, summed=False)
+
+
+def summed_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Their sum, float32 scalar, whose gradients cost less."""
+    return packed_losses(model, batch, summed=True)
 
 
 def separate_token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:

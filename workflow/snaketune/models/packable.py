@@ -5,13 +5,15 @@ asks the model itself.
 """
 
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from snaketune.models.attention import Unpackable, beyond_window, segments_for, use_segment_attention
+from snaketune.models.attention import Unpackable, attend, soft_capped, use_attention
+from snaketune.models.kernels import SOFTCAP, segments_for
 from snaketune.packing.segments import layout
 
 INSTEAD = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
@@ -20,26 +22,28 @@ BATCH_DEPENDENT_ROPE = {"longrope", "dynamic"}
 KNOWN_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe"}
 
 
-def check_config(config: PretrainedConfig, longest: int, prefixes: bool) -> None:
+def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel: str) -> None:
     """Refuse what can't be right in packed rows.
 
     Args:
         longest: tokens of the longest segment with its prefix.
         prefixes: whether segments share prompts, as pairs do.
+        kernel: of attention, one of `models.kernels.KERNELS`.
     Raises:
         Unpackable: with the model's name, the reason, and what can be done.
     """
     text = config.get_text_config()
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if reason := _reason(text, known, prefixes) or (_dry_run(config) if known else ""):
+    told = _dry_run(config, kernel) if known else Told()
+    if reason := _reason(text, known, prefixes, kernel) or told.trouble:
         raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
-    if reason := _too_long(text, longest):
+    if reason := _too_long(text, longest, told.windows):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
-def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool) -> str:
-    if getattr(text, "attn_logit_softcapping", None):
-        return "its attention is soft-capped (attn_logit_softcapping), which no kernel here does"
+def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str) -> str:
+    if getattr(text, "attn_logit_softcapping", None) and kernel not in SOFTCAP:
+        return soft_capped(kernel)
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
     if strange:
         return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
@@ -50,25 +54,41 @@ def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, p
     if not model_class._can_set_attn_implementation():
         # By positions alone, documents can be told apart, but nobody can see another's prompt.
         return "its attention is code of its own, which knows no shared prompts" if prefixes else ""
-    if not model_class._supports_sdpa:
+    only_capped = getattr(text, "attn_logit_softcapping", None) and model_class._supports_flash_attn
+    if not model_class._supports_sdpa and not only_capped:
         return "its attention does more than scaled_dot_product_attention (attention sinks, for instance)"
     return ""
 
 
-def _dry_run(config: PretrainedConfig) -> str:
+@dataclass
+class Told:
+    """What a dry run told: why it failed for good, and the windows that layers asked of their attention."""
+
+    trouble: str = ""
+    windows: set[int] = field(default_factory=set)
+
+
+def _dry_run(config: PretrainedConfig, kernel: str) -> Told:
     """Push two documents through a model of this config without weights, to hear what its attention asks for.
 
     The tensors are fake: they have shapes and hold nothing. Failures that only come from that (values that aren't there) say
     nothing about the model.
     """
     placed = layout([[3, 2]], [[0, 0]], row_lengths=[6])
+    told = Told()
+
+    def listen(*tensors, sliding_window=None, softcap=None, **others):
+        if sliding_window:
+            told.windows.add(sliding_window)
+        return attend(*tensors, softcap=None if kernel in SOFTCAP else softcap, **others)
+
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16).eval()
         except Exception:
-            return ""
+            return told
         try:
-            use_segment_attention(model)
+            use_attention(model, listen)
             model(
                 input_ids=torch.zeros(1, 6, dtype=torch.int64),
                 position_ids=torch.from_numpy(placed.positions)[None],
@@ -76,16 +96,21 @@ def _dry_run(config: PretrainedConfig) -> str:
                 use_cache=False,
             )
         except (Unpackable, TypeError, AttributeError) as error:
-            return (str(error).splitlines() or [type(error).__name__])[0]
+            told.trouble = (str(error).splitlines() or [type(error).__name__])[0]
         except Exception:
-            return ""
-    return ""
+            pass
+    return told
 
 
-def _too_long(text: PretrainedConfig, longest: int) -> str:
-    window = window_of(text)
-    if window and longest > window:
-        return beyond_window(longest, window)
+def _too_long(text: PretrainedConfig, longest: int, handed_on: set[int]) -> str:
+    windows = windows_of(text)
+    # What a layer hands to its attention is cut off there.
+    unknown = min((window for window in windows if window not in handed_on), default=None)
+    if unknown and longest > unknown:
+        return (
+            f"a sequence of {longest} tokens is longer than the {unknown} that some layers see, which they don't hand to "
+            "their attention; lower packing.length to that"
+        )
     original = batch_dependent_rope(text)
     if original and longest > original:
         return (
@@ -95,15 +120,15 @@ def _too_long(text: PretrainedConfig, longest: int) -> str:
     return ""
 
 
-def window_of(text: PretrainedConfig) -> int | None:
-    """How far back the narrowest layer sees, where that is less than everything."""
+def windows_of(text: PretrainedConfig) -> set[int]:
+    """How far back layers see, where that is less than everything: sliding windows, and chunks."""
     kinds = getattr(text, "layer_types", None)
     windows = []
     if getattr(text, "use_sliding_window", True) and (kinds is None or "sliding_attention" in kinds):
         windows.append(getattr(text, "sliding_window", None))
     if kinds is None or "chunked_attention" in kinds:
         windows.append(getattr(text, "attention_chunk_size", None))
-    return min((int(window) for window in windows if window), default=None)
+    return {int(window) for window in windows if window}
 
 
 def batch_dependent_rope(text: PretrainedConfig) -> int | None:

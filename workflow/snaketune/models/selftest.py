@@ -23,7 +23,8 @@ from snaketune.models.attention import Unpackable, use_own_attention, use_segmen
 from snaketune.models.batches import collate, on_device
 from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
-from snaketune.models.packable import INSTEAD, batch_dependent_rope, window_of
+from snaketune.models.head import chunk_head
+from snaketune.models.packable import INSTEAD, batch_dependent_rope, windows_of
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 from snaketune.packing.shards import IGNORED
@@ -85,15 +86,29 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
         model.train(was_training)
     use_segment_attention(model)
     allow_packed(model, kernel, prefixes)
+    _chunk_head(model, compute)
     worst = max(shares)
     print(f"self-test: packed = separate within {worst:.1e} of the logits (kernel {kernel}, {dtype})", flush=True)
     return SelfTest(compute=compute, share=worst)
 
 
+def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
+    batch = on_device(collate(made_rows(model.config, prefixes=False)[0], compute.kernel), compute.device)
+    was_training = model.training
+    model.eval()
+    with compute.autocast():
+        chunked = chunk_head(model, packed_inputs(batch), torch.arange(8, device=compute.device))
+    model.train(was_training)
+    if not chunked:
+        print(
+            "the logits of all supervised tokens are held at once: this model's head can't be run by itself", flush=True
+        )
+
+
 def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, Any]]]:
     """Batches of two made rows, as `PackedRows` gives them: documents, and pairs if there are `prefixes` in the run."""
     text = config.get_text_config()
-    limits = (window_of(text), batch_dependent_rope(text), getattr(text, "max_position_embeddings", None))
+    limits = (*windows_of(text), batch_dependent_rope(text), getattr(text, "max_position_embeddings", None))
     # A prefix and its completion take half each.
     half = max(min((int(limit) for limit in limits if isinstance(limit, int) and limit > 0), default=2**20) // 2, 2)
     allowed = ordinary_ids(config)

@@ -66,10 +66,10 @@ class PackedRows:
             found[name] = values[offsets[at] : offsets[at + 1]]
         return found
 
-    def blank(self) -> dict[str, Any]:
-        """A row of the longest length that holds nothing."""
-        nothing = np.empty(0, np.int32)
-        ids, labels = np.zeros(self.row_length, np.int32), np.full(self.row_length, IGNORED, np.int32)
+    def blank(self, tokens: int | None = None) -> dict[str, Any]:
+        """A row of so many tokens, or of the longest length, that holds nothing."""
+        nothing, length = np.empty(0, np.int32), tokens or self.row_length
+        ids, labels = np.zeros(length, np.int32), np.full(length, IGNORED, np.int32)
         return {"input_ids": ids, "labels": labels, "segment_lengths": nothing, "prefix_lengths": nothing}
 
     @cached_property
@@ -97,6 +97,14 @@ class PackedRows:
         """The row with the most segments; -1 of an empty split."""
         counts = [np.diff(views["segment_lengths"][0]) for views in self.batches]
         return int(np.concatenate(counts).argmax()) if counts else -1
+
+    @cached_property
+    def most_segments(self) -> int:
+        """Of any rows that together have as many tokens as one of the longest, the tokens after each one's last counted."""
+        return max(
+            (self.row_length // views["input_ids"].shape[1] * (int(np.diff(views["segment_lengths"][0]).max()) + 1))
+            for views in self.batches
+        )
 
     @cached_property
     def has_prefixes(self) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.report.findings import Findings, Result, natural
-from snaketune.report.text import clip, duration, short, whole
+from snaketune.report.text import clip, decimal, duration, percent, short, whole
 
 SOURCE_CHARACTERS = 300
 
@@ -73,11 +73,22 @@ def _facts(result: Result) -> list[str]:
         found.append(f"{run['processes']} processes")
     if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
         found.append(f"{short(rate)} tokens/s")
-    if flops := run.get("model_tflops_per_second"):
-        found.append(f"{short(flops * 1e12)}FLOP/s at {run['flops_per_parameter_and_token']} per parameter and token")
+    found += _share_of_peak(run)
+    if memory := run.get("peak_memory_gb"):
+        found.append(f"{decimal(memory)} GB {run['peak_memory_is']}")
     if prompts := counts.get("prompts"):
         found.append(f"{whole(prompts)} prompts answered")
     return found
+
+
+def _share_of_peak(run: dict[str, Any]) -> list[str]:
+    """What of the device was used; of results that are older than this, what was computed."""
+    if share := run.get("mfu_median"):
+        peak = f"{short(run['peak_flops_per_second'])}FLOP/s ({run['peak_flops_source']})"
+        return [f"MFU {percent(share)}: {run['flops']['counted']}, of {peak}"]
+    if flops := run.get("model_tflops_per_second"):
+        return [f"{short(flops * 1e12)}FLOP/s at {run['flops_per_parameter_and_token']} per parameter and token"]
+    return []
 
 
 def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:

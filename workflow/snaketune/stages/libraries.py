@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.stages.specs import CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
 
 Inputs = dict[str, list[Artifact]]
@@ -41,7 +42,7 @@ def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
         transformers=True,
         accelerate=True,
         peft=spec.lora is not None,
-        bitsandbytes=spec.quantization is not None or "8bit" in spec.training.optimizer,
+        bitsandbytes=spec.quantization is not None or OPTIMIZERS[spec.training.optimizer].package == "bitsandbytes",
         trl=raw,
         datasets=raw,
     )

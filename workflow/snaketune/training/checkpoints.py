@@ -25,6 +25,7 @@ from snaketune.stages.work import sync_folder
 COMPLETE = "complete"
 WEIGHTS = "weights.safetensors"
 SEPARATOR = "/"
+TUPLE = "(tuple)"
 
 
 def remove_incomplete(folder: Path) -> None:
@@ -172,20 +173,24 @@ def diverged(step: int, found: str) -> SnaketuneError:
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Write `optimizer.safetensors` and `optimizer.json` (numbers, groups and the schedule)."""
+    """Write `optimizer.safetensors` and `optimizer.json` (numbers, groups and the schedule).
+
+    Raises:
+        SnaketuneError: the state holds something that would not come back as it is.
+    """
     state = optimizer.state_dict()
     tensors, numbers = _flatten(state["state"])
     # Cloned, since 8-bit optimizers share one table among all states, and safetensors stores no tensor twice.
     save_file(
         {key: value.detach().clone().contiguous() for key, value in tensors.items()}, folder / "optimizer.safetensors"
     )
-    described = {"numbers": numbers, "groups": state["param_groups"], "scheduler": _plain(scheduler.state_dict())}
-    (folder / "optimizer.json").write_text(json.dumps(described), encoding="utf-8")
+    described = {"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()}
+    (folder / "optimizer.json").write_text(json.dumps(_plain(described)), encoding="utf-8")
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
     """Put back what `save_optimizer` wrote."""
-    described = json.loads((folder / "optimizer.json").read_text(encoding="utf-8"))
+    described = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
     state: dict[Any, Any] = {}
     for key, value in (load_file(folder / "optimizer.safetensors") | described["numbers"]).items():
         index, *names, last = key.split(SEPARATOR)
@@ -193,8 +198,7 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: An
         for name in names:
             place = place.setdefault(name, {})
         place[last] = value
-    groups = [group | {"betas": tuple(group["betas"])} if "betas" in group else group for group in described["groups"]]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    optimizer.load_state_dict({"state": state, "param_groups": described["groups"]})
     scheduler.load_state_dict(described["scheduler"])
 
 
@@ -207,11 +211,36 @@ def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Ten
             inner_tensors, inner_numbers = _flatten(value, name + SEPARATOR)
             tensors |= inner_tensors
             numbers |= inner_numbers
-        elif isinstance(value, torch.Tensor):
+        # Tensors of a library's own kind hold more than safetensors keep.
+        elif type(value) in (torch.Tensor, torch.nn.Parameter):
             tensors[name] = value
         else:
             numbers[name] = value
     return tensors, numbers
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it; a tuple as a mapping, so that it comes back as one."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return {TUPLE: _plain(list(value))}
+    if type(value) is list:
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise SnaketuneError(
+        f"training.optimizer, training.schedule: a checkpoint can't hold a {type(value).__name__} of their state exactly, so a "
+        "resumed training would be another one; choose others"
+    )
+
+
+def _unplain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unplain(item) for item in value]
+    if isinstance(value, dict):
+        return tuple(_unplain(value[TUPLE])) if TUPLE in value else {key: _unplain(item) for key, item in value.items()}
+    return value
 
 
 def save_random_state(path: Path) -> None:
@@ -243,7 +272,3 @@ def load_random_state(path: Path) -> None:
     torch.random.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if isinstance(value, int | float | str | bool | list | None)}

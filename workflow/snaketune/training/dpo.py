@@ -37,8 +37,8 @@ class DpoTrainer(PackedTrainer):
         return super().counts() | {"pairs": self.rows.pairs}
 
     @staticmethod
-    def collate(rows, kernel):
-        return collate(rows, kernel) | {"reference": torch.cat([row["reference"] for row in rows])}
+    def collate(rows, kernel, bounds=None):
+        return collate(rows, kernel, bounds) | {"reference": torch.cat([row["reference"] for row in rows])}
 
     def items(self, batch):
         return len(batch["reference"])
@@ -76,12 +76,12 @@ class DpoTrainer(PackedTrainer):
         ).sum()
 
     def _count(self, chosen_P: torch.Tensor, rejected_P: torch.Tensor, beta: float) -> None:
-        self.add_to_window(
+        self.gauge.add(
             items=len(chosen_P),
-            accuracy=(chosen_P > rejected_P).sum().item(),
-            margin=beta * (chosen_P - rejected_P).sum().item(),
-            chosen_reward=beta * chosen_P.sum().item(),
-            rejected_reward=beta * rejected_P.sum().item(),
+            accuracy=(chosen_P > rejected_P).sum(),
+            margin=beta * (chosen_P - rejected_P).sum(),
+            chosen_reward=beta * chosen_P.sum(),
+            rejected_reward=beta * rejected_P.sum(),
         )
 
 

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer
 
+from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
+from snaketune.models.compiling import choose, compile_layers
 from snaketune.models.devices import Compute
+from snaketune.models.kernels import Bounds
+from snaketune.models.logprobs import summed_losses
 from snaketune.models.packable import check_config
-from snaketune.models.selftest import self_test
+from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.training.trainer import BaseTrainer, Run, training_arguments
 
@@ -29,12 +33,14 @@ class PackedTrainer(BaseTrainer, Trainer):
             train_dataset=items,
             data_collator=self._collate_items,
         )
+        segments = run.spec.training.micro_batch_rows * rows.most_segments
+        self.bounds = Bounds(segments=segments, longest=rows.row_length)
         # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def check_config(config: PretrainedConfig, rows: PackedRows) -> None:
-        check_config(config, rows.longest[0], rows.has_prefixes)
+    def check_config(config: PretrainedConfig, rows: PackedRows, compute: Compute) -> None:
+        check_config(config, rows.longest[0], rows.has_prefixes, compute.kernel)
 
     @staticmethod
     def check_model(
@@ -47,12 +53,38 @@ class PackedTrainer(BaseTrainer, Trainer):
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}
 
+    def compile(self) -> None:
+        training = self.run.spec.training
+        flops = self.gauge.flops.per_token * self.rows.tokens * training.epochs
+        choice = choose(training.compile, flops, self.run.compute.device)
+        print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.why})", flush=True)
+        if not choice.compiled:
+            return
+        self.compiled = True
+        batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
+        before, again = self._loss_before(batch), self._loss_before(batch)
+        compile_layers(self.model, self.run.compute)
+        _check_compiled(before, again, self._loss_before(batch), self.run.compute)
+
+    def _loss_before(self, batch: dict[str, Any]) -> torch.Tensor:
+        """A batch's loss, computed as in training but without a trace of it."""
+        device = self.run.compute.device
+        self.model.train()
+        with torch.random.fork_rng([device.index] if device.type == "cuda" else []), self.run.compute.autocast():
+            return summed_losses(self.model, batch).detach()
+
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> dict[str, Any]:
-        return self.collate([row for rows in items for row in rows], self.run.compute.kernel)
+        rows = [row for some in items for row in some]
+        if self.compiled:
+            # The last batch of an epoch may be smaller, and so may the last item of each length.
+            items = [*items, *[[]] * (self.args.per_device_train_batch_size - len(items))]
+            missing = (self.rows.row_length - sum(len(row["input_ids"]) for row in some) for some in items)
+            rows += [self.rows.blank(tokens) for tokens in missing if tokens]
+        return self.collate(rows, self.run.compute.kernel, self.bounds)
 
     @staticmethod
-    def collate(rows: list[dict[str, Any]], kernel: str) -> dict[str, Any]:
-        return collate(rows, kernel)
+    def collate(rows: list[dict[str, Any]], kernel: str, bounds: Bounds | None = None) -> dict[str, Any]:
+        return collate(rows, kernel, bounds)
 
     def items(self, batch: dict[str, Any]) -> int:
         """What the loss of an optimizer step is averaged over."""
@@ -64,7 +96,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        self.add_to_window(tokens=inputs["segments"].layout.document_tokens)
+        placed, supervised = inputs["segments"].layout, len(inputs["targets"])
+        prefixes_D, lengths_D = placed.prefix_lengths[placed.documents], placed.lengths[placed.documents]
+        self.gauge.count(prefixes_D, lengths_D, supervised=supervised, projected=supervised)
         # A step may have no items at all: rows in which nothing is supervised teach nothing.
         loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
         if self.args.world_size > 1:
@@ -73,5 +107,19 @@ class PackedTrainer(BaseTrainer, Trainer):
         return loss
 
     def _get_num_items_in_batch(self, batch_samples, device):
-        total = torch.tensor(sum(self.items(batch) for batch in batch_samples), device=device)
+        # Filled in on the device: a copy there would wait for it.
+        total = torch.full((), sum(self.items(batch) for batch in batch_samples), device=device)
         return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
+
+
+def _check_compiled(before: torch.Tensor, again: torch.Tensor, compiled: torch.Tensor, compute: Compute) -> None:
+    """Compiled layers compute what they computed before, which can be seen where they compute the same twice.
+
+    Raises:
+        SnaketuneError: they don't.
+    """
+    if before == again and not abs(compiled - before) <= TOLERANCE[compute.dtype] * abs(before):
+        raise SnaketuneError(
+            f"training.compile: the compiled model's loss is {compiled.item():.6g}, {before.item():.6g} before; nothing was "
+            "trained. Set it to false"
+        )

@@ -28,8 +28,8 @@ class PairRows(PackedRows):
             self.references[document["row"]].append((reference.chosen_logp, reference.rejected_logp))
         self.pairs = len(known)
 
-    def blank(self) -> dict[str, Any]:
-        return super().blank() | {"reference": torch.empty(0, 2)}
+    def blank(self, tokens: int | None = None) -> dict[str, Any]:
+        return super().blank(tokens) | {"reference": torch.empty(0, 2)}
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return super().__getitem__(row) | {

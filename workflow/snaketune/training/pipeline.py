@@ -1,34 +1,30 @@
 """A training from beginning to end, whatever its rows and its loss: load, check, adapt, train, merge and save."""
 
-import json
 import math
 from collections.abc import Callable, Sized
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.models.dropout import without_dropout
-from snaketune.models.loading import add_lora, parameter_count
+from snaketune.models.loading import add_lora, parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import (
     MarkComplete,
     check_finite,
-    copy_trained,
     diverged,
     last_checkpoint,
     remove_incomplete,
 )
 from snaketune.training.order import SetEpoch
+from snaketune.training.saving import choose_dtype, save_trained
 from snaketune.training.trainer import BaseTrainer, Run, Watch
 
 # Gives the model in a data type, quantized or not.
@@ -52,7 +48,7 @@ def train(
     # Before anything is drawn: new rows of the vocabulary, adapters.
     set_seed(spec.training.seed)
     if config:
-        trainer_class.check_config(config, rows)
+        trainer_class.check_config(config, rows, compute)
     model = load(compute.weights_dtype(frozen=spec.lora is not None), spec.quantization)
     if not spec.quantization:
         model = model.to(compute.device)
@@ -70,17 +66,21 @@ def train(
             flush=True,
         )
         trainer = trainer_class(model=model, rows=rows, run=run)
+        print(trainer.gauge, flush=True)
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
+    saved = choose_dtype(spec.training.save_dtype, config, compute)
     if trainer.is_world_process_zero():
-        save_trained(trained, run.work.payload, spec, lambda: load(torch.bfloat16, None))
+        save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=about | {"parameters": parameters, "trainable_parameters": trainable},
+        about=about
+        | {"compiled": trainer.compiled, "parameters": parameters, "trainable_parameters": trainable}
+        | {"saved_dtype": str(saved).removeprefix("torch.")},
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
-            **_throughput(history, parameters, frozen=spec.lora is not None),
+            **trainer.gauge.about(history),
             **facts,
         },
     )
@@ -109,6 +109,7 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
         print(f"resuming from {last}", flush=True)
     else:
         trainer.check_start()
+    trainer.compile()
     mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
     # The log may have looked for the last time before it happened.
     if not math.isfinite(mean_loss):
@@ -124,43 +125,3 @@ def _where(compute: Compute, processes: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "processes": processes,
     }
-
-
-def _throughput(history: list[dict[str, float]], parameters: int, *, frozen: bool) -> dict[str, Any]:
-    rates = sorted(entry["tokens_per_second"] for entry in history[1:] or history)
-    median = rates[len(rates) // 2]
-    # Forward and backward of every parameter; with frozen weights, no gradients of those. Attention isn't counted.
-    per_parameter = 4 if frozen else 6
-    return {
-        "tokens_per_second_median": median,
-        "flops_per_parameter_and_token": per_parameter,
-        "model_tflops_per_second": round(per_parameter * parameters * median / 1e12, 4),
-    }
-
-
-def save_trained(
-    model: torch.nn.Module, folder: Path, spec: SftSpec | DpoSpec, reload: Callable[[], PreTrainedModel]
-) -> None:
-    """Write a complete model folder; adapters are merged into the weights, 4-bit ones into a 16-bit copy of the base.
-
-    Args:
-        reload: gives the unquantized base, for merging.
-    """
-    if spec.lora:
-        adapter = folder / "adapter"
-        model.save_pretrained(adapter)
-        # Its README is a template with nothing filled in.
-        (adapter / "README.md").unlink(missing_ok=True)
-        _sort_target_modules(adapter / "adapter_config.json")
-        if spec.quantization:
-            model = copy_trained(model, add_lora(reload(), spec.lora))
-        model = model.merge_and_unload()
-    model.save_pretrained(folder)
-
-
-def _sort_target_modules(path: Path) -> None:
-    """peft keeps them in a set, which has another order in every process."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(config.get("target_modules"), list):
-        config["target_modules"] = sorted(config["target_modules"])
-    write_json(path, config)

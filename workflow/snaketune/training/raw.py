@@ -6,6 +6,7 @@ The slow way, for what the packed engine lacks and as its yardstick. One convers
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedModel
 from trl import SFTConfig, SFTTrainer
@@ -74,5 +75,7 @@ class RawTrainer(BaseTrainer, SFTTrainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        self.add_to_window(tokens=int(inputs["attention_mask"].sum()))
+        lengths_D = inputs["attention_mask"].sum(1).cpu().numpy()
+        supervised = int((inputs["labels"] != IGNORED).sum())
+        self.gauge.count(np.zeros_like(lengths_D), lengths_D, supervised=supervised, projected=int(lengths_D.sum()))
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

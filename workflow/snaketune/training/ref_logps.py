@@ -36,7 +36,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, model: Artifact, pack: Artifa
     compute = resolve_compute(spec.precision)
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
     config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
-    check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True)
+    check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True, kernel=compute.kernel)
     loaded = load_folder(
         model.folder,
         weights_dtype=compute.weights_dtype(frozen=spec.frozen_weights),

@@ -10,7 +10,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Operation
 from snaketune.models.loading import load_base, read_config
-from snaketune.models.logprobs import token_losses
+from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSION
 from snaketune.stages.outcome import Outcome
@@ -21,6 +21,7 @@ from snaketune.training import pipeline
 from snaketune.training.launched import is_first_process
 from snaketune.training.packed import PackedTrainer
 from snaketune.training.raw import RawRows, RawTrainer
+from snaketune.training.saving import tell_other_tokenizer
 from snaketune.training.trainer import Run
 
 
@@ -31,7 +32,7 @@ class SftTrainer(PackedTrainer):
         return len(batch["targets"])
 
     def batch_loss(self, model, batch):
-        return token_losses(model, batch).sum()
+        return summed_losses(model, batch)
 
 
 def build(
@@ -44,6 +45,7 @@ def build(
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, work.payload / path.name)
+        tell_other_tokenizer(work.payload)
     return outcome
 
 

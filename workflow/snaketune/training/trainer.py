@@ -1,7 +1,7 @@
 """What every training has, whatever its rows are and whichever trainer of transformers runs it.
 
-The trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows, checkpoints without
-pickles, and real throughput.
+The trainer keeps its loop, schedule, precision and distribution. This adds the order of the rows, batches that are ready
+before they are asked for, checkpoints without pickles, and a line of the log that says how fast it goes.
 """
 
 import math
@@ -19,9 +19,12 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.training.ahead import TakesAhead
 from snaketune.training.checkpoints import SafeCheckpoints, diverged
+from snaketune.training.gauge import Gauge, line
 from snaketune.training.launched import parent_is_gone
 from snaketune.training.order import OwnOrder
+from snaketune.training.steps import step_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +46,20 @@ class Run:
         return self.work.state / "checkpoints"
 
 
-class BaseTrainer(OwnOrder, SafeCheckpoints):
+class BaseTrainer(TakesAhead, OwnOrder, SafeCheckpoints):
     """Mixed into a transformers Trainer: what every training has, and what the pipeline asks of each kind."""
 
     # Whether the model's own dropout works in training.
     drops_out = True
+    compiled = False
 
     def __init__(self, *, run: Run, rows: Any, **arguments: Any):
         self.run, self.rows = run, rows
         super().__init__(**arguments)
-        self.window_started: float | None = None
-        self.window_sums: dict[str, float] = {}
+        self.gauge = Gauge(self.model, run.compute, self.args.world_size)
 
     @staticmethod
-    def check_config(config: PretrainedConfig, rows: Any) -> None:
+    def check_config(config: PretrainedConfig, rows: Any, compute: Compute) -> None:
         """Called before weights are loaded; raises SnaketuneError if such a model can't be trained on these rows."""
 
     @staticmethod
@@ -67,26 +70,37 @@ class BaseTrainer(OwnOrder, SafeCheckpoints):
     def check_start(self) -> None:
         """Called before the first step of a training, not of a resumed one; raises SnaketuneError if it can't begin so."""
 
+    def compile(self) -> None:
+        """Called before the first step of this process: compiles the model where that is asked for, or pays."""
+
     def counts(self) -> dict[str, int]:
         """For the manifest."""
         return {"rows": len(self.rows)}
 
-    def add_to_window(self, **sums: float) -> None:
-        """Add to what the next log line shows: `tokens` without padding as a rate, other sums as means over `items`."""
-        if self.window_started is None:
-            self.window_started = time.monotonic()
-        for name, value in sums.items():
-            self.window_sums[name] = self.window_sums.get(name, 0.0) + value
+    def train(self, *arguments: Any, **keywords: Any) -> Any:
+        """However it ends, nobody makes batches any more."""
+        try:
+            return super().train(*arguments, **keywords)
+        finally:
+            self.stop_ahead()
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The Trainer's hook at the beginning of a step."""
+        batches = self.gauge.batches(self.taken_ahead(epoch_iterator, device))
+        return super().get_batch_samples(batches, num_batches, device)
+
+    def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        self.gauge.stop()
+        super()._save_checkpoint(*arguments, **keywords)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """The gauge counts them; the Trainer would go through all parameters at every batch."""
+        return 0
 
     def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
-        """Add throughput and the window's means to the Trainer's own line."""
-        if "loss" in logs and self.window_started is not None:
-            seconds = time.monotonic() - self.window_started
-            tokens = self.window_sums.pop("tokens", 0) * self.args.world_size
-            logs["tokens_per_second"] = round(tokens / seconds, 1)
-            items = self.window_sums.pop("items", 0)
-            logs |= {name: round(total / items, 6) for name, total in self.window_sums.items() if items}
-            self.window_started, self.window_sums = time.monotonic(), {}
+        """Add throughput and the gauge's means to the Trainer's own line."""
+        if "loss" in logs:
+            logs |= self.gauge.read(self.accelerator.gather if self.args.world_size > 1 else None)
         super().log(logs, *arguments, **keywords)
 
 
@@ -94,18 +108,15 @@ class Watch(TrainerCallback):
     """Prints a line per log step, and stops a training that nobody waits for."""
 
     def __init__(self):
-        self.started = time.monotonic()
-        self.first_step: int | None = None
-
-    def on_step_begin(self, args, state, control, **_):
-        """Remember where this process began, for the rate."""
-        if self.first_step is None:
-            self.first_step, self.started = state.global_step, time.monotonic()
+        # When the first step of this process was done, and which: it takes longer than the others.
+        self.warm: tuple[int, float] | None = None
 
     def on_step_end(self, args, state, control, **_):
         """A requeued job may already wait for this folder."""
         if parent_is_gone():
             raise SnaketuneError("the job that started this training is gone; stopping")
+        if self.warm is None:
+            self.warm = state.global_step, time.monotonic()
 
     def on_log(self, args, state, control, logs=None, **_):
         """One line: where it is, how it goes, how long it takes."""
@@ -115,14 +126,10 @@ class Watch(TrainerCallback):
             raise diverged(state.global_step, f"loss {logs['loss']}, grad_norm {logs.get('grad_norm')}")
         if not state.is_world_process_zero:
             return
-        done = max(state.global_step - (self.first_step or 0), 1)
-        left = (time.monotonic() - self.started) / done * (state.max_steps - state.global_step)
-        facts = "  ".join(
-            f"{name.replace('_', ' ')} {float(logs[name]):.4g}"
-            for name in ("loss", "accuracy", "margin", "grad_norm", "learning_rate", "tokens_per_second")
-            if name in logs
-        )
-        print(f"step {state.global_step}/{state.max_steps}  {facts}  {left:.0f} s left", flush=True)
+        first, since = self.warm
+        done, to_do = state.global_step - first, state.max_steps - state.global_step
+        left = (time.monotonic() - since) / done * to_do if done else None
+        print(line(logs, state.global_step, state.max_steps, left), flush=True)
 
 
 def training_arguments(run: Run, items: int) -> TrainingArguments:
@@ -131,7 +138,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
     Args:
         items: of an epoch.
     Raises:
-        SnaketuneError: the batch can't be divided among the processes.
+        SnaketuneError: the batch can't be divided among the processes, or `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
     world = int(os.environ.get("WORLD_SIZE", 1))
@@ -145,13 +152,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         num_train_epochs=training.epochs,
         per_device_train_batch_size=training.micro_batch_rows,
         gradient_accumulation_steps=training.batch_rows // (training.micro_batch_rows * world),
-        learning_rate=training.learning_rate,
-        lr_scheduler_type=training.schedule,
-        warmup_steps=math.ceil(training.warmup_fraction * training.epochs * math.ceil(items / training.batch_rows)),
-        optim=training.optimizer,
-        weight_decay=training.weight_decay,
-        adam_beta1=training.betas[0],
-        adam_beta2=training.betas[1],
+        **step_arguments(training, items, run.compute.device),
         max_grad_norm=training.max_grad_norm,
         gradient_checkpointing=training.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
@@ -166,8 +167,10 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_num_workers=0,
         ddp_find_unused_parameters=False,
         # EpochPermutation fills up; accelerate would take rows from the epoch's beginning again.
         accelerator_config={"even_batches": False, "use_seedable_sampler": False},
+        # training.ahead has a thread for it.
+        dataloader_num_workers=0,
+        dataloader_pin_memory=run.compute.device.type == "cuda",
     )

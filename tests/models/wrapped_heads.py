@@ -1,0 +1,91 @@
+"""As a program: two processes compute one batch each under DDP or FSDP, and compare with all logits at once on one."""
+
+import multiprocessing
+import os
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from benchmarks.families.examine import CPU, Rows
+from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from snaketune.models import head
+from snaketune.models.batches import collate
+from snaketune.models.forward import logits_at, packed_inputs
+from snaketune.models.logprobs import summed_losses, token_losses
+from snaketune.models.selftest import self_test
+
+BATCHES = (Rows((([11, 23, 5], [0, 0, 0], 48),)), Rows((([17, 8], [0, 5], 32),)))
+HEADS = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},
+    "granite": {"logits_scaling": 3.0},
+}
+
+
+def ready(family: str) -> torch.nn.Module:
+    model = tiny_model(tiny_config(family, **HEADS[family]))
+    self_test(model, BATCHES, CPU, training=True)
+    return model
+
+
+def expected_gradients(family: str) -> dict[str, torch.Tensor]:
+    """Averaged over the two batches, as both wrappers average them."""
+    model = ready(family)
+    for rows in BATCHES:
+        batch = collate(rows, "sdpa")
+        logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0]
+        (F.cross_entropy(logits_NV, batch["targets"], reduction="sum") / 2).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def work(rank: int, port: int, wrapper: str, family: str, losses) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    model = ready(family)
+    if wrapper == "ddp":
+        wrapped = DistributedDataParallel(model)
+    else:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        wrapped = fully_shard(model)
+    losses(wrapped, collate(BATCHES[rank], "sdpa")).sum().backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if wrapper == "fsdp":
+        found = {name: gradient.full_tensor() for name, gradient in found.items()}
+    expected = expected_gradients(family)
+    assert found.keys() == expected.keys()
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name], gradient, rtol=1e-4, atol=1e-5 * largest, msg=f"{wrapper} {family} {name}"
+        )
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    # Chunks of seven rows.
+    head.AT_ONCE, head.FREE, head.FEWEST_ROWS = dict.fromkeys(("cpu", "other"), 7 * VOCABULARY), 7 * VOCABULARY, 1
+    forked = multiprocessing.get_context("fork")
+    for wrapper in ("ddp", "fsdp"):
+        for family in HEADS:
+            for losses in (summed_losses, token_losses):
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", 0))
+                    port = free.getsockname()[1]
+                ranks = [forked.Process(target=work, args=(rank, port, wrapper, family, losses)) for rank in range(2)]
+                for rank in ranks:
+                    rank.start()
+                for rank in ranks:
+                    rank.join()
+                if any(rank.exitcode for rank in ranks):
+                    sys.exit(f"{wrapper}, {family}, {losses.__name__}: failed")
+                print(f"{wrapper}, {family}, {losses.__name__}: equal", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    main()

@@ -1,0 +1,126 @@
+"""Compiled layers: chosen for a reason, the same training as without, and nothing compiled again after the first step."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from snaketune.config.runs import Lora, Sft
+from snaketune.errors import SnaketuneError
+from snaketune.models import compiling
+from snaketune.models.compiling import choose
+from snaketune.training.trainer import Watch
+
+from .pipeline_runs import Interrupted, pack, spec, stop_after, train
+from .test_pipeline import preference_training
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch.compiler.set_stance("default")
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def nothing_again(fresh, monkeypatch):
+    """From the second step on, anything that would have to be compiled is an error."""
+    on_step_end, steps = Watch.on_step_end, []
+
+    def ended(self, *arguments, **keywords):
+        on_step_end(self, *arguments, **keywords)
+        steps.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        torch.compiler.set_stance("fail_on_recompile")
+
+    monkeypatch.setattr(Watch, "on_step_end", ended)
+    return steps
+
+
+def weights(folder):
+    return load_file(folder / "payload.partial/model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("family", "lora", "checkpointing"),
+    [("llama", None, False), ("qwen2", Lora(rank=2), True), ("mistral", None, True)],
+)
+def test_a_compiled_training_is_the_same_and_compiles_once(tmp_path, nothing_again, family, lora, checkpointing):
+    # Of 21 rows the last batch has one, of the last step too.
+    rows, settings = pack(tmp_path / "pack", rows=21), {"lora": lora, "gradient_checkpointing": checkpointing}
+    compiled = train(tmp_path / "compiled", rows, spec(compile=True, **settings), family)
+    assert nothing_again[0] > 0
+    assert set(nothing_again) == {nothing_again[0]}
+    torch.compiler.set_stance("default")
+    eager = train(tmp_path / "eager", rows, spec(compile=False, **settings), family)
+    assert (compiled.about.pop("compiled"), eager.about.pop("compiled")) == (True, False)
+    assert compiled.about == eager.about
+    for one, other in zip(compiled.run["history"], eager.run["history"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
+    assert weights(tmp_path / "compiled").keys() == weights(tmp_path / "eager").keys()
+
+
+def test_preferences_too(tmp_path, fresh, capsys):
+    outcome, _ = preference_training(tmp_path, None, compile=True)
+    assert outcome.about["compiled"]
+    assert outcome.run["history"][0]["loss"] == pytest.approx(0.6931, abs=1e-3)
+
+
+def test_a_compiled_training_that_was_cut_off_goes_on_exactly(tmp_path, fresh, monkeypatch):
+    rows, made = pack(tmp_path / "pack", rows=11), spec(epochs=2, compile=True)
+    train(tmp_path / "straight", rows, made)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made)
+    torch._dynamo.reset()
+    train(tmp_path / "resumed", rows, made)
+    straight, resumed = weights(tmp_path / "straight"), weights(tmp_path / "resumed")
+    assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+
+
+def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fresh, monkeypatch):
+    def break_layers(model, compute):
+        for layer in model.model.layers:
+            layer.register_forward_hook(lambda module, arguments, output: output.flip(-1))
+
+    monkeypatch.setattr("snaketune.training.packed.compile_layers", break_layers)
+    with pytest.raises(
+        SnaketuneError, match=r"training\.compile: the compiled model's loss is .*; nothing was\s+trained"
+    ):
+        train(tmp_path / "work", pack(tmp_path / "pack"), spec(compile=True))
+
+
+def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
+    monkeypatch.setattr(compiling, "_trouble", lambda device: "")
+    short, long = choose("auto", 1e12, CPU), choose("auto", 1e14, CPU)
+    assert (short.compiled, long.compiled) == (False, True)
+    assert "too few to earn it back (2e+13 on cpu)" in short.why
+    assert "1.0e+14 FLOPs" in long.why
+    assert not choose("auto", 1e20, torch.device("mps")).compiled
+    assert not choose(False, 1e20, CPU).compiled
+    assert choose(True, 1.0, CPU).compiled
+
+
+def test_without_a_compiler_auto_goes_on_and_true_ends(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "none"),))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    choice = choose("auto", 1e20, CPU)
+    assert not choice.compiled
+    assert "torch can't compile here" in choice.why
+    with pytest.raises(
+        SnaketuneError, match=r"training\.compile: torch can't compile here .*expected `auto` or `false`"
+    ):
+        choose(True, 1e20, CPU)
+
+
+def test_rows_that_are_not_packed_are_not_compiled():
+    run = {"base": {"path": "some/model"}, "corpus": "c", "tokenizer": "t", "packing": {"strategy": "none"}}
+    Sft.model_validate(run | {"training": {"learning_rate": 1e-3}})
+    with pytest.raises(ValidationError, match=r"training\.compile: rows that aren't packed"):
+        Sft.model_validate(run | {"training": {"learning_rate": 1e-3, "compile": True}})

@@ -1,0 +1,129 @@
+"""Every optimizer and schedule that a config may name trains, and goes on after a kill as if there had been none."""
+
+import json
+from typing import get_args
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from snaketune.config.optimizers import OptimizerName
+from snaketune.config.runs import Training
+from snaketune.config.schedules import ScheduleName
+from snaketune.errors import SnaketuneError
+from snaketune.training.checkpoints import load_optimizer, save_optimizer
+from snaketune.training.steps import step_arguments
+from tests.models.conftest import tiny_model
+
+from .pipeline_runs import Interrupted, pack, spec, stop_after, train
+
+OPTIONS = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "cosine_warmup_with_min_lr": {"min_lr": 1e-4}} | {
+    "warmup_stable_decay": {"num_decay_steps": 2}
+}
+
+
+def model():
+    """Weights of 4096 numbers, which bitsandbytes quantizes the states of; it leaves smaller ones alone."""
+    return tiny_model("llama", hidden_size=64, intermediate_size=64, num_hidden_layers=1)
+
+
+def ends_the_same(folder, monkeypatch, **training) -> list[float]:
+    """Train twice, once killed after the fourth step of six; the losses, the same weights being asserted."""
+    rows, made = pack(folder / "pack", rows=12), spec(epochs=2, learning_rate=0.003, **training)
+    losses = [entry["loss"] for entry in train(folder / "straight", rows, made, model).run["history"]]
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(folder / "resumed", rows, made, model)
+    (checkpoint,) = (folder / "resumed/state/checkpoints").glob("checkpoint-4")
+    states = load_file(checkpoint / "optimizer.safetensors")
+    assert any(state.dtype == torch.uint8 for state in states.values()) == ("8bit" in made.training.optimizer)
+    train(folder / "resumed", rows, made, model)
+    straight, resumed = (
+        load_file(folder / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
+    )
+    assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+    return losses
+
+
+@pytest.mark.parametrize("optimizer", get_args(OptimizerName))
+def test_an_optimizer_learns_and_resumes_exactly(optimizer, tmp_path, monkeypatch, capsys):
+    losses = ends_the_same(tmp_path, monkeypatch, optimizer=optimizer, weight_decay=0.1)
+    # The same rows once more.
+    assert sum(losses[3:]) < sum(losses[:3])
+    assert (f"on cpu {optimizer} doesn't page" in capsys.readouterr().out) == optimizer.startswith("paged")
+
+
+@pytest.mark.parametrize("schedule", get_args(ScheduleName))
+def test_a_schedule_resumes_exactly(schedule, tmp_path, monkeypatch):
+    ends_the_same(tmp_path, monkeypatch, schedule=schedule, schedule_options=OPTIONS.get(schedule, {}))
+
+
+def test_the_fused_kernel_learns_what_the_plain_one_does(tmp_path):
+    rows = pack(tmp_path / "pack")
+    fused, plain = (
+        [entry["loss"] for entry in train(tmp_path / name, rows, spec(optimizer=name)).run["history"]]
+        for name in ("adamw_torch_fused", "adamw_torch")
+    )
+    assert fused == pytest.approx(plain, rel=1e-5)
+    assert len(fused) == 18
+
+
+def arguments(**training):
+    made = Training(batch_rows=4, micro_batch_rows=4, learning_rate=0.01, **training)
+    return step_arguments(made, items=40, device=torch.device("cpu"))
+
+
+def test_a_warm_up_is_a_share_of_the_steps_where_there_is_one(tmp_path):
+    assert arguments(warmup_fraction=0.25)["warmup_steps"] == 3
+    # Its default is there for the others.
+    made = spec(epochs=1, schedule="constant")
+    history = train(tmp_path / "work", pack(tmp_path / "pack", rows=12), made).run["history"]
+    assert {entry["learning_rate"] for entry in history} == {0.01}
+
+
+def test_a_schedule_that_does_not_fit_into_the_training_is_refused():
+    steps = {"schedule": "warmup_stable_decay", "warmup_fraction": 0.2}
+    assert arguments(**steps, schedule_options={"num_decay_steps": 8})["lr_scheduler_kwargs"] == {"num_decay_steps": 8}
+    with pytest.raises(SnaketuneError, match=r"training\.schedule_options: .* take 11 steps, and the training has 10"):
+        arguments(**steps, schedule_options={"num_decay_steps": 9})
+    with pytest.raises(SnaketuneError, match=r"training\.warmup_fraction: 1 of 10 steps leaves none"):
+        arguments(schedule="polynomial", warmup_fraction=1)
+
+
+class Counter:
+    """What JSON would turn into something else."""
+
+
+class Own(torch.Tensor):
+    """As quantized states are."""
+
+
+@pytest.mark.parametrize("kept", [Counter(), torch.ones(2).as_subclass(Own), {1: 2}, torch.float32])
+@pytest.mark.parametrize("place", ["state", "group"])
+def test_a_state_that_would_not_come_back_as_it_is_is_refused(tmp_path, kept, place):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    if place == "state":
+        optimizer.state[parameter]["kept"] = [kept]
+    else:
+        optimizer.param_groups[0]["kept"] = kept
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(SnaketuneError, match=r"a checkpoint can't hold a .* of their state exactly"):
+        save_optimizer(tmp_path, optimizer, schedule)
+    assert not (tmp_path / "optimizer.json").exists()
+
+
+def test_groups_come_back_in_their_types(tmp_path):
+    def made(lr):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=lr)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    saved, loaded = made(0.1), made(0.2)
+    kept = {"pair": (1, (2.5, None)), "list": [True, (1,)], "text": "x", "nothing": None, "inner": {"a": ()}}
+    saved[0].param_groups[0] |= kept
+    save_optimizer(tmp_path, *saved)
+    json.loads((tmp_path / "optimizer.json").read_text())
+    load_optimizer(tmp_path, *loaded)
+    assert {key: loaded[0].param_groups[0][key] for key in kept} == kept
+    assert loaded[0].param_groups[0]["lr"] == 0.1

@@ -1,0 +1,84 @@
+"""Compiling a model's layers with `torch.compile`: when it pays, and so that nothing is compiled again after the first step.
+
+Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
+their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it; everything else
+has the same shapes from shard to loss. Inside checkpointed layers their parts are compiled, since the layer runs twice.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from snaketune.errors import SnaketuneError
+from snaketune.models.attention import attend, use_attention
+from snaketune.models.devices import Compute
+from snaketune.models.kernels import NOT_COMPILED
+
+# FLOPs of a run from which on compiling pays: some 10 s on a CPU, a minute on a GPU, for a tenth of the time that follows.
+# Not the time that they take: the choice, and with it the last bits of the weights, would change from run to run.
+PAYS = {"cpu": 2e13, "cuda": 1e17}
+# A step of training and an evaluation of a dozen layers of different kinds.
+MOST_VARIANTS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Whether layers are compiled, and why."""
+
+    compiled: bool
+    why: str
+
+
+def choose(setting: Literal["auto"] | bool, flops: float, device: torch.device) -> Choice:
+    """What `training.compile` means for a run of so many FLOPs.
+
+    Raises:
+        SnaketuneError: compilation was asked for where it doesn't work.
+    """
+    if setting is False:
+        return Choice(compiled=False, why="training.compile is false")
+    if setting == "auto":
+        enough = PAYS.get(device.type)
+        if enough is None:
+            return Choice(compiled=False, why=f"auto doesn't on {device.type}")
+        if flops < enough:
+            return Choice(
+                compiled=False,
+                why=f"auto: {flops:.1e} FLOPs are too few to earn it back ({enough:.0e} on {device.type})",
+            )
+    trouble = _trouble(device)
+    if trouble and setting is True:
+        raise SnaketuneError(f"training.compile: torch can't compile here ({trouble}); expected `auto` or `false`")
+    if trouble:
+        return Choice(compiled=False, why=f"auto: torch can't compile here ({trouble})")
+    return Choice(compiled=True, why="training.compile is true" if setting is True else f"auto: {flops:.1e} FLOPs")
+
+
+def _trouble(device: torch.device) -> str:
+    """Why nothing can be compiled, for instance for want of a C++ compiler; empty if something can."""
+    try:
+        torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
+    except Exception as error:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return ""
+
+
+def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
+    """Compile the layers of `model` in place; they are compiled when they first run.
+
+    Raises:
+        SnaketuneError: it has none that transformers knows as layers.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise SnaketuneError("training.compile: this model has no layers that can be compiled; expected `false`")
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
+    # Kernels aren't chosen by timing them: a resumed run would choose others.
+    torch._inductor.config.deterministic = True
+    if compute.kernel in NOT_COMPILED:
+        use_attention(model, torch.compiler.disable(attend))
+    for layer in layers:
+        for module in layer.children() if layer.gradient_checkpointing else (layer,):
+            module.compile(dynamic=False)

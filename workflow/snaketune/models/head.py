@@ -1,0 +1,227 @@
+"""The output head and its loss, some tokens at a time, so that the logits of all N tokens over V words never exist at once.
+
+    summed losses     their gradients are made with them, chunk by chunk, where the head is a product with its weight and no
+                      more: 6NVH FLOPs as without chunks, memory for the logits of one chunk
+    losses one by one whatever the head does (bias, scaling, soft-capping, adapters) is the model's own code, run on the
+                      hidden states of a chunk; beyond FREE logits it runs again in the backward pass: 8NVH
+
+A model's forward is given the places and targets of what is supervised, so that all of this happens inside whatever is
+wrapped around it: adapters, autocast, DDP, FSDP. The trick of making gradients in the forward is that of Liger's fused linear
+cross entropy (Hsu et al., 2024) and of torch's `linear_cross_entropy`.
+
+Shapes: N supervised tokens, C of them in a chunk, H hidden size, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+# Logits of a chunk whose gradients are made at once: on a CPU as many as fit into its caches.
+AT_ONCE = {"cpu": 2**21, "other": 2**26}
+# Logits that are held for the backward pass.
+FREE = 2**25
+# Fewer rows make slow matrix products.
+FEWEST_ROWS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervised:
+    """What a forward is asked for in the place of logits.
+
+    Attributes:
+        sources_N: places that predict.
+        targets_N: what they should.
+        summed: one number for all of them, or one each.
+    """
+
+    sources_N: torch.Tensor
+    targets_N: torch.Tensor
+    summed: bool
+
+
+class _Reached(Exception):
+    """What the decoder gave; nothing after it needs to run."""
+
+
+def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], places_N: torch.Tensor) -> bool:
+    """Let `model`'s forward take a `supervised`, if what lies behind its decoder can be run by itself.
+
+    Args:
+        inputs, places_N: of a forward that shows it, by logits at some places.
+    Returns:
+        Whether it can; else it isn't changed.
+    """
+    if hasattr(model, "whole_forward"):
+        return True
+    with torch.no_grad():
+        try:
+            outputs = _decoded(model, model.forward, inputs)
+            hidden_CH = _hidden(outputs)[0, places_N]
+            found = _logits(model, model.forward, outputs, hidden_CH, inputs)
+            expected = model(**inputs).logits[0, places_N]
+        except (_Unreached, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            return False
+        if not _same(found, expected):
+            return False
+        model.head_is_product = _is_product(model, outputs, hidden_CH, inputs)
+    model.whole_forward = model.forward
+    # A bound method is copied with the model that it is bound to.
+    model.forward = MethodType(_forward, model)
+    return True
+
+
+class _Unreached(Exception):
+    """The model's decoder isn't what its forward calls."""
+
+
+def _forward(
+    model: PreTrainedModel, *arguments: Any, supervised: Supervised | None = None, **inputs: Any
+) -> torch.Tensor | Any:
+    """Negative log-probabilities of what is supervised, float32[N] or their sum; or what the forward gave before."""
+    if supervised is None:
+        return model.whole_forward(*arguments, **inputs)
+    outputs = _decoded(model, model.whole_forward, inputs)
+    hidden_NH = _hidden(outputs)[0].index_select(0, supervised.sources_N)
+    head = model.get_output_embeddings()
+    # Adapters may have been put around it since it was looked at.
+    if supervised.summed and model.head_is_product and type(head) is torch.nn.Linear:
+        return SummedLosses.apply(hidden_NH, head.weight, supervised.targets_N)
+    losses_N = _one_by_one(
+        lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),
+        hidden_NH,
+        supervised.targets_N,
+        model.config.get_text_config().vocab_size,
+    )
+    return losses_N.sum() if supervised.summed else losses_N
+
+
+def _decoded(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+    """What the decoder gives in a forward, the head left out."""
+
+    def stop(module: torch.nn.Module, arguments: Any, outputs: Any) -> None:
+        raise _Reached(outputs)
+
+    decoder = model.get_decoder()
+    if decoder is model:
+        raise _Unreached
+    hook = decoder.register_forward_hook(stop)
+    try:
+        forward(**inputs)
+    except _Reached as reached:
+        return reached.args[0]
+    finally:
+        hook.remove()
+    raise _Unreached
+
+
+def _hidden(outputs: Any) -> torch.Tensor:
+    return outputs[0]
+
+
+def _logits(
+    model: PreTrainedModel, forward: Callable[..., Any], outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]
+) -> torch.Tensor:
+    """[C, V]: the model's own forward, its decoder giving these hidden states."""
+    if isinstance(outputs, tuple):
+        given = (hidden_CH[None], *outputs[1:])
+    else:
+        given = copy.copy(outputs)
+        given.last_hidden_state = hidden_CH[None]
+    decoder = model.get_decoder()
+    kept = decoder.__dict__.get("forward")
+    decoder.forward = lambda *_, **__: given
+    try:
+        return forward(**inputs).logits[0]
+    finally:
+        if kept is None:
+            del decoder.forward
+        else:
+            decoder.forward = kept
+
+
+def _is_product(model: PreTrainedModel, outputs: Any, hidden_CH: torch.Tensor, inputs: dict[str, Any]) -> bool:
+    """Whether logits are hidden states times the head's weight and nothing else."""
+    head = model.get_output_embeddings()
+    if type(head) is not torch.nn.Linear or head.bias is not None:
+        return False
+    # Large enough for a soft cap to show.
+    large_CH = hidden_CH * (50 / F.linear(hidden_CH, head.weight).std().clamp(min=1e-6))
+    found = _logits(model, model.forward, outputs, large_CH, inputs)
+    return _same(found, F.linear(large_CH, head.weight))
+
+
+def _same(one_CV: torch.Tensor, other_CV: torch.Tensor) -> bool:
+    """But for the rounding of matrix products of other shapes."""
+    if one_CV.shape != other_CV.shape:
+        return False
+    rounding = {torch.float32: 1e-4}.get(other_CV.dtype, 2e-2)
+    return bool((one_CV - other_CV).abs().max() <= rounding * other_CV.abs().max())
+
+
+def _one_by_one(
+    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden_NH: torch.Tensor, targets_N: torch.Tensor, vocabulary: int
+) -> torch.Tensor:
+    def losses(hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits_of(hidden_CH).float(), targets_C, reduction="none")
+
+    rows = max(FREE // vocabulary, FEWEST_ROWS)
+    if len(hidden_NH) <= rows:
+        return losses(hidden_NH, targets_N)
+    chunks = zip(hidden_NH.split(rows), targets_N.split(rows), strict=True)
+    return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
+
+
+class SummedLosses(torch.autograd.Function):
+    """Sum of the negative log-probabilities of targets under softmax(hidden x weight^T), with gradients made on the way.
+
+    With p the probabilities and 1 the target's place, d loss / d logits = p - 1, whatever comes later but for a factor.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden_NH, weight_VH, targets_N):
+        """float32 scalar; matrix products in autocast's data type, everything else in float32."""
+        device = hidden_NH.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
+        of_hidden, of_weight, _ = ctx.needs_input_grad
+        rows = max(AT_ONCE.get(device, AT_ONCE["other"]) // len(weight_VH), FEWEST_ROWS)
+        cast_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
+        total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
+        grad_NH = torch.empty_like(cast_NH) if of_hidden else None
+        grad_VH = torch.zeros_like(weight_VH) if of_weight else None
+        buffer_CV = cast_NH.new_empty(min(rows, len(cast_NH)), len(weight_VH))
+        with torch.autocast(device, enabled=False):
+            for begin in range(0, len(cast_NH), rows):
+                hidden_CH, target_C1 = cast_NH[begin : begin + rows], targets_N[begin : begin + rows, None]
+                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
+                # In float32 the logits' own memory is worked in.
+                work_CV = logits_CV.float()
+                target_logits_C1 = work_CV.gather(1, target_C1)
+                highest_C1 = work_CV.amax(1, keepdim=True)
+                sums_C1 = work_CV.sub_(highest_C1).exp_().sum(1, keepdim=True)
+                total += (highest_C1 + sums_C1.log() - target_logits_C1).sum()
+                if not (of_hidden or of_weight):
+                    continue
+                work_CV.div_(sums_C1).scatter_add_(1, target_C1, torch.full_like(target_logits_C1, -1.0))
+                grad_CV = work_CV.to(dtype)
+                if of_hidden:
+                    torch.mm(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
+                if of_weight and grad_VH.dtype == dtype:
+                    grad_VH.addmm_(grad_CV.t(), hidden_CH)
+                elif of_weight:
+                    grad_VH += grad_CV.t() @ hidden_CH
+        ctx.gradients = (None if grad_NH is None else grad_NH.to(hidden_NH.dtype), grad_VH)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Scales what the forward made, in place: once."""
+        grad_NH, grad_VH = ctx.gradients
+        del ctx.gradients
+        return *(None if made is None else made.mul_(grad) for made in (grad_NH, grad_VH)), None

@@ -1,0 +1,281 @@
+"""Kernels of attention over segments, interchangeable, and what each of them is told of a batch.
+
+The B rows of a batch are laid end to end into one sequence of T tokens; `Segments` tells every kernel who sees whom.
+
+    kernel             where                                   work
+    flash_attention_4  CUDA, compute capability 9 and up       exactly the visible pairs
+    flash_attention_2  CUDA, with flash-attn installed         exactly the visible pairs
+    varlen             CUDA, torch's own varlen_attn           exactly the visible pairs
+    sdpa               everywhere                              a causal call per segment; with prefixes, rectangles
+    dense              everywhere, the reference               all T x T pairs
+
+Where no segment has a prefix, every kernel takes queries, keys and values as they lie. Where a layer sees no further than a
+window of w tokens (itself and the w - 1 before it), kernels that take windows are told; sdpa runs blocks of w queries, each
+against the 2w - 1 keys that they see some of.
+
+Shapes: T tokens, S segments, H query heads, K key/value heads, D head size, n segments in a rectangle of width W.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from snaketune.errors import SnaketuneError
+from snaketune.packing.segments import Layout, causal_buckets, mask, varlen_keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What no batch of a run exceeds, so that kernels get tensors of the same shapes, and the same numbers, for all of them.
+
+    Attributes:
+        segments: of a batch, free ones counted.
+        longest: tokens of a segment with its prefix.
+    """
+
+    segments: int
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segments:
+    """A batch's layout, and of it what its kernel reads. Moves between devices like a tensor.
+
+    Attributes:
+        kernel: one of KERNELS.
+        longest: tokens of the longest segment with its prefix, or what bounds it.
+        positions_T: see `packing.segments.Layout`.
+        lengths_S: for `sdpa` without prefixes.
+        buckets_nW, where_T: for `sdpa` with prefixes, see `packing.segments.causal_buckets`.
+        mask_TT: for `dense`, see `packing.segments.mask`.
+        keys_U, cu_q, cu_k: for the varlen kernels, see `packing.segments.varlen_keys`; without prefixes, keys_U is None.
+    """
+
+    kernel: str
+    layout: Layout
+    longest: int
+    positions_T: torch.Tensor
+    lengths_S: tuple[int, ...] = ()
+    buckets_nW: tuple[torch.Tensor, ...] = ()
+    where_T: torch.Tensor | None = None
+    mask_TT: torch.Tensor | None = None
+    keys_U: torch.Tensor | None = None
+    cu_q: torch.Tensor | None = None
+    cu_k: torch.Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Segments":
+        """On another device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Segments":
+        """A copy in memory that a GPU reads by itself."""
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
+        def changed(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return change(value)
+            return tuple(map(changed, value)) if isinstance(value, tuple) else value
+
+        return replace(self, **{field.name: changed(getattr(self, field.name)) for field in fields(self)})
+
+
+def segments_for(kernel: str, rows: Layout, bounds: Bounds | None = None) -> Segments:
+    """The layout as `kernel` wants it, on the CPU.
+
+    Args:
+        bounds: of all batches of a run.
+    """
+    arrays: dict[str, Any]
+    if kernel == "sdpa" and not rows.prefixed:
+        arrays = {"lengths_S": tuple(rows.lengths.tolist())}
+    elif kernel == "sdpa":
+        buckets, where = causal_buckets(rows)
+        arrays = {"buckets_nW": tuple(map(torch.from_numpy, buckets)), "where_T": torch.from_numpy(where)}
+    elif kernel == "dense":
+        arrays = {"mask_TT": torch.from_numpy(mask(rows))}
+    else:
+        keys, cu_q, cu_k = varlen_keys(rows)
+        # Empty segments after the last one.
+        missing = bounds.segments - len(rows.starts) if bounds else 0
+        cu_q, cu_k = (torch.from_numpy(np.pad(cu, (0, missing), mode="edge")) for cu in (cu_q, cu_k))
+        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": torch.from_numpy(keys)} if rows.prefixed else {})
+    longest = bounds.longest if bounds else rows.widest
+    return Segments(kernel=kernel, layout=rows, longest=longest, positions_T=torch.from_numpy(rows.positions), **arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a layer asks of its attention besides softmax over what is visible.
+
+    Attributes:
+        scaling: factor of the logits; None for 1 / sqrt(D).
+        dropout: probability that a weight is dropped.
+        window: tokens that a token sees, itself counted, where some segment is longer than that.
+        softcap: logits x become softcap * tanh(x / softcap).
+    """
+
+    scaling: float | None = None
+    dropout: float = 0.0
+    window: int | None = None
+    softcap: float | None = None
+
+
+def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, asked: Asked) -> torch.Tensor:
+    if segments.layout.prefixed:
+        return _rectangles(query_1HTD, key_1KTD, value_1KTD, segments, asked)
+    parts = (tensor.split(segments.lengths_S, dim=2) for tensor in (query_1HTD, key_1KTD, value_1KTD))
+    return torch.cat([_causal(*part, asked).transpose(1, 2) for part in zip(*parts, strict=True)], dim=1)
+
+
+def _rectangles(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+    """Prefix tokens are gathered in front of a segment's own, so that the causal triangle is the whole mask.
+
+    What the prefix's queries give there is dropped by `where_T`.
+    """
+    query_THD, key_TKD, value_TKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    outputs = []
+    for tokens_nW in segments.buckets_nW:
+        gathered = (
+            tensor.index_select(0, tokens_nW.reshape(-1)).unflatten(0, tokens_nW.shape).transpose(1, 2)
+            for tensor in (query_THD, key_TKD, value_TKD)
+        )
+        outputs.append(_causal(*gathered, asked).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, segments.where_T)[None]
+
+
+def _causal(query_nHWD, key_nKWD, value_nKWD, asked: Asked) -> torch.Tensor:
+    """[n, H, W, D]: every token sees itself and those before it, back to the window's edge."""
+    how = {
+        "dropout_p": asked.dropout,
+        "scale": asked.scaling,
+        "enable_gqa": query_nHWD.shape[1] != key_nKWD.shape[1],
+    }
+    width, window = query_nHWD.shape[2], asked.window
+    if window is None or width <= window:
+        return F.scaled_dot_product_attention(query_nHWD, key_nKWD, value_nKWD, is_causal=True, **how)
+    blocks = []
+    for begin in range(0, width, window):
+        seen, end = max(begin - window + 1, 0), min(begin + window, width)
+        back = torch.arange(begin, end, device=query_nHWD.device)[:, None] - torch.arange(
+            seen, end, device=query_nHWD.device
+        )
+        blocks.append(
+            F.scaled_dot_product_attention(
+                query_nHWD[:, :, begin:end],
+                key_nKWD[:, :, seen:end],
+                value_nKWD[:, :, seen:end],
+                attn_mask=(back >= 0) & (back < window),
+                **how,
+            )
+        )
+    return torch.cat(blocks, dim=2)
+
+
+def _dense(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+    visible_TT = segments.mask_TT
+    if asked.window:
+        visible_TT = visible_TT & (segments.positions_T[:, None] - segments.positions_T < asked.window)
+    out_1HTD = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=visible_TT,
+        dropout_p=asked.dropout,
+        scale=asked.scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out_1HTD.transpose(1, 2)
+
+
+def _end_to_end(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix; without prefixes U is T.
+
+    Under autocast with float32 weights, rotary embeddings lift queries and keys to float32, which these kernels don't take;
+    the values still have the data type of the computation.
+    """
+    query_THD, key_UKD, value_UKD = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
+    if segments.keys_U is not None:
+        key_UKD, value_UKD = (tensor.index_select(0, segments.keys_U) for tensor in (key_UKD, value_UKD))
+    return query_THD.contiguous(), key_UKD.contiguous(), value_UKD.contiguous()
+
+
+def _varlen(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    if asked.dropout:
+        raise SnaketuneError("torch's varlen attention has no dropout; set the model's attention_dropout to 0")
+    return varlen_attn(
+        *_end_to_end(query, key, value, segments),
+        segments.cu_q,
+        segments.cu_k,
+        segments.longest,
+        segments.longest,
+        scale=asked.scaling,
+        window_size=(asked.window - 1 if asked.window else -1, 0),
+        **({"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_groups(varlen_attn) else {}),
+    )[None]
+
+
+@cache
+def _asks_for_groups(varlen_attn: Callable[..., Any]) -> bool:
+    """Whether fewer key than query heads have to be announced; before torch 2.13 they are just taken."""
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def _flash_2(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+    from flash_attn import flash_attn_varlen_func
+
+    return flash_attn_varlen_func(
+        *_end_to_end(query, key, value, segments),
+        segments.cu_q,
+        segments.cu_k,
+        segments.longest,
+        segments.longest,
+        dropout_p=asked.dropout,
+        softmax_scale=asked.scaling,
+        causal=True,
+        window_size=(asked.window - 1 if asked.window else -1, -1),
+        softcap=asked.softcap or 0.0,
+    )[None]
+
+
+def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    if asked.dropout:
+        raise SnaketuneError("flash-attn 4 has no dropout; set the model's attention_dropout to 0")
+    query_THD, key_UKD, value_UKD = _end_to_end(query, key, value, segments)
+    out = flash_attn_varlen_func(
+        query_THD,
+        key_UKD,
+        value_UKD,
+        cu_seqlens_q=segments.cu_q,
+        cu_seqlens_k=segments.cu_k,
+        max_seqlen_q=segments.longest,
+        max_seqlen_k=segments.longest,
+        softmax_scale=asked.scaling,
+        causal=True,
+        window_size=(asked.window - 1 if asked.window else None, None),
+        softcap=asked.softcap or 0.0,
+    )
+    return (out[0] if isinstance(out, tuple) else out)[None]
+
+
+KERNELS: dict[str, Callable[..., torch.Tensor]] = {
+    "sdpa": _sdpa,
+    "dense": _dense,
+    "varlen": _varlen,
+    "flash_attention_2": _flash_2,
+    "flash_attention_4": _flash_4,
+}
+# Those that cap the logits of attention, as Gemma 2 has it.
+SOFTCAP = {"flash_attention_2", "flash_attention_4"}
+# Those whose calls and shapes differ from batch to batch, or whose code no compiler reads: they run as they are.
+NOT_COMPILED = {"sdpa", "flash_attention_4"}

@@ -1,0 +1,134 @@
+"""The most that a device can compute in matrix products, which shares of it are of.
+
+Known cards from one table, everything else by measuring: a share of a measured peak is of what this machine does today, with
+the threads in use; one of a data sheet's figure is of what its vendor promises.
+"""
+
+import re
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from snaketune.models.devices import Compute
+
+TERA = 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """FLOP/s of one device in one data type, and where the figure is from."""
+
+    flops_per_second: float
+    source: str
+
+
+# Dense peaks in TFLOP/s, as (16 bit with float32 accumulation, TF32, float32): vendors quote twice as much for tensor cores
+# where half of the weights are zero ("with sparsity"). Names are torch's, without vendor, line and memory. None: the card has
+# no such unit. Variants that aren't here (laptops, slices of a card, others of a family) run at other clocks: measured. Of
+# 16 bits, bfloat16 and float16 are equally fast on all of these but those of NO_BFLOAT16.
+PEAKS: dict[tuple[str, ...], tuple[float | None, float | None, float]] = {
+    # NVIDIA H100 data sheet: columns SXM, PCIe (first edition), NVL.
+    ("h100 hbm3", "h100 sxm5"): (989.4, 494.7, 66.9),
+    ("h100 pcie",): (756.5, 378.0, 51.2),
+    ("h100 nvl",): (835.5, 417.5, 60.0),
+    # NVIDIA H200 data sheet: SXM, NVL. GH200 data sheet: the same chip as the H100 SXM.
+    ("h200", "gh200"): (989.4, 494.7, 66.9),
+    ("h200 nvl",): (835.5, 417.5, 60.0),
+    # NVIDIA HGX B200 and GB200 NVL72 data sheets, by GPU.
+    ("b200",): (2250.0, 1125.0, 75.0),
+    ("gb200",): (2500.0, 1250.0, 80.0),
+    # NVIDIA A100 data sheet: SXM and PCIe alike.
+    ("a100 sxm4", "a100 pcie"): (312.0, 156.0, 19.5),
+    # NVIDIA A30, A40, A10 data sheets; A10G: the data sheet that AWS publishes (it isn't an A10).
+    ("a30",): (165.0, 82.0, 10.3),
+    ("a40",): (149.7, 74.8, 37.4),
+    ("a10",): (125.0, 62.5, 31.2),
+    ("a10g",): (70.0, 35.0, 35.0),
+    # NVIDIA L4, L40, L40S data sheets.
+    ("l4",): (121.0, 60.0, 30.3),
+    ("l40",): (181.0, 90.5, 90.5),
+    ("l40s",): (362.0, 183.0, 91.6),
+    # NVIDIA Ampere GA102 architecture, appendix A. GeForce cards accumulate in float32 at half rate, RTX A ones at full.
+    ("rtx 3080",): (59.5, 29.8, 29.8),
+    ("rtx 3090",): (71.0, 35.6, 35.6),
+    ("rtx a6000",): (154.8, 77.4, 38.7),
+    # NVIDIA Ada architecture, appendix A; RTX 6000 Ada: its own architecture paper.
+    ("rtx 4080",): (97.5, 48.7, 48.7),
+    ("rtx 4090",): (165.2, 82.6, 82.6),
+    ("rtx 6000 ada generation",): (364.2, 182.1, 91.1),
+    # NVIDIA RTX Blackwell architecture, appendix A.
+    ("rtx 5080",): (112.6, 56.3, 56.3),
+    ("rtx 5090",): (209.5, 104.8, 104.8),
+    # AMD Instinct data sheets. A MI250X is two devices to torch, so this is half of a card.
+    ("mi250x",): (191.5, None, 47.9),
+    ("mi300x", "mi325x"): (1307.4, 653.7, 163.4),
+    # NVIDIA T4 and V100 data sheets.
+    ("t4",): (65.0, None, 8.1),
+    ("v100 sxm2",): (125.0, None, 15.7),
+    ("v100 pcie",): (112.0, None, 14.0),
+}
+NO_BFLOAT16 = {"t4", "v100 sxm2", "v100 pcie"}
+DECORATION = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct)\b|[- ]\d+ ?gb\b|-")
+
+
+def peak_of(compute: Compute) -> Peak:
+    """The peak of what this process computes with."""
+    dtype = compute.dtype
+    name = torch.cuda.get_device_name(compute.device) if compute.device.type == "cuda" else ""
+    tf32 = name and dtype == torch.float32 and _products_in_tf32()
+    called = "tf32" if tf32 else str(dtype).removeprefix("torch.")
+    if known := name and known_peak(name, called):
+        return Peak(flops_per_second=known, source=f"data sheet of {name}, dense {called}")
+    return measured_peak(compute.device, dtype, called, torch.get_num_threads())
+
+
+def _products_in_tf32() -> bool:
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def known_peak(name: str, dtype: str) -> float | None:
+    """FLOP/s of a card by torch's name for it, if the table has it.
+
+    >>> known_peak("NVIDIA H100 80GB HBM3", "bfloat16"), known_peak("NVIDIA A100-SXM4-40GB", "tf32")
+    (989400000000000.0, 156000000000000.0)
+    >>> known_peak("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16"), known_peak("Tesla T4", "bfloat16")
+    (None, None)
+    """
+    plain = " ".join(DECORATION.sub(" ", name.casefold()).split())
+    row = next((figures for names, figures in PEAKS.items() if plain in names), None)
+    if row is None or (dtype == "bfloat16" and plain in NO_BFLOAT16):
+        return None
+    half, tf32, single = row
+    figure = {"bfloat16": half, "float16": half, "tf32": tf32, "float32": single}.get(dtype)
+    return figure and figure * TERA
+
+
+@cache
+def measured_peak(device: torch.device, dtype: torch.dtype, called: str, threads: int, seconds: float = 0.3) -> Peak:
+    """The best of a few square matrix products, once per process.
+
+    The numbers multiplied come from a generator of their own, so that a training draws what it would have drawn without.
+    """
+    on_cpu = device.type == "cpu"
+    # A GPU is given several at once, so that starting them takes no part of the time.
+    side, together = (1024, 1) if on_cpu else (4096, 16)
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(side, side, generator=generator).to(device, dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    best, begun = float("inf"), time.perf_counter()
+    # The first ones warm up.
+    for tries in range(50):
+        started = time.perf_counter()
+        for _ in range(together):
+            torch.matmul(left, right, out=product)
+        if not on_cpu:
+            torch.accelerator.synchronize(device)
+        now = time.perf_counter()
+        if tries:
+            best = min(best, (now - started) / together)
+        if tries >= 2 and now - begun > seconds:
+            break
+    on = f", {threads} thread{'s' if threads > 1 else ''}" if on_cpu else ""
+    return Peak(flops_per_second=2 * side**3 / best, source=f"measured matrix product, {called}{on}")

@@ -1,0 +1,115 @@
+"""A trained model as the folder that people load: adapters merged, in a data type that is chosen, in shards of at most 5 GB.
+
+Training keeps float32 masters, or 16-bit weights under float32 adapters. What is written is rounded once, after everything was
+added up in float32, one layer at a time, so that a GPU that could train the model can also merge it.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from snaketune.artifacts.manifest import write_json
+from snaketune.config.runs import SaveDtype
+from snaketune.models.devices import Compute
+from snaketune.models.loading import add_lora, stored_dtype
+from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.training.checkpoints import copy_trained
+
+SHARD_SIZE = "5GB"
+# Where tokenizers differ: words, digits, runs of blanks, letters beyond ASCII.
+PROBE = "The cats of 1987 sat on 12 mats; naïve, they didn't move.\n\n    def f(x): return x"
+
+
+def choose_dtype(asked: SaveDtype, config: PretrainedConfig | None, compute: Compute) -> torch.dtype:
+    """The data type that a result's weights are saved in.
+
+    `auto` is bfloat16 for what was computed in it, or came in it. A float16 model that was computed in float32 is saved in
+    float32: bfloat16 would drop three bits that it came with, and float16 may overflow.
+
+    Args:
+        config: of the model before it was trained; None where it is made from scratch.
+    """
+    if asked != "auto":
+        return getattr(torch, asked)
+    return torch.bfloat16 if torch.bfloat16 in (compute.dtype, stored_dtype(config)) else torch.float32
+
+
+def save_trained(
+    model: torch.nn.Module,
+    folder: Path,
+    spec: SftSpec | DpoSpec,
+    dtype: torch.dtype,
+    reload: Callable[[], PreTrainedModel],
+) -> None:
+    """Write a complete model folder. The model is of no use for training afterwards.
+
+    Args:
+        reload: gives the base as it is without quantization, for what was trained on 4-bit weights to be merged into.
+    """
+    if spec.lora:
+        adapter = folder / "adapter"
+        model.save_pretrained(adapter)
+        # Its README is a template with nothing filled in.
+        (adapter / "README.md").unlink(missing_ok=True)
+        _sort_target_modules(adapter / "adapter_config.json")
+        if spec.quantization:
+            model = copy_trained(model, add_lora(reload(), spec.lora))
+        model = merge(model, dtype)
+    round_weights(model, dtype)
+    model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+
+
+def tell_other_tokenizer(folder: Path) -> None:
+    """Say so if plain transformers makes other tokens of a text than the model learned.
+
+    For some architectures, Qwen2 among them, AutoTokenizer takes the family's own class whatever the folder says, and that
+    class cuts texts by its own rules: right for the family's models, wrong for a vocabulary that was trained here.
+    """
+    own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
+    try:
+        plain = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError):
+        # It comes with code of its own, which isn't run for a look.
+        return
+    if plain(PROBE, add_special_tokens=False)["input_ids"] != own:
+        print(
+            f"note: AutoTokenizer reads this folder as {type(plain).__name__}, which makes other tokens of a text than the "
+            "model learned; outside of snaketune load its tokenizer with transformers.PreTrainedTokenizerFast",
+            flush=True,
+        )
+
+
+def merge(model: torch.nn.Module, dtype: torch.dtype) -> PreTrainedModel:
+    """The model without its adapters, which are added to its weights in float32; layers that had one are of `dtype` then."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer):
+            layer.float()
+            layer.merge()
+            layer.get_base_layer().to(dtype)
+    return model.unload()
+
+
+@torch.no_grad()
+def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Put parameters into a data type, in place; tied ones stay tied.
+
+    Those that the model wants in float32 whatever it is loaded in, as some routers, are left as they are; so are buffers.
+    """
+    kept = model._keep_in_fp32_modules_strict or ()
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not any(pattern in name for pattern in kept):
+            parameter.data = parameter.data.to(dtype)
+
+
+def _sort_target_modules(path: Path) -> None:
+    """peft keeps them in a set, which has another order in every process."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(config.get("target_modules"), list):
+        config["target_modules"] = sorted(config["target_modules"])
+    write_json(path, config)
