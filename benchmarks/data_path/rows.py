@@ -68,12 +68,12 @@ def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
     return paths
 
 
-def made_tokenizer(folder: Path, files: list[Path]) -> Path:
+def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> Path:
     """The manifest of a tokenizer trained on the files."""
     corpus_spec = {"kind": "conversations", "sources": [{"files": [str(f) for f in files]}], "held_out": 0}
     with chdir(folder):
         stage("corpus", corpus_spec, {"files": files}, "small")
-        spec = TokenizerSpec(model="bpe", vocab_size=8192, character_coverage=0.9995, split_digits=True)
+        spec = TokenizerSpec(model="bpe", vocab_size=vocab_size, character_coverage=0.9995, split_digits=True)
         inputs = {
             "corpora": [folder / "small/manifest.json"],
             "chat_template": [ROOT / "resources/chat_templates/chatml.jinja"],
@@ -88,7 +88,7 @@ def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: s
     run(name, spec=json.dumps(spec), code=code, inputs=inputs, out=Path(out).resolve(), operation=Operation())
 
 
-def chain(folder: Path, files: list[Path], tokenizer: Path) -> Path:
+def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH) -> Path:
     """Raw files to shards by the five stages, manifests and digests included."""
     folder.mkdir()
     with chdir(folder):
@@ -97,10 +97,10 @@ def chain(folder: Path, files: list[Path], tokenizer: Path) -> Path:
         made = {name: [Path(name, "manifest.json").resolve()] for name in ("corpus", "tokens", "plan", "shards")}
         inputs = {"corpus": made["corpus"], "tokenizer": [tokenizer]}
         stage("tokenize", {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}, inputs, "tokens")
-        rows = {"kind": "sft", "lengths": [ROW_LENGTH], "strategy": "best-fit-decreasing", "overflow": "truncate"}
+        rows = {"kind": "sft", "lengths": [length], "strategy": "best-fit-decreasing", "overflow": "truncate"}
         stage("plan", rows, {"tokens": made["tokens"]}, "plan")
         inputs = {"plan": made["plan"], "tokens": made["tokens"], "corpus": []}
         stage("write", {"part": 1, "parts": 1}, inputs, "shards")
-        settings = {"kind": "sft", "length": ROW_LENGTH, "overflow": "truncate"}
+        settings = {"kind": "sft", "length": length, "overflow": "truncate"}
         stage("pack", settings, {"plan": made["plan"], "shards": made["shards"]}, "pack")
     return folder / "pack/manifest.json"

@@ -1,0 +1,28 @@
+"""The work of a training step, as floating-point operations of matrix products.
+
+Counted as published figures count it: 6 for each parameter that a real token is multiplied with (forward, and two products
+backward), 4 where the weights are frozen and have no gradients of their own; and attention over the pairs of tokens that see
+each other. What `models.flops` counts, from numbers alone, for machines that lack what it needs; a test holds the two equal.
+"""
+
+import numpy as np
+
+
+def visible_pairs(lengths: np.ndarray) -> int:
+    """How many pairs of query and key documents of these lengths have, each token seeing itself and those before it.
+
+    >>> visible_pairs(np.array([1, 3]))
+    7
+    """
+    long = np.asarray(lengths, np.int64)
+    return int((long * (long + 1) // 2).sum())
+
+
+def attention_flops(pairs: int, *, heads: int, head_dim: int, layers: int) -> float:
+    """Forward and backward: each pair is a product of queries and keys and one with values, and twice that backward."""
+    return 3.0 * 4 * heads * head_dim * layers * pairs
+
+
+def step_flops(parameters: int, tokens: int, attention: float, *, frozen: bool = False) -> float:
+    """Of real tokens, with attention over their documents."""
+    return (4.0 if frozen else 6.0) * parameters * tokens + attention

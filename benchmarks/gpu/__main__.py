@@ -1,0 +1,191 @@
+"""The packed engine on a CUDA GPU, with one command: first whether every kernel is right, then how fast it trains.
+
+    make bench-gpu
+
+Or, where there is no environment of this project, `python3 -m benchmarks.gpu` with what is installed: torch 2.11 or newer,
+transformers 5, numpy, pyarrow and xxhash; TRL, bitsandbytes and what else only some parts need are used where they are. No
+network, no Snakemake, no tokenizer, no data. Weights are random. Writes results/bench/gpu.json after every result, ends within
+`--seconds`, and says what it had to skip. `--rehearse` runs all of it with tiny models on the CPU, into a file of its own.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.worker import KERNELS, MARK
+
+ROOT = Path(__file__).resolve().parents[2]
+GOALS = {
+    "gpu_23m_mfu": 0.35,
+    "gpu_1_5b_full_mfu": 0.5,
+    "gpu_7b_lora_mfu": 0.5,
+    "gpu_7b_qlora_mfu": None,
+    "gpu_23m_speedup_vs_trl": 3,
+    "gpu_7b_lora_speedup_vs_trl": 1.3,
+}
+# The most important first, and the seconds that must be left for one to begin.
+PARTS = {
+    "measure 23m": 40,
+    "measure 7b_lora": 60,
+    "measure 1_5b_full": 50,
+    "demo resumed": 90,
+    "peer 23m": 40,
+    "peer 7b_lora": 60,
+    "variants 23m": 60,
+    "variants 1_5b_full": 80,
+    "variants 7b_lora": 100,
+    "measure 7b_qlora": 60,
+}
+# How many times as long one may take, so that the others get their turn; and what share of the time all kernels get.
+AT_MOST, FOR_KERNELS = 3, 0.3
+# What of an entry is told while it runs.
+TOLD = (
+    "device", "case", "precision", "variant", "status", "why", "mfu", "tokens_per_s", "step_s", "rows", "peak_memory_gb",
+    "forward", "backward", "same_digest",
+)  # fmt: skip
+# What is kept of the words of a part that failed.
+LAST_LINES = 30
+
+
+class Results:
+    """What was found so far, in a file that is always whole."""
+
+    def __init__(self, path: Path, about: dict[str, Any]):
+        self.path, self.about = path, about
+        self.found: dict[str, list[dict[str, Any]]] = {}
+        self.lock = threading.Lock()
+
+    def add(self, part: str, entry: dict[str, Any]) -> None:
+        """Tell it, keep it, and write everything again."""
+        with self.lock:
+            self.found.setdefault(part, []).append(entry)
+            told = "  ".join(f"{name} {_short(entry[name])}" for name in TOLD if entry.get(name) is not None)
+            print(f"{part}: {told}", flush=True)
+            # Those of tiny models on a CPU are no figures.
+            keys = {} if self.about["rehearsal"] else figures(self.found)
+            text = json.dumps(keys | {"goals": GOALS, "made_on": self.about, "results": self.found}, indent=2)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(text + "\n", encoding="utf-8")
+            partial.replace(self.path)
+
+    def wrong(self) -> list[str]:
+        """The parts in which something failed or isn't right."""
+        return [part for part, some in self.found.items() if any(one["status"] in ("failed", "wrong") for one in some)]
+
+
+def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """By key, what was measured: the share of the peak as trained by default, and how much faster that is than TRL."""
+    made = {}
+    for key in GOALS:
+        name, _, of = key.removeprefix("gpu_").rpartition("_mfu")
+        name = name or of.removesuffix("_speedup_vs_trl")
+        ours, theirs = measured(found, f"measure {name}"), measured(found, f"peer {name}")
+        if key.endswith("_mfu") and ours:
+            made[key] = ours["mfu"]
+        elif not key.endswith("_mfu") and ours and theirs:
+            made[key] = ours["tokens_per_s"] / theirs["tokens_per_s"]
+    return made
+
+
+def measured(found: dict[str, list[dict[str, Any]]], part: str) -> dict[str, Any]:
+    """The first entry of a part that holds a measure; empty if there is none."""
+    return next((entry for entry in found.get(part, []) if entry["status"] == "measured"), {})
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)[:300]
+
+
+def run_part(part: str, results: Results, deadline: float, *options: str) -> None:
+    """Run a part in a process of its own, until it ends or the time is up."""
+    command = [sys.executable, "-m", "benchmarks.gpu.worker", *part.split(), *options]
+    paths = (str(ROOT / "workflow"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
+    # One of several: a trainer that sees more spreads a batch over them.
+    gpu = "" if "--rehearse" in options else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "HF_HUB_OFFLINE": "1",
+    }
+    with subprocess.Popen(
+        command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        late = threading.Timer(max(deadline - time.monotonic(), 0), _stop, [process])
+        late.start()
+        said, ended = [], False
+        for line in process.stdout:
+            if line.startswith(MARK):
+                entry = json.loads(line.removeprefix(MARK))
+                ended |= entry["status"] == "failed"
+                results.add(part, entry)
+            else:
+                said = [*said, line][-LAST_LINES:]
+        status = process.wait()
+        late.cancel()
+    if time.monotonic() >= deadline:
+        results.add(part, {"status": "skipped", "why": "stopped here: the time was up"})
+    elif status and not ended:
+        results.add(part, {"status": "failed", "why": f"exit status {status}", "said": "".join(said)})
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """With all that it started."""
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+def main() -> int:
+    """Returns the exit status: 1 if anything failed or wasn't right."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=540, help="when to end")
+    parser.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--only", nargs="*", choices=("kernels", *PARTS), metavar="PART")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    out = options.out or ROOT / f"results/bench/gpu{'-rehearsal' if options.rehearse else ''}.json"
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]]),
+        "rehearsal": options.rehearse,
+    }
+    results = Results(out, about)
+    switches = ["--rehearse"] if options.rehearse else []
+    run_part("facts here", results, deadline, *switches)
+    if results.wrong():
+        return 1
+    wanted = options.only or ["kernels", *PARTS]
+    if "kernels" in wanted:
+        # On a GPU compilation takes the time, on cores that have nothing else to do.
+        until = time.monotonic() + options.seconds * FOR_KERNELS
+        with ThreadPoolExecutor(1 if options.rehearse else len(KERNELS)) as pool:
+            for name in KERNELS:
+                pool.submit(run_part, f"kernel {name}", results, until, *switches)
+    for part, needed in PARTS.items():
+        if part not in wanted:
+            continue
+        left = deadline - time.monotonic()
+        if left < (5 if options.rehearse else needed):
+            results.add(part, {"status": "skipped", "why": f"{left:.0f} s left; it needs about {needed}"})
+            continue
+        rows = measured(results.found, part.replace("peer", "measure")).get("rows", 0) if "peer" in part else 0
+        until = min(deadline, time.monotonic() + AT_MOST * needed)
+        run_part(part, results, until, *switches, *(["--rows", str(rows)] if rows else []))
+    if wrong := results.wrong():
+        print(f"failed or not right: {', '.join(wrong)}; see {out}", file=sys.stderr)
+    print(f"written: {out}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

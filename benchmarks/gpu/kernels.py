@@ -1,0 +1,156 @@
+"""Is every kernel right? Each beside the dense mask, forward and backward, in each situation and data type that it may meet.
+
+The model is a small one with grouped queries or without, a sliding window or none; the rows hold documents of different lengths
+and free tokens, or completions that share their prompts. The dense mask itself is held against every document alone by
+transformers' own attention. A kernel that refuses a situation by name isn't wrong; one that fails or differs is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
+from snaketune.models.batches import collate, on_device
+from snaketune.models.compiling import compile_layers
+from snaketune.models.devices import Compute
+from snaketune.models.forward import allow_packed
+from snaketune.models.logprobs import separate_token_losses, token_losses
+from snaketune.packing.shards import IGNORED
+
+# These take 16 bits alone.
+HALF_ONLY = {"varlen", "flash_attention_2", "flash_attention_4"}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+VOCABULARY, LENGTH = 256, 96
+DOCUMENTS = [[37, 19, 28], [64, 5, 11]]
+PREFIXES = [[0, 21, 30], [0, 40, 64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A situation."""
+
+    name: str
+    kv_heads: int = 4
+    window: int | None = None
+    prefixes: bool = False
+    compiled: bool = False
+
+
+CASES = (
+    Case(name="documents"),
+    Case(name="grouped queries", kv_heads=2),
+    Case(name="prefixes", prefixes=True),
+    Case(name="grouped queries, prefixes", kv_heads=2, prefixes=True),
+    Case(name="grouped queries, window", kv_heads=2, window=16),
+    Case(name="grouped queries, prefixes, compiled", kv_heads=2, prefixes=True, compiled=True),
+    Case(name="grouped queries, window, compiled", kv_heads=2, window=16, compiled=True),
+)
+# Weights and computation: as a full training has them, and as adapters on frozen weights do.
+PRECISIONS = (
+    ("float32", torch.float32, torch.float32),
+    ("bfloat16", torch.float32, torch.bfloat16),
+    ("bfloat16 weights", torch.bfloat16, torch.bfloat16),
+)
+
+
+def check(
+    kernel: str, device: torch.device, compiled: tuple[str, ...] = ("float32", "bfloat16")
+) -> Iterator[dict[str, Any]]:
+    """One entry per case and precision: right, wrong, refused or failed, with the differences or the error.
+
+    Args:
+        compiled: the precisions in which it is compiled too, last, for that takes longest.
+    """
+    for case in sorted(CASES, key=lambda case: case.compiled):
+        for name, weights, dtype in PRECISIONS:
+            if (dtype == torch.float32 and kernel in HALF_ONLY) or (case.compiled and name not in compiled):
+                continue
+            compute = Compute(device=device, dtype=dtype, kernel=kernel)
+            yield {"kernel": kernel, "case": case.name, "precision": name} | _judged(case, compute, weights)
+
+
+def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any]:
+    try:
+        model = _model(case, compute.device, weights)
+        batch = on_device(collate(_rows(case), compute.kernel), compute.device)
+        expected = _expected(model, case, compute)
+        use_segment_attention(model)
+        if case.compiled:
+            torch._dynamo.reset()
+            compile_layers(model, compute)
+        got = _losses_and_gradients(model, batch, compute)
+    except Unpackable as error:
+        return {"status": "refused", "why": str(error)}
+    except Exception as error:
+        return {"status": "failed", "why": f"{type(error).__name__}: {str(error).strip()[:2000]}"}
+    forward, backward = (_share(one, other) for one, other in zip(got, expected))
+    # Not a number is wrong too.
+    right = forward <= TOLERANCE[compute.dtype] and backward <= TOLERANCE[compute.dtype]
+    return {"status": "right" if right else "wrong", "forward": forward, "backward": backward}
+
+
+def _expected(model: PreTrainedModel, case: Case, compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the dense mask gives; for the dense mask, what every document gives alone."""
+    if compute.kernel != "dense":
+        use_segment_attention(model)
+        batch = on_device(collate(_rows(case), "dense"), compute.device)
+        return _losses_and_gradients(model, batch, replace(compute, kernel="dense"))
+    use_own_attention(model)
+    model.zero_grad()
+    with compute.autocast():
+        losses = separate_token_losses(model, on_device(collate(_rows(case), "dense"), compute.device))
+    return _with_gradients(model, losses)
+
+
+def _losses_and_gradients(model: PreTrainedModel, batch: dict[str, Any], compute: Compute):
+    # What the self-test would say is what is asked here.
+    allow_packed(model, compute.kernel, prefixes=True)
+    model.zero_grad()
+    with compute.autocast():
+        losses = token_losses(model, batch)
+    return _with_gradients(model, losses)
+
+
+def _with_gradients(model: PreTrainedModel, losses_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    losses_N.sum().backward()
+    gradients = torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
+    return losses_N.detach().float(), gradients
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest value."""
+    return ((one - other).abs().max() / other.abs().max()).item()
+
+
+def _model(case: Case, device: torch.device, weights: torch.dtype) -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        "mistral", vocab_size=VOCABULARY, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=case.kv_heads, head_dim=32, max_position_embeddings=LENGTH,
+        sliding_window=case.window, pad_token_id=0, eos_token_id=1, bos_token_id=None, initializer_range=0.1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config).to(device, weights).train()
+
+
+def _rows(case: Case) -> list[dict[str, Any]]:
+    generator = np.random.default_rng(1)
+    rows = []
+    for lengths, prefixes in zip(DOCUMENTS, PREFIXES):
+        ids = generator.integers(2, VOCABULARY, LENGTH).astype(np.int32)
+        starts = np.cumsum([0, *lengths])
+        labels = np.where((np.arange(LENGTH) % 3 > 0) & (np.arange(LENGTH) < starts[-1]), ids, IGNORED).astype(np.int32)
+        # The first token of a document has none before it.
+        labels[starts[:-1]] = np.where(np.array(prefixes) * case.prefixes > 0, ids[starts[:-1]], IGNORED)
+        rows.append(
+            {
+                "input_ids": ids,
+                "labels": labels,
+                "segment_lengths": np.array(lengths, np.int32),
+                "prefix_lengths": np.array(prefixes, np.int32) * case.prefixes,
+            }
+        )
+    return rows

@@ -1,0 +1,246 @@
+"""Training steps of one shape in one variant: seconds, real tokens/s, share of the device's peak, memory.
+
+Steps are those of our trainer, from a batch's rows to the changed weights; where what it needs besides torch and transformers
+isn't installed (pydantic, for one), those of a plain loop over the same engine, and the entry says which.
+"""
+
+import gc
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.flops import attention_flops, step_flops, visible_pairs
+from benchmarks.gpu.engine import batch_loss
+from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, make_rows
+
+from snaketune.models.batches import collate, on_device
+from snaketune.models.compiling import compile_layers
+from snaketune.models.devices import Compute
+from snaketune.models.kernels import Bounds
+from snaketune.models.peaks import Peak
+from snaketune.models.selftest import self_test
+
+NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")
+LEARNING_RATE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is switched on."""
+
+    compiled: bool = True
+    checkpointing: bool = False
+    chunked: bool = True
+
+
+BASE = "compiled, chunked loss"
+# One change at a time.
+VARIANTS = {
+    BASE: Variant(),
+    "not compiled": Variant(compiled=False),
+    "gradient checkpointing": Variant(checkpointing=True),
+    "loss not chunked": Variant(chunked=False),
+}
+
+
+class Marks:
+    """When the warm-up and the last step ended, and what was in the steps between."""
+
+    def __init__(self, warm_up: int, steps: int, device: torch.device):
+        self.warm_up, self.steps, self.device = warm_up, steps, device
+        self.done = 0
+        self.first = self.begin = self.end = 0.0
+        self.graphs = [0, 0]
+        self.started = time.perf_counter()
+        self.sums: dict[str, int] = {}
+
+    def count(self, **sums: int) -> None:
+        """Of the step that begins."""
+        if self.warm_up <= self.done < self.warm_up + self.steps:
+            for name, value in sums.items():
+                self.sums[name] = self.sums.get(name, 0) + value
+
+    def step_ended(self) -> bool:
+        """Whether it was the last."""
+        self.done += 1
+        if self.done in (1, self.warm_up, self.warm_up + self.steps):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            now = time.perf_counter()
+            self.first = self.first or now - self.started
+            graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+            if self.done <= self.warm_up:
+                self.begin, self.graphs[0] = now, graphs
+            self.end, self.graphs[1] = now, graphs
+        return self.done >= self.warm_up + self.steps
+
+    def found(self) -> dict[str, Any]:
+        seconds = self.end - self.begin
+        return self.sums | {
+            "steps": self.steps,
+            "seconds": seconds,
+            "step_s": seconds / self.steps,
+            "tokens_per_s": self.sums["tokens"] / seconds,
+            "first_step_s": self.first,
+            # 0, where shapes are static.
+            "graphs_compiled_after_warm_up": self.graphs[1] - self.graphs[0],
+        }
+
+
+def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_up: int, steps: int) -> dict[str, Any]:
+    """With as many rows as fit, halved from what the shape begins with."""
+    micro_rows, halved = shape.micro_rows, []
+    while True:
+        try:
+            found = _steps(shape, variant, compute, micro_rows, warm_up, steps)
+            break
+        except torch.OutOfMemoryError:
+            halved.append(micro_rows)
+            if micro_rows == 1:
+                return {"status": "failed", "why": "out of memory with one row", "out_of_memory_at_rows": halved}
+        # Here, for what an exception refers to is alive as long as it is handled.
+        micro_rows //= 2
+        free_memory()
+    attention = attention_flops(found["pairs"], **shape.attention)
+    frozen, tokens = shape.rank is not None, found["tokens"]
+    # An embedding that isn't the head too is only looked up; adapters are a hundredth of the rest, and left out.
+    matrix = shape.model["vocab_size"] * shape.model["hidden_size"]
+    multiplied = found["parameters"] - (0 if shape.model["tie_word_embeddings"] else matrix)
+    flops = step_flops(multiplied, tokens, attention, frozen=frozen)
+    # Only what is supervised is projected to the vocabulary.
+    computed = flops - step_flops(matrix, tokens - found["supervised"], 0, frozen=frozen)
+    return {
+        "status": "measured",
+        "mfu": flops / found["seconds"] / peak.flops_per_second,
+        "mfu_computed": computed / found["seconds"] / peak.flops_per_second,
+        "flops": f"{4 if frozen else 6} per parameter that a token is multiplied with, and attention over visible pairs",
+        "tflops_per_s": flops / found["seconds"] / 1e12,
+        "peak_tflops_per_s": peak.flops_per_second / 1e12,
+        "peak": peak.source,
+        "rows": micro_rows,
+        "row_length": shape.length,
+        **({"out_of_memory_at_rows": halved} if halved else {}),
+        **found,
+    }
+
+
+def free_memory() -> None:
+    """What nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _steps(
+    shape: Shape, variant: Variant, compute: Compute, micro_rows: int, warm_up: int, steps: int
+) -> dict[str, Any]:
+    on_cuda = compute.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(compute.device)
+    model = make_model(shape, compute)
+    parameters = model.num_parameters()
+    tested = self_test(model, [], compute, training=True)
+    if shape.rank:
+        model = add_adapters(model, shape.rank)
+        if variant.checkpointing:
+            model.enable_input_require_grads()
+    torch._dynamo.reset()
+    rows = make_rows(micro_rows * (warm_up + steps), shape.length, shape.model["vocab_size"]).rows
+    marks = Marks(warm_up, steps, compute.device)
+    lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
+    run = _loop if lacking else _trainer
+    run(model, rows, variant, compute, micro_rows, marks)
+    return marks.found() | {
+        "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else "SftTrainer",
+        "parameters": parameters,
+        "kernel": compute.kernel,
+        "dtype": str(compute.dtype).removeprefix("torch."),
+        "self_test_share": tested.share,
+        "peak_memory_gb": torch.cuda.max_memory_allocated(compute.device) / 1e9 if on_cuda else None,
+    }
+
+
+def _count(marks: Marks, batch: dict[str, Any], supervised: int) -> None:
+    placed = batch["segments"].layout
+    lengths = placed.lengths[placed.documents]
+    marks.count(tokens=int(lengths.sum()), supervised=supervised, pairs=visible_pairs(lengths))
+
+
+def _trainer(
+    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, marks: Marks
+) -> None:
+    """The steps of a training as `training.pipeline` runs it."""
+    from transformers import TrainerCallback
+
+    from snaketune.config.runs import Operation, Scratch, Training
+    from snaketune.stages.specs import SftSpec
+    from snaketune.stages.work import WorkFolder
+    from snaketune.training.pipeline import fit
+    from snaketune.training.sft import SftTrainer
+    from snaketune.training.trainer import Run
+
+    class Measured(SftTrainer):
+        def training_step(self, model, inputs, *others):
+            _count(marks, inputs, int(self.items(inputs)))
+            return super().training_step(model, inputs, *others)
+
+        def batch_loss(self, model, batch):
+            return batch_loss(model, batch, chunked=variant.chunked)
+
+    class Ends(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop |= marks.step_ended()
+
+    settings = Training(
+        batch_rows=micro_rows,
+        micro_batch_rows=micro_rows,
+        learning_rate=LEARNING_RATE,
+        gradient_checkpointing=variant.checkpointing,
+        compile=variant.compiled,
+    )
+    # The model is made already, so this is only said.
+    base = Scratch(hidden_size=2, intermediate_size=1, layers=1, heads=1)
+    spec = SftSpec(base=base, training=settings, lora=None, quantization=None)
+    with tempfile.TemporaryDirectory() as name:
+        work = WorkFolder(Path(name))
+        work.start()
+        run = Run(spec=spec, operation=Operation(checkpoint_steps=10**6), work=work, compute=compute)
+        trainer = Measured(model=model, rows=rows, run=run)
+        trainer.add_callback(Ends())
+        fit(trainer)
+
+
+def _loop(
+    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, marks: Marks
+) -> None:
+    """The same work without the trainer."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=compute.device.type == "cuda")
+    if variant.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    if variant.compiled:
+        compile_layers(model, compute)
+    bounds = Bounds(segments=micro_rows * rows.most_segments, longest=rows.row_length)
+    order = np.random.default_rng(0).permutation(len(rows))
+    last = False
+    for at in range(0, len(order), micro_rows):
+        batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel, bounds)
+        _count(marks, batch, len(batch["targets"]))
+        supervised = len(batch["targets"])
+        batch = on_device(batch, compute.device)
+        with compute.autocast():
+            loss = batch_loss(model, batch, chunked=variant.chunked) / supervised
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        last = marks.step_ended()
+        if last:
+            return
+    raise AssertionError("too few rows were made")

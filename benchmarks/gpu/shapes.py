@@ -1,0 +1,162 @@
+"""The models that are measured, with random weights made on the device, and rows of made documents."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from snaketune.models.devices import Compute
+from snaketune.packing.best_fit import plan_best_fit_decreasing
+from snaketune.packing.reader import PackedRows
+from snaketune.packing.shards import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model and how it is trained.
+
+    Attributes:
+        model: arguments of its config; `model_type` among them.
+        rank: of adapters on all linear layers but the head; None where all weights train.
+        quantized: whether the weights under the adapters are of 4 bits.
+        length: tokens of a row.
+        micro_rows: rows of a batch to begin with; halved as long as they don't fit.
+    """
+
+    model: dict[str, Any]
+    rank: int | None = None
+    quantized: bool = False
+    length: int = 1024
+    micro_rows: int = 8
+
+    @property
+    def attention(self) -> dict[str, int]:
+        """As `benchmarks.flops.attention_flops` takes it."""
+        heads = self.model["num_attention_heads"]
+        layers = self.model["num_hidden_layers"]
+        return {"heads": heads, "head_dim": self.model["hidden_size"] // heads, "layers": layers}
+
+
+def _qwen(hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2", "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": 28,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocabulary,
+        "tie_word_embeddings": tied, "max_position_embeddings": 32768, "use_sliding_window": False,
+    }  # fmt: skip
+
+
+# Qwen2.5-7B.
+SEVEN = _qwen(3584, 18944, 28, 4, 152064, tied=False)
+SHAPES = {
+    "23m": Shape(
+        model={
+            "model_type": "llama", "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6,
+            "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 32000, "tie_word_embeddings": True,
+            "max_position_embeddings": 1024,
+        },
+        micro_rows=32,
+    ),
+    "1_5b_full": Shape(model=_qwen(1536, 8960, 12, 2, 151936, tied=True)),
+    "7b_lora": Shape(model=SEVEN, rank=32),
+    "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True),
+}  # fmt: skip
+
+
+def rehearsed(shape: Shape) -> Shape:
+    """The same, small enough for a CPU."""
+    small = {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512,
+    }  # fmt: skip
+    rank = shape.rank and 4
+    return Shape(model=shape.model | small, rank=rank, quantized=shape.quantized, length=128, micro_rows=2)
+
+
+def make_model(shape: Shape, compute: Compute) -> PreTrainedModel:
+    """With random weights, drawn where they stay; adapters aren't on it yet."""
+    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    config = AutoConfig.for_model(**shape.model, **special)
+    torch.manual_seed(0)
+    with torch.device(compute.device):
+        model = AutoModelForCausalLM.from_config(config, dtype=compute.weights_dtype(frozen=shape.rank is not None))
+    return quantize(model, compute.dtype) if shape.quantized else model
+
+
+def quantize(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Every linear layer but the head to nf4 with constants that are quantized too, as transformers loads them."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    from peft import prepare_model_for_kbit_training
+
+    for module in list(model.modules()):
+        for name, layer in module.named_children():
+            if type(layer) is not torch.nn.Linear or layer is model.get_output_embeddings():
+                continue
+            small = Linear4bit(
+                layer.in_features, layer.out_features, bias=layer.bias is not None, compute_dtype=dtype,
+                compress_statistics=True, quant_type="nf4", device="meta",
+            )  # fmt: skip
+            device = layer.weight.device
+            weight = layer.weight.detach().to("cpu" if device.type == "cpu" else device)
+            small.weight = Params4bit(
+                weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=small
+            )
+            small.bias = layer.bias
+            # Quantizes on the way.
+            setattr(module, name, small.to(device))
+    model.is_loaded_in_4bit = True
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+
+
+def add_adapters(model: PreTrainedModel, rank: int) -> torch.nn.Module:
+    """As `models.loading.add_lora` puts them."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """Documents, and the rows that our planner makes of them."""
+
+    documents: list[np.ndarray]
+    rows: "MadeRows" = field(repr=False)
+
+
+class MadeRows(PackedRows):
+    """Rows in memory, as a reader of shards has them."""
+
+    def __init__(self, ids: np.ndarray, labels: np.ndarray, lengths: list[list[int]]):
+        self.row_length = ids.shape[1]
+        values = np.concatenate([np.array(some, np.int32) for some in lengths])
+        offsets = np.concatenate([[0], np.cumsum([len(some) for some in lengths])])
+        segments = {"segment_lengths": (offsets, values), "prefix_lengths": (offsets, np.zeros_like(values))}
+        self.batches = [{"input_ids": ids, "labels": labels, **segments}]
+        self.starts = np.array([0, len(ids)])
+
+
+def make_rows(rows: int, length: int, vocabulary: int) -> Made:
+    """Lognormal documents (median 120) that fill about so many rows, the second half of each supervised."""
+    generator = np.random.default_rng(0)
+    documents: list[np.ndarray] = []
+    tokens = 0
+    while tokens < rows * length:
+        drawn = int(np.clip(generator.lognormal(np.log(min(120, length / 4)), 1.0), 4, length))
+        documents.append(generator.integers(2, vocabulary, drawn).astype(np.int32))
+        tokens += drawn
+    plan = plan_best_fit_decreasing(np.array([len(document) for document in documents]), [length])
+    ids = np.zeros((plan.rows, length), np.int32)
+    labels = np.full((plan.rows, length), IGNORED, np.int32)
+    lengths = []
+    for row in range(plan.rows):
+        chosen = [documents[i] for i in plan.row(row)]
+        lengths.append([len(document) for document in chosen])
+        at = 0
+        for document in chosen:
+            half, end = at + len(document) // 2, at + len(document)
+            ids[row, at:end] = document
+            labels[row, half:end] = document[len(document) // 2 :]
+            at = end
+    return Made(documents=documents, rows=MadeRows(ids, labels, lengths))

@@ -1,0 +1,92 @@
+"""Processes that are measured: one thread, one core, no GPU, and caches of their own."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data_path.rows import ROOT
+from benchmarks.sft.material import Material
+from benchmarks.sft.sides import FIRST_STEP
+
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": f"{ROOT / 'workflow'}{os.pathsep}{ROOT}",
+}
+SAID: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Inside, what is started runs on one core, always the same, where the system can say so."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """With empty caches of data sets and of compiled code."""
+    caches = {"HF_DATASETS_CACHE": str(cache / "datasets"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+    return os.environ | ONE_THREAD | caches
+
+
+def measured(side: str, material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+    """What a side of `benchmarks.sft.sides` found, and what it said about compilation."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        told = material.save(folder / "material.json")
+        command = [sys.executable, "-m", "benchmarks.sft.sides", side, str(told), str(warm_up), str(steps)]
+        command += [str(folder / "found.json")]
+        lines = _checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
+        found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    said = [line for line in lines if line.startswith("compil")]
+    return found | ({"said": said} if said else {})
+
+
+def until_first_step(commands: list[list[str]], folder: Path) -> float:
+    """Seconds from the start of the first command to the end of the first training step of the last one.
+
+    Args:
+        folder: where they run, and where their caches are; they find nothing there that an earlier round left.
+    """
+    started = time.perf_counter()
+    own = environment(folder / "cache")
+    for command in commands[:-1]:
+        _checked(subprocess.run(command, cwd=folder, env=own, **SAID))
+    with subprocess.Popen(commands[-1], cwd=folder, env=own, start_new_session=True, **SAID) as process:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith(FIRST_STEP):
+                seconds = time.perf_counter() - started
+                # What it launched too.
+                os.killpg(process.pid, signal.SIGKILL)
+                return seconds
+    raise SystemExit(f"{shlex.join(commands[-1])}: no first step\n{''.join(said)[-4000:]}")
+
+
+def _checked(done: subprocess.CompletedProcess) -> str:
+    """What it said."""
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(done.args)}: exit status {done.returncode}\n{done.stdout[-4000:]}")
+    return done.stdout

@@ -1,0 +1,196 @@
+"""Each side of the comparison: a function, run in a process of its own.
+
+    python -m benchmarks.sft.sides 'trl packed' material.json 5 30 found.json
+
+Real tokens are those of documents; padding isn't counted. A step lasts from the end of the step before it, so that what a
+trainer does besides computing (reading rows, collating, logging) is in it on every side.
+"""
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.flops import visible_pairs
+from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, Material
+
+# What a peer prints when its first step is done; ours prints a line per logged step that begins so too.
+FIRST_STEP = "step 1/"
+# Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
+SHAPES = (
+    (2048, 256, 256), (2048, 256, 768), (2048, 768, 256), (2048, 256, 8192), (512, 512, 512), (1024, 1024, 1024),
+    (2048, 2048, 2048),
+)  # fmt: skip
+
+
+def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+    """The `sft` stage's own path; its trainer has a clock."""
+    from snaketune.artifacts.manifest import read_artifact
+    from snaketune.config.runs import Operation
+    from snaketune.stages.work import WorkFolder
+    from snaketune.training import sft
+    from snaketune.training.trainer import Run
+
+    clock = Clock(warm_up, steps)
+
+    class Timed(sft.SftTrainer):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            self.add_callback(clock.callback())
+
+        def training_step(self, model, inputs, *others):
+            placed = inputs["segments"].layout
+            lengths = placed.lengths[placed.documents]
+            clock.count(tokens=int(lengths.sum()), supervised=int(self.items(inputs)), pairs=visible_pairs(lengths))
+            return super().training_step(model, inputs, *others)
+
+    with tempfile.TemporaryDirectory() as name, patch.object(sft, "SftTrainer", Timed):
+        work = WorkFolder(Path(name))
+        work.start()
+        run = Run.of(sft.SftSpec.model_validate(sft_spec(material)), Operation(checkpoint_steps=10**6), work)
+        outcome = sft.train_on(
+            run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
+        )
+    said = {name: value for name, value in outcome.run.items() if name != "history"}
+    return clock.found() | {"optimizer": run.spec.training.optimizer, "about": outcome.about, "run": said}
+
+
+def sft_spec(material: Material) -> dict[str, Any]:
+    """What the `sft` stage is told; what isn't named has its default."""
+    training = {
+        "batch_rows": ROWS, "micro_batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
+        "schedule": "constant_with_warmup", "warmup_fraction": 0,
+    }  # fmt: skip
+    return {"base": {"path": str(material.base)}, "training": training, "lora": None, "quantization": None}
+
+
+def trl_packed(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+    """TRL's packing as it documents it: best-fit-decreasing, which also lets it run without padding."""
+    return _trl(material, warm_up, steps, packing=True, packing_strategy="bfd", per_device_train_batch_size=ROWS)
+
+
+def trl_unpacked(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
+    """TRL with a conversation per row, each batch padded to its longest."""
+    return _trl(material, warm_up, steps, packing=False, per_device_train_batch_size=CONVERSATIONS)
+
+
+def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[str, Any]:
+    from benchmarks.data_path.rows import ROW_LENGTH
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    clock = Clock(warm_up, steps)
+
+    class Timed(SFTTrainer):
+        def training_step(self, model, inputs, *others):
+            mask = inputs.get("attention_mask")
+            tokens = inputs["input_ids"].numel() if mask is None else int(mask.sum())
+            clock.count(tokens=tokens, supervised=int((inputs["labels"] != -100).sum()))
+            return super().training_step(model, inputs, *others)
+
+    def as_messages(row: dict[str, str]) -> dict[str, Any]:
+        said = zip(("user", "assistant"), (row["question"], row["answer"]), strict=True)
+        return {"messages": [{"role": role, "content": content} for role, content in said]}
+
+    rows = load_dataset("json", data_files=str(material.raw), split="train")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Timed(
+            model=AutoModelForCausalLM.from_pretrained(material.base),
+            args=SFTConfig(
+                output_dir=folder, max_length=ROW_LENGTH, assistant_only_loss=True, num_train_epochs=1,
+                learning_rate=LEARNING_RATE, lr_scheduler_type="constant_with_warmup", warmup_steps=0,
+                # Ours keeps activations too, and computes in float32.
+                gradient_checkpointing=False, bf16=False, use_cpu=True,
+                report_to="none", save_strategy="no", disable_tqdm=True, **settings,
+            ),
+            train_dataset=rows.map(as_messages, remove_columns=rows.column_names),
+            processing_class=AutoTokenizer.from_pretrained(material.tokenizer.parent / "tokenizer"),
+            callbacks=[clock.callback()],
+        )  # fmt: skip
+        trainer.train()
+    return clock.found() | {"optimizer": str(trainer.args.optim), "rows": len(trainer.train_dataset)}
+
+
+def gemm(*_: Any, times: int = 30) -> dict[str, Any]:
+    """The best float32 matrix product of this core."""
+    import torch
+
+    rates = {}
+    for rows, inner, columns in SHAPES:
+        one, other = torch.randn(rows, inner), torch.randn(inner, columns)
+        best = float("inf")
+        for _ in range(times):
+            started = time.perf_counter()
+            one @ other
+            best = min(best, time.perf_counter() - started)
+        rates[f"{rows}x{inner}x{columns}"] = 2 * rows * inner * columns / best / 1e9
+    return {"gflops_per_s": rates}
+
+
+class Clock:
+    """When each step ended, and what was in it."""
+
+    def __init__(self, warm_up: int, steps: int):
+        self.warm_up, self.steps = warm_up, steps
+        self.started = time.perf_counter()
+        self.ends: list[float] = []
+        self.counts: list[dict[str, int]] = []
+
+    def count(self, **counts: int) -> None:
+        """Of the step that begins."""
+        self.counts.append(counts)
+
+    def callback(self):
+        """Stops the training after the last step that is timed."""
+        from transformers import TrainerCallback
+
+        clock = self
+
+        class Ticks(TrainerCallback):
+            def on_step_end(self, args, state, control, **_):
+                clock.ends.append(time.perf_counter())
+                if len(clock.ends) == 1:
+                    print(f"{FIRST_STEP}{state.max_steps}", flush=True)
+                control.should_training_stop |= len(clock.ends) == clock.warm_up + clock.steps
+
+        return Ticks()
+
+    def found(self) -> dict[str, Any]:
+        """Of the timed steps, and all of them as they came."""
+        timed = self.counts[self.warm_up :]
+        sums = {name: sum(step[name] for step in timed) for name in timed[0]}
+        begin = self.ends[self.warm_up - 1] if self.warm_up else self.started
+        seconds = self.ends[-1] - begin
+        return sums | {
+            "steps": len(timed),
+            "seconds": seconds,
+            "tokens_per_s": sums["tokens"] / seconds,
+            "first_step_after_s": self.ends[0] - self.started,
+        }
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident set of this process since its program began."""
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # getrusage would count what the process was before it became this program, a copy of its parent.
+    found = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
+    return int(found.split()[1]) * 1024
+
+
+SIDES: dict[str, Callable[[Material, int, int], dict[str, Any]]] = {
+    "snaketune": ours, "trl packed": trl_packed, "trl unpacked": trl_unpacked, "gemm": gemm,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    side, told, warm_up, steps, out = sys.argv[1:]
+    found = SIDES[side](Material.read(Path(told)), int(warm_up), int(steps))
+    Path(out).write_text(json.dumps(found | {"peak_rss_bytes": peak_rss_bytes()}), encoding="utf-8")

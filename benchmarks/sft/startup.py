@@ -1,0 +1,77 @@
+"""From the start of the process to the end of the first step, each side preparing the data by its own means."""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data_path.rows import ROW_LENGTH, chain
+from benchmarks.sft.material import Material, numbered
+from benchmarks.sft.processes import one_core, until_first_step
+from benchmarks.sft.sides import sft_spec
+
+
+def startup(rounds: int, folder: Path, material: Material, conversations: int = 100_000) -> dict[str, Any]:
+    """Ours twice: with the data stages before it, as the first start is, and with the shards there, as all later ones are."""
+    folder.mkdir()
+    many = replace(material, raw=numbered(material.raw, folder / "many.jsonl", conversations))
+    later = replace(many, pack=chain(folder / "chain", [many.raw], many.tokenizer))
+    sides: dict[str, Callable[[Path], list[list[str]]]] = {
+        "snaketune": lambda room: first_start(many),
+        "snaketune, shards there": lambda room: [training(later)],
+        "trl": lambda room: trl(many, room),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    with one_core():
+        for number in range(rounds):
+            for name, commands in sides.items():
+                room = folder / f"{name} {number}"
+                room.mkdir()
+                seconds[name].append(until_first_step(commands(room), room))
+                print(f"  round {number + 1}: {name} {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
+    medians = {name: statistics.median(some) for name, some in seconds.items()}
+    return {
+        "startup_s_ratio_vs_trl": medians["snaketune"] / medians["trl"],
+        "startup_s_ratio_vs_trl_shards_there": medians["snaketune, shards there"] / medians["trl"],
+        "conversations": conversations,
+        "seconds": medians,
+        "rounds": seconds,
+    }
+
+
+def first_start(material: Material) -> list[list[str]]:
+    """The stages as the rules run them, each a process: raw file to shards, then the training."""
+    made = {name: Path(name, "manifest.json") for name in ("corpus", "tokens", "plan", "shards", "pack")}
+    corpus = {"kind": "conversations", "sources": [{"files": [str(material.raw)]}], "held_out": 0}
+    tokens = {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}
+    plan = {"kind": "sft", "lengths": [ROW_LENGTH], "strategy": "best-fit-decreasing", "overflow": "truncate"}
+    write = {"part": 1, "parts": 1}
+    pack = {"kind": "sft", "length": ROW_LENGTH, "overflow": "truncate"}
+    return [
+        command("corpus", corpus, "corpus", files=material.raw),
+        command("tokenize", tokens, "tokens", corpus=made["corpus"], tokenizer=material.tokenizer),
+        command("plan", plan, "plan", tokens=made["tokens"]),
+        command("write", write, "shards", plan=made["plan"], tokens=made["tokens"]),
+        command("pack", pack, "pack", plan=made["plan"], shards=made["shards"]),
+        training(replace(material, pack=made["pack"])),
+    ]
+
+
+def training(material: Material) -> list[str]:
+    """The `sft` stage, launched as its rule launches it."""
+    return command("sft", sft_spec(material), "sft", pack=material.pack, tokenizer=material.tokenizer)
+
+
+def command(stage: str, spec: dict[str, Any], out: str, **inputs: Path) -> list[str]:
+    """A stage by its command line."""
+    given = [text for role, path in inputs.items() for text in (f"--{role}", str(path))]
+    return [sys.executable, "-m", "snaketune", stage, "--spec", json.dumps(spec), "--out", out, *given]
+
+
+def trl(material: Material, room: Path) -> list[list[str]]:
+    """JSON lines to packed rows by TRL's own preparation, in the process that trains, with an empty cache."""
+    told = material.save(room / "material.json")
+    return [[sys.executable, "-m", "benchmarks.sft.sides", "trl packed", str(told), "0", "1", str(room / "found.json")]]

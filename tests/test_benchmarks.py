@@ -1,0 +1,174 @@
+"""The benchmarks run, at a tiny size, and both sides of them do the same work."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.flops import attention_flops, visible_pairs
+from benchmarks.gpu import measure, worker
+from benchmarks.gpu.__main__ import Results, figures, run_part
+from benchmarks.gpu.kernels import check
+from benchmarks.gpu.measure import BASE, VARIANTS, Variant
+from benchmarks.gpu.peers import trl
+from benchmarks.gpu.shapes import SHAPES, make_model, rehearsed
+from benchmarks.sft.__main__ import table, write
+from benchmarks.sft.material import Material, made, numbered
+from benchmarks.sft.speed import speed
+
+from snaketune.models.flops import count_flops
+from snaketune.models.kernels import KERNELS
+from snaketune.models.peaks import Peak
+from snaketune.packing.segments import layout, mask
+from tests.models.conftest import CPU
+
+PEAK = Peak(flops_per_second=1e9, source="made up")
+ROWS = [
+    {"question": f"What is {n} plus {n % 7}?", "answer": f"Let me add {n} and {n % 7}.\n#### {n + n % 7}"}
+    for n in range(40)
+]
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Material:
+    folder = tmp_path_factory.mktemp("sft")
+    raw = folder / "few.jsonl"
+    raw.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    return made(folder, numbered(raw, folder / "rows.jsonl", 100), vocab_size=300)
+
+
+def test_all_sides_train_on_the_same_tokens(material, tmp_path):
+    # More steps than an epoch has: each side goes through all rows once.
+    found = speed(1, material, warm_up=0, steps=10**6)
+    ours, *peers = (
+        [found["rounds"][side][0][of] for of in ("tokens", "supervised")]
+        for side in ("snaketune", "trl packed", "trl unpacked")
+    )
+    assert peers == [ours, ours]
+    assert 0 < found["cpu_share_of_gemm_peak"] < 1
+    write(tmp_path / "sft.json", {"speed": found})
+    kept = json.loads((tmp_path / "sft.json").read_text(encoding="utf-8"))
+    assert kept["cpu_peak_rss_ratio_vs_trl"] == found["cpu_peak_rss_ratio_vs_trl"]
+    # What wasn't measured isn't there, and is said.
+    assert "demo_s" not in kept
+    assert "| `demo_s` | not measured | at most 240 |" in table(kept["details"])
+
+
+def test_visible_pairs_are_those_of_the_mask():
+    lengths = [5, 1, 9]
+    assert visible_pairs(np.array(lengths)) == mask(layout([lengths], [[0, 0, 0]], row_lengths=[15])).sum()
+
+
+@pytest.mark.parametrize("name", ["23m", "1_5b_full", "7b_lora"])
+def test_flops_are_those_that_trainings_log(name):
+    shape = rehearsed(SHAPES[name])
+    found = measure.measure(shape, Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=2)
+    model = make_model(shape, CPU)
+    for parameter in model.parameters():
+        parameter.requires_grad_(shape.rank is None)
+    counted = count_flops(model)
+    attention = attention_flops(found["pairs"], **shape.attention)
+    flops = counted.per_token * found["tokens"] + attention
+    assert found["mfu"] * found["seconds"] * 1e9 == pytest.approx(flops)
+    computed = counted.computed(flops, found["tokens"], found["supervised"])
+    assert found["mfu_computed"] * found["seconds"] * 1e9 == pytest.approx(computed)
+
+
+def test_attention_is_counted_as_trainings_count_it():
+    lengths, shape = np.array([5, 1, 9]), rehearsed(SHAPES["7b_lora"])
+    counted = count_flops(make_model(shape, CPU))
+    expected = counted.batch(np.zeros(3, int), lengths) - counted.per_token * 15
+    assert attention_flops(visible_pairs(lengths), **shape.attention) == expected
+
+
+def test_every_kernel_is_known_to_the_gpu_benchmark():
+    assert set(worker.KERNELS) == set(KERNELS)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
+def test_kernels_are_right_in_every_case(kernel):
+    found = list(check(kernel, CPU.device, compiled=()))
+    assert {entry["status"] for entry in found} <= {"right", "refused"}
+    assert {entry["case"] for entry in found if entry["status"] == "right"} >= {
+        "documents",
+        "prefixes",
+        "grouped queries",
+    }
+    assert {entry["precision"] for entry in found} == {"float32", "bfloat16", "bfloat16 weights"}
+
+
+def test_a_wrong_kernel_and_a_failing_one_are_told(monkeypatch):
+    right = KERNELS["sdpa"]
+    # Values of the token beside: the right shapes, and other tokens.
+    monkeypatch.setitem(KERNELS, "sdpa", lambda q, k, v, *others: right(q, k, v.roll(1, dims=2), *others))
+    assert {entry["status"] for entry in check("sdpa", CPU.device, compiled=())} <= {"wrong", "refused"}
+
+    def failing(*_):
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setitem(KERNELS, "sdpa", failing)
+    found = list(check("sdpa", CPU.device, compiled=()))
+    assert {entry["status"] for entry in found} <= {"failed", "refused"}
+    assert found[0]["why"] == "RuntimeError: no such instruction"
+
+
+@pytest.mark.parametrize("name", ["23m", "7b_lora"])
+def test_a_plain_loop_stands_in_where_the_trainer_lacks_something(name, monkeypatch):
+    shape, eager = rehearsed(SHAPES[name]), Variant(compiled=False, checkpointing=True)
+    found = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
+    monkeypatch.setattr(measure, "NEEDED_BY_TRAINER", ("no_such_module",))
+    plain = measure.measure(shape, eager, CPU, peak=PEAK, warm_up=1, steps=2)
+    assert (found["driven_by"], plain["driven_by"]) == (
+        "SftTrainer",
+        "a plain loop (no no_such_module for the trainer)",
+    )
+    for entry in (found, plain):
+        assert entry["status"] == "measured"
+        # Two steps of two rows of 128, most of them full, half of them supervised.
+        assert 0.5 < entry["tokens"] / 512 <= 1
+        assert 0.4 < entry["supervised"] / entry["tokens"] < 0.6
+        assert 0 < entry["mfu_computed"] < entry["mfu"]
+
+
+def test_rows_are_halved_until_they_fit(monkeypatch):
+    steps = measure._steps
+
+    def crowded(shape, variant, compute, micro_rows, *others):
+        if micro_rows > 1:
+            raise torch.OutOfMemoryError
+        return steps(shape, variant, compute, micro_rows, *others)
+
+    monkeypatch.setattr(measure, "_steps", crowded)
+    found = measure.measure(rehearsed(SHAPES["23m"]), Variant(compiled=False), CPU, peak=PEAK, warm_up=1, steps=1)
+    assert (found["rows"], found["out_of_memory_at_rows"]) == (1, [2])
+    monkeypatch.setattr(measure, "_steps", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    found = measure.measure(rehearsed(SHAPES["23m"]), VARIANTS[BASE], CPU, peak=PEAK, warm_up=1, steps=1)
+    assert (found["status"], found["out_of_memory_at_rows"]) == ("failed", [2, 1])
+
+
+def test_the_peer_trains_on_the_same_shapes():
+    found = trl(rehearsed(SHAPES["7b_lora"]), CPU, micro_rows=2, warm_up=1, steps=2)
+    assert found["status"] == "measured"
+    assert 0.5 < found["tokens"] / 512 <= 1
+    assert 0.4 < found["supervised"] / found["tokens"] < 0.6
+
+
+def test_a_part_that_is_cut_off_leaves_what_was_found(tmp_path):
+    results = Results(tmp_path / "gpu.json", {"rehearsal": False})
+    results.add("measure 23m", {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0})
+    run_part("facts here", results, time.monotonic(), "--rehearse")
+    kept = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    assert kept["gpu_23m_mfu"] == 0.25
+    assert kept["results"]["facts here"][0]["status"] == "skipped"
+    assert "gpu_7b_lora_mfu" not in kept
+    assert "gpu_23m_speedup_vs_trl" not in kept
+
+
+def test_no_figure_comes_from_a_rehearsal(tmp_path):
+    entry = {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0}
+    results = Results(tmp_path / "gpu.json", {"rehearsal": True})
+    results.add("measure 23m", entry)
+    assert "gpu_23m_mfu" not in json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    faster = figures({"measure 23m": [entry], "peer 23m": [entry | {"tokens_per_s": 40.0}]})
+    assert faster == {"gpu_23m_mfu": 0.25, "gpu_23m_speedup_vs_trl": 2.5}
