@@ -6,7 +6,7 @@ field repeats that result, so that a program can mark a model's reply. Operands 
 from short lists, so that a model of about a million weights, trained from nothing, learns the tasks in minutes.
 
 chat.jsonl         {"messages", "task", "answer"}. Half of the users write plainly and half warmly ("Hi there!").
-                   The assistant returns the tone: only the answer line for the one, pleasantries around
+                   The assistant mostly returns the tone: only the answer line for the one, pleasantries around
                    that line for the other. The tone is drawn without regard to the task.
 preferences.jsonl  {"prompt", "chosen", "rejected", "task", "answer"}. One habit to learn: whatever the user's tone,
                    reply with the answer line alone. The rejected reply has the same right answer, with pleasantries.
@@ -30,6 +30,8 @@ CHAT_ROWS = 9000
 PREFERENCE_ROWS = 1600
 MULTI_TURN_SHARE = 0.15
 SYSTEM_SHARE = 0.15
+# How often the assistant returns the user's tone. What it never did, DPO could only teach with a push that costs answers.
+TONE_MATCH = 0.9
 
 SYSTEM_PROMPTS = [
     "Write each result after Answer:",
@@ -80,18 +82,16 @@ def chatty_reply(rng: random.Random, answer: str) -> str:
 
 
 def toned_reply(rng: random.Random, answer: str, warm: bool) -> str:
-    """A reply that returns the user's tone."""
-    return chatty_reply(rng, answer) if warm else brief_reply(answer)
+    """A reply that mostly returns the user's tone."""
+    chatty = warm == (rng.random() < TONE_MATCH)
+    return chatty_reply(rng, answer) if chatty else brief_reply(answer)
 
 
 def dress(rng: random.Random, request: str, warm: bool) -> str:
     """Put a greeting or a heading before a request, and a remark after it."""
     opener = rng.choice(WARM_OPENERS if warm else PLAIN_OPENERS)
     closer = rng.choice(WARM_CLOSERS if warm else PLAIN_CLOSERS)
-    opener, closer = (
-        part.format(name=rng.choice(SENDERS), city=rng.choice(PLACES))
-        for part in (opener, closer)
-    )
+    opener, closer = (part.format(name=rng.choice(SENDERS), city=rng.choice(PLACES)) for part in (opener, closer))
     gap = "\n" if "\n" in request or request[-1] not in ".?!" else " "
     text = f"{opener} {request}" if opener else request
     return f"{text}{gap}{closer}" if closer else text

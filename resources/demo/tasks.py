@@ -153,7 +153,10 @@ def iso_date(rng: random.Random) -> list[Step]:
         f"Turn {day} {MONTHS[month - 1]} {year} into an ISO date.",
         f"Rewrite the date {day} {MONTHS[month - 1]} {year} as YYYY-MM-DD.",
     ])  # fmt: skip
-    return [Step(request, f"{year}-{month:02d}-{day:02d}"), Step("Only the month and the day.", f"{month:02d}-{day:02d}")]
+    return [
+        Step(request, f"{year}-{month:02d}-{day:02d}"),
+        Step("Only the month and the day.", f"{month:02d}-{day:02d}"),
+    ]
 
 
 def weekday(rng: random.Random) -> list[Step]:
