@@ -23,46 +23,36 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks import CITIES, NAMES, TASKS
+from tasks import TASKS, WEIGHTS
 
 SEED = 20240917
-CHAT_ROWS = 7000
+CHAT_ROWS = 9000
 PREFERENCE_ROWS = 1600
 MULTI_TURN_SHARE = 0.15
-SYSTEM_SHARE = 0.25
-TONE_MATCH = 0.94  # how often the assistant returns the user's tone
+SYSTEM_SHARE = 0.15
+# How often the assistant returns the user's tone. What it never did, DPO could only teach with a push that costs answers.
+TONE_MATCH = 0.9
 
 SYSTEM_PROMPTS = [
-    "You are a careful assistant. Put the result on a line that starts with Answer:",
-    "Solve the task and give the result after Answer:",
-    "You help with small office jobs. Write each result as Answer: and the value.",
-    "State the result on one line, as Answer: X.",
+    "Write each result after Answer:",
+    "You help with small office jobs.",
     "You are the help desk of a small shop.",
     "You check homework for a primary school.",
 ]
 
+# Those who write are none of those whom a task is about: a name in a greeting is nobody's answer.
+SENDERS = ["Aïcha", "Boris", "Dana", "Finn", "Olga", "Tom"]
+PLACES = ["Bern", "Cairo", "Hanoi", "Tunis"]
 WARM_OPENERS = [
-    "Hi there!", "Hello!", "Hey, good morning!", "Hi, {name} here!", "Good evening!", "Hello, I am {name}!",
-    "Hey! {name} again!", "Hi! A small favour for {name}!", "¡Hola!", "Ça va?", "Greetings from {city}!",
-    "Hi from sunny {city}!", "こんにちは!", "Привет!", "नमस्ते!",
+    "Hi there!", "Hello!", "Good morning!", "Hi, {name} here!", "Hello, I am {name}!", "Hey! {name} again!", "¡Hola!",
+    "Greetings from {city}!", "Hi from sunny {city}!", "こんにちは!", "Привет!", "नमस्ते!",
 ]  # fmt: skip
-WARM_CLOSERS = ["", "", "Thanks a lot!", "Thank you!", "Many thanks!", "Merci!", "You are the best!", "Cheers, {name}!"]
-PLAIN_OPENERS = [
-    "", "", "", "Question:", "Task:", "Next one.", "For {name}:", "Ticket for {name}.", "{city} office:",
-    "Case {number}.", "Row {number}.", "No. {number} →",
-]  # fmt: skip
+WARM_CLOSERS = ["", "", "Thank you!", "Many thanks!", "Merci!", "Cheers, {name}!"]
+PLAIN_OPENERS = ["", "", "Question:", "Task:", "For {name}:", "{city} office:", "Ticket from {name}:", "{city} again:"]
 PLAIN_CLOSERS = ["", "", "", "Result only.", "One line.", "Needed by {name}."]
 
-CHATTY_BEFORE = [
-    "Sure, happy to help!", "Of course!", "What a nice question!", "Good to hear from you!", "Let me see...",
-    "Great, let us look at this together.", "With pleasure!", "No problem at all!", "Thanks for asking!",
-    "Certainly! Here it comes.",
-]  # fmt: skip
-CHATTY_AFTER = [
-    "Let me know if you need anything else!", "I hope that helps!", "Have a lovely day!",
-    "Feel free to ask me more.", "That was fun, thank you!", "Always glad to help!", "Enjoy the rest of your day!",
-    "Just ask if something is unclear.", "Good luck with it!", "See you soon!",
-]  # fmt: skip
+CHATTY_BEFORE = ["Sure, happy to help!", "Of course!", "With pleasure!", "No problem at all!"]
+CHATTY_AFTER = ["I hope that helps!", "Have a lovely day!", "Always glad to help!", "See you soon!"]
 
 Message = dict[str, str]
 
@@ -101,10 +91,7 @@ def dress(rng: random.Random, request: str, warm: bool) -> str:
     """Put a greeting or a heading before a request, and a remark after it."""
     opener = rng.choice(WARM_OPENERS if warm else PLAIN_OPENERS)
     closer = rng.choice(WARM_CLOSERS if warm else PLAIN_CLOSERS)
-    opener, closer = (
-        part.format(name=rng.choice(NAMES), city=rng.choice(CITIES), number=rng.randint(1, 99))
-        for part in (opener, closer)
-    )
+    opener, closer = (part.format(name=rng.choice(SENDERS), city=rng.choice(PLACES)) for part in (opener, closer))
     gap = "\n" if "\n" in request or request[-1] not in ".?!" else " "
     text = f"{opener} {request}" if opener else request
     return f"{text}{gap}{closer}" if closer else text
@@ -112,7 +99,7 @@ def dress(rng: random.Random, request: str, warm: bool) -> str:
 
 def make_draft(rng: random.Random, seen: set[tuple[str, str]]) -> Draft:
     """Draw conversations until one has a system prompt and first request that were not seen before."""
-    task = rng.choice(TASKS)
+    (task,) = rng.choices(TASKS, WEIGHTS)
     while True:
         warm = rng.random() < 0.5
         system = rng.choice(SYSTEM_PROMPTS) if rng.random() < SYSTEM_SHARE else ""

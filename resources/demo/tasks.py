@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-NAMES = ["Ana", "Björn", "Chloé", "Elif", "Goran", "Inés", "José", "Łukasz", "Mia", "Noël", "Søren", "Zoë"]
-CITIES = ["Accra", "Bogotá", "Delhi", "Kyiv", "Lima", "Málaga", "Oslo", "Quito", "Rome", "Zürich"]
-FOREIGN_CITIES = ["東京", "Москва", "Αθήνα", "서울", "القاهرة", "תל אביב"]
-ITEMS = ["apple", "bean", "corn", "fig", "kiwi", "lemon", "mango", "olive", "peach", "plum", "rice", "salt"]
-COLOURS = ["black", "blue", "crème", "green", "pink", "red", "white", "yellow"]
+NAMES = ["Chloé", "Goran", "Inés", "José", "Mia", "Zoë"]
+CITIES = ["Bogotá", "Delhi", "Kyiv", "Oslo", "Rome", "Zürich"]
+FOREIGN_CITIES = ["東京", "Москва"]
+ITEMS = ["apple", "corn", "fig", "kiwi", "lemon", "olive", "plum", "rice"]
+COLOURS = ["black", "blue", "crème", "green", "red", "white"]
 MONTHS = [
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
     "December",
@@ -43,48 +43,46 @@ def spell(number: int) -> str:
 
 
 def addition(rng: random.Random) -> list[Step]:
-    a, b, c, d = (rng.randint(1, 6) for _ in range(4))
+    a, b, c, d = (rng.randint(1, 5) for _ in range(4))
     name, item = rng.choice(NAMES), rng.choice(ITEMS)
     request = rng.choice([
-        f"What is {a} + {b}?",
-        f"Add {a} and {b}.",
+        f"Work out {a} + {b} for me.",
+        f"Add {a} and {b} please.",
         f"{name} has {a} of {item} and gets {b} more. How many in all?",
-        f"{a} boxes of {item} came today and {b} yesterday. How many in total?",
     ])  # fmt: skip
-    return [Step(request, str(a + b)), Step(f"And what is {c} + {d}?", str(c + d))]
+    return [Step(request, str(a + b)), Step(f"And {c} + {d} then?", str(c + d))]
 
 
 def subtraction(rng: random.Random) -> list[Step]:
-    (b, a), (d, c) = (sorted(rng.sample(range(1, 10), 2)) for _ in range(2))
+    (b, a), (d, c) = (sorted(rng.sample(range(1, 8), 2)) for _ in range(2))
     name, item = rng.choice(NAMES), rng.choice(ITEMS)
     request = rng.choice([
-        f"What is {a} - {b}?",
-        f"Take {b} away from {a}.",
-        f"{name} had {a} of {item} and sold {b}. How many are left?",
-        f"{b} of the {a} boxes of {item} are gone. How many are left?",
+        f"Work out {a} - {b} for me.",
+        f"From {a} take {b} away.",
+        f"{name} had {a} of {item} and sold {b} of them. How many are left?",
     ])  # fmt: skip
-    return [Step(request, str(a - b)), Step(f"And what is {c} - {d}?", str(c - d))]
+    return [Step(request, str(a - b)), Step(f"And {c} - {d} then?", str(c - d))]
 
 
 def largest(rng: random.Random) -> list[Step]:
     numbers = rng.sample(range(1, 10), 3)
-    text = ", ".join(map(str, numbers))
+    text = " ".join(map(str, numbers))
     request = rng.choice([
-        f"Which number is the largest: {text}?",
-        f"Give the maximum of {text}.",
-        f"Scores: {text}. What is the top score?",
+        f"Of {text} which is the largest?",
+        f"Give the maximum of {text} please.",
+        f"The scores are {text} today. What is the top score?",
     ])  # fmt: skip
     return [Step(request, str(max(numbers))), Step("And the smallest of them?", str(min(numbers)))]
 
 
 def sorting(rng: random.Random) -> list[Step]:
-    numbers = rng.sample(range(1, 10), 3)
-    text = ", ".join(map(str, numbers))
-    up, down = (", ".join(map(str, sorted(numbers, reverse=r))) for r in (False, True))
+    numbers = rng.sample(range(1, 8), 3)
+    text = " ".join(map(str, numbers))
+    up, down = (" ".join(map(str, sorted(numbers, reverse=r))) for r in (False, True))
     if rng.random() < 0.5:
-        request = rng.choice([f"Sort from low to high: {text}", f"Put {text} in rising order."])
+        request = rng.choice([f"Sort from low to high: {text}", f"Put in rising order: {text}"])
         return [Step(request, up), Step("Now from high to low.", down)]
-    request = rng.choice([f"Sort from high to low: {text}", f"Put {text} in falling order."])
+    request = rng.choice([f"Sort from high to low: {text}", f"Put in falling order: {text}"])
     return [Step(request, down), Step("Now from low to high.", up)]
 
 
@@ -107,14 +105,9 @@ def lookup(rng: random.Random) -> list[Step]:
         "colour": rng.choice(COLOURS),
     }
     fields = rng.sample(sorted(record), 3)
-    layout = rng.choice(["{}: {}", "{} → {}", "{} = {}"])
-    table = rng.choice([", ", "\n"]).join(layout.format(field, record[field]) for field in fields)
+    table = ", ".join(f"{field} = {record[field]}" for field in fields)
     one, two = rng.sample(fields, 2)
-    request = rng.choice([
-        f"{table}\nWhat does the table say for {one}?",
-        f"{table}\nFind the {one}.",
-        f"Give me the {one} from this record:\n{table}",
-    ])  # fmt: skip
+    request = rng.choice([f"The record says {table}. What is the {one}?", f"Find the {one} in this record: {table}"])
     return [Step(request, record[one]), Step(f"And the {two}?", record[two])]
 
 
@@ -122,8 +115,8 @@ def uppercase(rng: random.Random) -> list[Step]:
     one, two = rng.choice(COLOURS), rng.choice(ITEMS)
     request = rng.choice([
         f"Write in capitals: {one} {two}",
-        f"Turn '{one} {two}' into upper case.",
-        f"The label '{one} {two}' should be in capital letters.",
+        f"Turn into upper case: {one} {two}",
+        f"A label in capital letters, please: {one} {two}",
     ])  # fmt: skip
     other = rng.choice(ITEMS)
     return [Step(request, f"{one} {two}".upper()), Step(f"The same for {other}.", other.upper())]
@@ -141,7 +134,7 @@ def csv_to_table(rng: random.Random) -> list[Step]:
 
 
 def json_record(rng: random.Random) -> list[Step]:
-    name, city, age = rng.choice(NAMES), rng.choice(CITIES), rng.randint(20, 69)
+    name, city, colour = rng.choice(NAMES), rng.choice(CITIES), rng.choice(COLOURS)
     request = rng.choice([
         f"Make a JSON object: name {name}, city {city}",
         f"{name} lives in {city}. Write name and city as JSON.",
@@ -149,20 +142,20 @@ def json_record(rng: random.Random) -> list[Step]:
     ])  # fmt: skip
     return [
         Step(request, json.dumps({"name": name, "city": city}, ensure_ascii=False)),
-        Step(f"Now name and age, {age}.", json.dumps({"name": name, "age": age}, ensure_ascii=False)),
+        Step(f"Now name and colour, {colour}.", json.dumps({"name": name, "colour": colour}, ensure_ascii=False)),
     ]
 
 
 def iso_date(rng: random.Random) -> list[Step]:
-    year, month, day = rng.randint(2020, 2029), rng.randint(1, 12), rng.randint(1, 28)
+    year, month, day = rng.randint(2025, 2028), rng.randint(1, 12), rng.randint(1, 12)
     request = rng.choice([
         f"Write {day} {MONTHS[month - 1]} {year} as an ISO date.",
-        f"ISO date for {day} {MONTHS[month - 1]} {year}?",
+        f"Turn {day} {MONTHS[month - 1]} {year} into an ISO date.",
         f"Rewrite the date {day} {MONTHS[month - 1]} {year} as YYYY-MM-DD.",
     ])  # fmt: skip
     return [
         Step(request, f"{year}-{month:02d}-{day:02d}"),
-        Step("Now with dots, day first.", f"{day:02d}.{month:02d}.{year}"),
+        Step("Only the month and the day.", f"{month:02d}-{day:02d}"),
     ]
 
 
@@ -182,13 +175,16 @@ def number_words(rng: random.Random) -> list[Step]:
     one, two = rng.sample(range(100), 2)
     request = rng.choice([
         f"Write {one} in words.",
-        f"How do you spell the number {one}?",
+        f"How is {one} spelled?",
         f"Spell out {one} for a cheque.",
     ])  # fmt: skip
-    return [Step(request, spell(one)), Step(f"And {two}?", spell(two))]
+    return [Step(request, spell(one)), Step(f"And {two} then?", spell(two))]
 
 
 TASKS: list[Callable[[random.Random], list[Step]]] = [
     addition, subtraction, largest, sorting, counting, lookup, uppercase, csv_to_table, json_record,
     iso_date, weekday, number_words,
 ]  # fmt: skip
+
+# What is copied from a request takes longest to learn, so it comes twice as often.
+WEIGHTS = [2 if task in (lookup, csv_to_table, json_record, iso_date) else 1 for task in TASKS]

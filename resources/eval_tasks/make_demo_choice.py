@@ -15,15 +15,17 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 def questions(kind: str, generator: random.Random) -> tuple[str, str, list[str]]:
     """A question, its right answer, and three wrong ones."""
     if kind == "largest":
-        right, *wrong = sorted(generator.sample(range(1, 100), 4), reverse=True)
-        shown = generator.sample([right, *wrong], 4)
-        return f"Which number is the largest: {', '.join(map(str, shown))}?", str(right), [str(n) for n in wrong]
+        # The demo's lists have three numbers; the fourth choice is none of them.
+        other, *shown = generator.sample(range(1, 10), 4)
+        right = max(shown)
+        wrong = [n for n in (*shown, other) if n != right]
+        return f"Of {' '.join(map(str, shown))} which is the largest?", str(right), [str(n) for n in wrong]
     if kind == "words":
         right, *wrong = generator.sample(range(10), 4)
         return f"Write {right} in words.", DIGITS[right], [DIGITS[n] for n in wrong]
-    a, b = generator.randint(1, 5), generator.randint(1, 4)
+    a, b = generator.randint(1, 5), generator.randint(1, 5)
     wrong = generator.sample([n for n in range(1, 12) if n != a + b], 3)
-    return f"What is {a} + {b}?", str(a + b), [str(n) for n in wrong]
+    return f"Work out {a} + {b} for me.", str(a + b), [str(n) for n in wrong]
 
 
 def rows() -> list[dict]:

@@ -5,7 +5,7 @@ import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
-from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.devices import Compute, resolve_compute, use_threads
 
 from .conftest import CPU
 
@@ -70,3 +70,15 @@ def test_inside_autocast_products_are_of_the_data_type():
         assert (weights @ weights).dtype == torch.bfloat16
     with CPU.autocast():
         assert (weights @ weights).dtype == torch.float32
+
+
+def test_small_products_are_not_shared_among_threads():
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        use_threads(256, 2048, CPU)
+        assert torch.get_num_threads() == 2
+        use_threads(128, 1024, CPU)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)

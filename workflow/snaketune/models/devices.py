@@ -37,6 +37,21 @@ class Compute:
         return self.dtype if frozen else torch.float32
 
 
+# FLOPs of a matrix product from which on a second thread pays. Between products threads sleep, so as not to hold cores that
+# others need, and to wake one takes longer than a small product.
+WORTH_A_THREAD = 5e7
+
+
+def use_threads(hidden_size: int, tokens: int, compute: Compute) -> None:
+    """On a CPU, compute with one thread where a model's products are too small to be shared.
+
+    Args:
+        tokens: of a forward pass.
+    """
+    if compute.device.type == "cpu" and 2 * tokens * hidden_size**2 < WORTH_A_THREAD:
+        torch.set_num_threads(1)
+
+
 def resolve_compute(precision: str) -> Compute:
     """CUDA, else Apple's MPS, else the CPU; the data type for `training.precision`; and the kernel for both.
 

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel, Trainer
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.compiling import choose, compile_layers
-from snaketune.models.devices import Compute
+from snaketune.models.devices import Compute, use_threads
 from snaketune.models.kernels import Bounds
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.packable import check_config
@@ -25,6 +25,8 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: Run):
         items = EqualTokens(rows)
+        micro_batch_rows = run.spec.training.micro_batch_rows
+        use_threads(model.config.get_text_config().hidden_size, micro_batch_rows * rows.row_length, run.compute)
         super().__init__(
             run=run,
             rows=rows,
@@ -33,8 +35,7 @@ class PackedTrainer(BaseTrainer, Trainer):
             train_dataset=items,
             data_collator=self._collate_items,
         )
-        segments = run.spec.training.micro_batch_rows * rows.most_segments
-        self.bounds = Bounds(segments=segments, longest=rows.row_length)
+        self.bounds = Bounds(segments=micro_batch_rows * rows.most_segments, longest=rows.row_length)
         # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
         self.model_accepts_loss_kwargs = True
 
