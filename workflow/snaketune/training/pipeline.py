@@ -11,7 +11,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.config.runs import Quantization
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import Compute
+from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.loading import add_lora, parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
@@ -45,6 +45,8 @@ def train(
     if not len(rows):
         raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
     spec, compute = run.spec, run.compute
+    if compute.device.type == "cpu":
+        keep_freed_memory()
     # Before anything is drawn: new rows of the vocabulary, adapters.
     set_seed(spec.training.seed)
     if config:
