@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.families.tiny import tiny_config, tiny_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
@@ -61,6 +62,18 @@ def test_a_compiled_training_is_the_same_and_compiles_once(tmp_path, nothing_aga
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
     assert weights(tmp_path / "compiled").keys() == weights(tmp_path / "eager").keys()
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3, target_modules=("c_attn", "c_fc"))])
+def test_a_model_that_drops_out_drops_the_same(tmp_path, fresh, lora):
+    # 20 rows: the last batch is as large as the others, so as many numbers are drawn.
+    rows, config = pack(tmp_path / "pack", rows=20), tiny_config("gpt2")
+    assert config.resid_pdrop > 0
+    compiled, eager = (
+        train(tmp_path / str(setting), rows, spec(lora, compile=setting), lambda: tiny_model(config)).run["history"]
+        for setting in (True, False)
+    )
+    assert [entry["loss"] for entry in compiled] == pytest.approx([entry["loss"] for entry in eager], rel=1e-3)
 
 
 def test_preferences_too(tmp_path, fresh, capsys):

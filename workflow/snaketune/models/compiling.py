@@ -77,6 +77,8 @@ def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
     # Kernels aren't chosen by timing them: a resumed run would choose others.
     torch._inductor.config.deterministic = True
+    # Dropout draws what it draws without compilation, so that losses can be compared.
+    torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
         use_attention(model, torch.compiler.disable(attend))
     for layer in layers:
