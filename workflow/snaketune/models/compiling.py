@@ -2,7 +2,7 @@
 
 Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
 their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it; everything else
-has the same shapes from shard to loss. Inside checkpointed layers their parts are compiled, since the layer runs twice.
+has the same shapes from shard to loss. Where layers are checkpointed, what runs twice is the compiled layer.
 """
 
 from dataclasses import dataclass
@@ -82,5 +82,4 @@ def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
     if compute.kernel in NOT_COMPILED:
         use_attention(model, torch.compiler.disable(attend))
     for layer in layers:
-        for module in layer.children() if layer.gradient_checkpointing else (layer,):
-            module.compile(dynamic=False)
+        layer.compile(dynamic=False)
