@@ -118,6 +118,17 @@ def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
     assert choose(True, 1.0, CPU).compiled
 
 
+def test_without_layers_auto_goes_on_and_true_ends(tmp_path, fresh, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "PAYS", {"cpu": 0.0})
+    # As of a model whose code comes with it.
+    monkeypatch.setattr(compiling, "GradientCheckpointingLayer", type("Unknown", (), {}))
+    rows = pack(tmp_path / "pack", rows=4)
+    assert not train(tmp_path / "auto", rows, spec(epochs=1)).about["compiled"]
+    assert "compiled: no (auto: this model has no layers" in capsys.readouterr().out
+    with pytest.raises(SnaketuneError, match=r"training\.compile: this model has no layers .* expected `false`"):
+        train(tmp_path / "true", rows, spec(epochs=1, compile=True))
+
+
 def test_without_a_compiler_auto_goes_on_and_true_ends(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "none"))
     monkeypatch.setenv("PATH", str(tmp_path))

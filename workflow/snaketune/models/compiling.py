@@ -65,13 +65,18 @@ def _trouble(device: torch.device) -> str:
     return ""
 
 
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What transformers knows as layers; none of a model whose code comes with it."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
     """Compile the layers of `model` in place; they are compiled when they first run.
 
     Raises:
         SnaketuneError: it has none that transformers knows as layers.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise SnaketuneError("training.compile: this model has no layers that can be compiled; expected `false`")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
