@@ -170,6 +170,7 @@ WRONG_TRAINING = [
         {"schedule": "linear", "schedule_options": {"power": 2}},
         r"schedule_options: schedule linear has no options; found 'power'",
     ),
+    ({"schedule_options": {"num_cycles": float("inf")}}, r"num_cycles: found inf; input should be a finite number"),
     (
         {"schedule": "polynomial", "schedule_options": {"lr_end": 0.5}},
         r"schedule polynomial falls to 0\.5, .* learning_rate 0\.01",

@@ -1,6 +1,7 @@
 """The head in chunks: the same losses and gradients as with all logits at once, and never as many of them."""
 
 import copy
+import inspect
 import subprocess
 import sys
 
@@ -100,6 +101,20 @@ def test_losses_and_gradients_are_those_of_all_logits_at_once(family):
     assert_close(gradients(model, (token_losses(model, batch) * weights_N).sum()), expected)
     expected = gradients(model, all_at_once(model, batch).mean())
     assert_close(gradients(model, summed_losses(model, batch) / len(weights_N)), expected)
+
+
+def test_generation_of_a_padded_batch_stays_as_it_was():
+    # Positions are learned, and generation counts them for a model only if its forward says that it takes them.
+    model, ids_2L = tiny_model(tiny_config("gpt2")), torch.randint(3, VOCABULARY, (2, 12))
+    mask_2L = torch.ones_like(ids_2L)
+    mask_2L[0, :7] = 0
+    how = {"attention_mask": mask_2L, "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    before, signature = model.generate(ids_2L, **how), inspect.signature(model.forward)
+    self_test(model, [ROWS], CPU, training=False)
+    use_own_attention(model)
+    assert hasattr(model, "whole_forward")
+    assert inspect.signature(model.forward) == signature
+    assert torch.equal(model.generate(ids_2L, **how), before)
 
 
 @pytest.mark.parametrize("family", ["llama", "granite"])

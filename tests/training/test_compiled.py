@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.families.tiny import tiny_config, tiny_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
@@ -63,6 +64,18 @@ def test_a_compiled_training_is_the_same_and_compiles_once(tmp_path, nothing_aga
     assert weights(tmp_path / "compiled").keys() == weights(tmp_path / "eager").keys()
 
 
+@pytest.mark.parametrize("lora", [None, Lora(rank=2, dropout=0.3, target_modules=("c_attn", "c_fc"))])
+def test_a_model_that_drops_out_drops_the_same(tmp_path, fresh, lora):
+    # 20 rows: the last batch is as large as the others, so as many numbers are drawn.
+    rows, config = pack(tmp_path / "pack", rows=20), tiny_config("gpt2")
+    assert config.resid_pdrop > 0
+    compiled, eager = (
+        train(tmp_path / str(setting), rows, spec(lora, compile=setting), lambda: tiny_model(config)).run["history"]
+        for setting in (True, False)
+    )
+    assert [entry["loss"] for entry in compiled] == pytest.approx([entry["loss"] for entry in eager], rel=1e-3)
+
+
 def test_preferences_too(tmp_path, fresh, capsys):
     outcome, _ = preference_training(tmp_path, None, compile=True)
     assert outcome.about["compiled"]
@@ -103,6 +116,17 @@ def test_auto_compiles_what_is_long_enough_and_says_why(monkeypatch):
     assert not choose("auto", 1e20, torch.device("mps")).compiled
     assert not choose(False, 1e20, CPU).compiled
     assert choose(True, 1.0, CPU).compiled
+
+
+def test_without_layers_auto_goes_on_and_true_ends(tmp_path, fresh, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "PAYS", {"cpu": 0.0})
+    # As of a model whose code comes with it.
+    monkeypatch.setattr(compiling, "GradientCheckpointingLayer", type("Unknown", (), {}))
+    rows = pack(tmp_path / "pack", rows=4)
+    assert not train(tmp_path / "auto", rows, spec(epochs=1)).about["compiled"]
+    assert "compiled: no (auto: this model has no layers" in capsys.readouterr().out
+    with pytest.raises(SnaketuneError, match=r"training\.compile: this model has no layers .* expected `false`"):
+        train(tmp_path / "true", rows, spec(epochs=1, compile=True))
 
 
 def test_without_a_compiler_auto_goes_on_and_true_ends(fresh, monkeypatch, tmp_path):

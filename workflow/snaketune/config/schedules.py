@@ -7,7 +7,7 @@ SchedulerType and to the signatures of its functions.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from snaketune.config.base import Fraction, PositiveFloat, PositiveInt
 from snaketune.config.names import unknown
@@ -101,7 +101,8 @@ def _checked(name: str, option: str, value: Any) -> Any:
         )
     try:
         # YAML reads yes, on and true alike, and pydantic would take them for 1.
-        return TypeAdapter(known[option]).validate_python(str(value) if isinstance(value, bool) else value)
+        known_type = TypeAdapter(known[option], config=ConfigDict(allow_inf_nan=False))
+        return known_type.validate_python(str(value) if isinstance(value, bool) else value)
     except ValidationError as error:
         said = error.errors()[0]["msg"]
         raise ValueError(f"{option}: found {value!r}; {said[:1].lower()}{said[1:]}") from None

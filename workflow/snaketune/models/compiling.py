@@ -2,7 +2,7 @@
 
 Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
 their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it; everything else
-has the same shapes from shard to loss. Inside checkpointed layers their parts are compiled, since the layer runs twice.
+has the same shapes from shard to loss. Where layers are checkpointed, what runs twice is the compiled layer.
 """
 
 from dataclasses import dataclass
@@ -65,20 +65,26 @@ def _trouble(device: torch.device) -> str:
     return ""
 
 
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What transformers knows as layers; none of a model whose code comes with it."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
     """Compile the layers of `model` in place; they are compiled when they first run.
 
     Raises:
         SnaketuneError: it has none that transformers knows as layers.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise SnaketuneError("training.compile: this model has no layers that can be compiled; expected `false`")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
     # Kernels aren't chosen by timing them: a resumed run would choose others.
     torch._inductor.config.deterministic = True
+    # Dropout draws what it draws without compilation, so that losses can be compared.
+    torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
         use_attention(model, torch.compiler.disable(attend))
     for layer in layers:
-        for module in layer.children() if layer.gradient_checkpointing else (layer,):
-            module.compile(dynamic=False)
+        layer.compile(dynamic=False)

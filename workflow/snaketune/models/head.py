@@ -15,6 +15,7 @@ Shapes: N supervised tokens, C of them in a chunk, H hidden size, V vocabulary.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -73,8 +74,13 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], places_N: torch.T
         model.head_is_product = _is_product(model, outputs, hidden_CH, inputs)
     model.whole_forward = model.forward
     # A bound method is copied with the model that it is bound to.
-    model.forward = MethodType(_forward, model)
+    model.forward = MethodType(_signed_as(type(model).forward), model)
     return True
+
+
+def _signed_as(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`_forward` with the signature of a class's own, from which generation reads what to hand on (positions, for one)."""
+    return wraps(forward)(lambda *arguments, **inputs: _forward(*arguments, **inputs))
 
 
 class _Unreached(Exception):

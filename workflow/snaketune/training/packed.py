@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel, Trainer
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
-from snaketune.models.compiling import choose, compile_layers
+from snaketune.models.compiling import Choice, choose, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
 from snaketune.models.kernels import Bounds
 from snaketune.models.logprobs import summed_losses
@@ -58,6 +58,8 @@ class PackedTrainer(BaseTrainer, Trainer):
         training = self.run.spec.training
         flops = self.gauge.flops.per_token * self.rows.tokens * training.epochs
         choice = choose(training.compile, flops, self.run.compute.device)
+        if choice.compiled and training.compile == "auto" and not layers_of(self.model):
+            choice = Choice(compiled=False, why="auto: this model has no layers that can be compiled")
         print(f"compiled: {'yes' if choice.compiled else 'no'} ({choice.why})", flush=True)
         if not choice.compiled:
             return
