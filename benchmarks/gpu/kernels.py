@@ -81,7 +81,7 @@ def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any
         use_segment_attention(model)
         if case.compiled:
             torch._dynamo.reset()
-            compile_layers(model, compute)
+            compile_layers(model, compute, checkpointing=False)
         got = _losses_and_gradients(model, batch, compute)
     except Unpackable as error:
         return {"status": "refused", "why": str(error)}

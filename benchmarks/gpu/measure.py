@@ -225,7 +225,7 @@ def _loop(
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     if variant.compiled:
-        compile_layers(model, compute)
+        compile_layers(model, compute, checkpointing=variant.checkpointing)
     bounds = Bounds(segments=micro_rows * rows.most_segments, longest=rows.row_length)
     order = np.random.default_rng(0).permutation(len(rows))
     last = False

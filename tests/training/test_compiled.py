@@ -10,6 +10,7 @@ from snaketune.config.runs import Lora, Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.compiling import choose
+from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Watch
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
@@ -40,6 +41,21 @@ def nothing_again(fresh, monkeypatch):
     return steps
 
 
+@pytest.fixture
+def compiled_calls(monkeypatch):
+    """How many compiled graphs each training step ran."""
+    step, calls = SftTrainer.training_step, []
+
+    def profiled(self, *arguments):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            loss = step(self, *arguments)
+        calls.append(sum(event.name.startswith("## Call CompiledFxGraph") for event in profile.events()))
+        return loss
+
+    monkeypatch.setattr(SftTrainer, "training_step", profiled)
+    return calls
+
+
 def weights(folder):
     return load_file(folder / "payload.partial/model.safetensors")
 
@@ -48,14 +64,19 @@ def weights(folder):
     ("family", "lora", "checkpointing"),
     [("llama", None, False), ("qwen2", Lora(rank=2), True), ("mistral", None, True)],
 )
-def test_a_compiled_training_is_the_same_and_compiles_once(tmp_path, nothing_again, family, lora, checkpointing):
+def test_a_compiled_training_is_the_same_and_compiles_once(
+    tmp_path, nothing_again, compiled_calls, family, lora, checkpointing
+):
     # Of 21 rows the last batch has one, of the last step too.
     rows, settings = pack(tmp_path / "pack", rows=21), {"lora": lora, "gradient_checkpointing": checkpointing}
     compiled = train(tmp_path / "compiled", rows, spec(compile=True, **settings), family)
-    assert nothing_again[0] > 0
+    # Forward and backward of each layer, in every step.
+    assert min(compiled_calls) >= 4
+    compiled_calls.clear()
     assert set(nothing_again) == {nothing_again[0]}
     torch.compiler.set_stance("default")
     eager = train(tmp_path / "eager", rows, spec(compile=False, **settings), family)
+    assert not any(compiled_calls)
     assert (compiled.about.pop("compiled"), eager.about.pop("compiled")) == (True, False)
     assert compiled.about == eager.about
     for one, other in zip(compiled.run["history"], eager.run["history"], strict=True):
@@ -96,7 +117,7 @@ def test_a_compiled_training_that_was_cut_off_goes_on_exactly(tmp_path, fresh, m
 
 
 def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fresh, monkeypatch):
-    def break_layers(model, compute):
+    def break_layers(model, compute, checkpointing):
         for layer in model.model.layers:
             layer.register_forward_hook(lambda module, arguments, output: output.flip(-1))
 

@@ -2,7 +2,8 @@
 
 Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
 their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it; everything else
-has the same shapes from shard to loss. Where layers are checkpointed, what runs twice is the compiled layer.
+has the same shapes from shard to loss. Of layers that are checkpointed the parts are compiled: the graph breaks inside the
+checkpoint, and then the whole layer would run as it is, without a word.
 """
 
 from dataclasses import dataclass
@@ -70,8 +71,11 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
+def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: bool) -> None:
     """Compile the layers of `model` in place; they are compiled when they first run.
+
+    Args:
+        checkpointing: whether the training is going to checkpoint them, which it switches on later.
 
     Raises:
         SnaketuneError: it has none that transformers knows as layers.
@@ -87,4 +91,5 @@ def compile_layers(model: torch.nn.Module, compute: Compute) -> None:
     if compute.kernel in NOT_COMPILED:
         use_attention(model, torch.compiler.disable(attend))
     for layer in layers:
-        layer.compile(dynamic=False)
+        for module in layer.children() if checkpointing else (layer,):
+            module.compile(dynamic=False)

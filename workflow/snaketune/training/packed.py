@@ -66,7 +66,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.compiled = True
         batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
         before, again = self._loss_before(batch), self._loss_before(batch)
-        compile_layers(self.model, self.run.compute)
+        compile_layers(self.model, self.run.compute, checkpointing=training.gradient_checkpointing)
         _check_compiled(before, again, self._loss_before(batch), self.run.compute)
 
     def _loss_before(self, batch: dict[str, Any]) -> torch.Tensor:
