@@ -18,12 +18,6 @@ from snaketune.stages.table import STAGES
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def raw(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    return yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
-
-
 def put(config: dict, dotted: str, value) -> dict:
     config = copy.deepcopy(config)
     *folders, leaf = dotted.split(".")
@@ -157,56 +151,6 @@ def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, valu
         load(put(raw, key, value))
     for words in said:
         assert words in str(error.value)
-
-
-TRAINING = {"learning_rate": 0.01}
-WRONG_TRAINING = [
-    (
-        {"schedule": "constant", "warmup_fraction": 0.1},
-        r"training\.warmup_fraction: found 0\.1, but schedule 'constant' has no",
-    ),
-    ({"optimizer": "sgd", "betas": [0.8, 0.9]}, r"training\.betas: found \[0\.8, 0\.9\], but optimizer 'sgd' has none"),
-    (
-        {"schedule": "linear", "schedule_options": {"power": 2}},
-        r"schedule_options: schedule linear has no options; found 'power'",
-    ),
-    ({"schedule_options": {"num_cycles": float("inf")}}, r"num_cycles: found inf; input should be a finite number"),
-    (
-        {"schedule": "polynomial", "schedule_options": {"lr_end": 0.5}},
-        r"schedule polynomial falls to 0\.5, .* learning_rate 0\.01",
-    ),
-    (
-        {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": 1e-4, "min_lr_rate": 0.1}},
-        r"needs min_lr or min_lr_rate; found min_lr and min_lr_rate",
-    ),
-    ({"schedule": "warmup_stable_decay"}, r"schedule warmup_stable_decay needs num_decay_steps; found none"),
-]
-
-
-@pytest.mark.parametrize(("settings", "said"), WRONG_TRAINING)
-def test_what_optimizer_and_schedule_never_look_at_is_refused(raw, settings, said):
-    with pytest.raises(SnaketuneError, match=said):
-        load(put(raw, "sft.demo.training", TRAINING | settings))
-
-
-def test_options_of_a_schedule_come_as_yaml_has_them_and_leave_in_their_type(raw):
-    settings = {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": "1e-5", "num_cycles": 1}}
-    config, _ = load(put(raw, "sft.demo.training", TRAINING | settings))
-    found = config.sft["demo"].training.schedule_options
-    assert found == {"min_lr": 1e-5, "num_cycles": 1.0}
-    assert [type(value) for value in found.values()] == [float, float]
-
-
-def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypatch):
-    monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: name != "bitsandbytes")
-    wanted = put(raw, "sft.demo.training.optimizer", "adamw_8bit")
-    with pytest.raises(
-        SnaketuneError, match=r"sft\.demo\.training\.optimizer: 'adamw_8bit' needs bitsandbytes, .* pip install"
-    ):
-        load(wanted)
-    # Where there is no torch, trainings run in another environment.
-    monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: None)
-    load(wanted)
 
 
 def test_reruns_on_names_stages(raw):

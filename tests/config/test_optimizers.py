@@ -1,4 +1,4 @@
-"""The tables of optimizers and schedules are transformers' own, and reading them imports neither transformers nor torch."""
+"""Optimizers and schedules: tables that are transformers' own, read without it; and what no choice would look at is refused."""
 
 import inspect
 import subprocess
@@ -11,8 +11,12 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
+from snaketune.config.load import load
 from snaketune.config.optimizers import OPTIMIZERS, OptimizerName
 from snaketune.config.schedules import POLYNOMIAL_END, SCHEDULES, ScheduleName
+from snaketune.errors import SnaketuneError
+
+from .test_load import put
 
 ROOT = Path(__file__).parents[2]
 # What the Trainer gives a schedule.
@@ -47,3 +51,53 @@ def test_a_config_is_read_without_torch_and_transformers():
     )
     done = subprocess.run([sys.executable, "-c", read], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) in ((0, ""), (1, "\n")), done.stderr
+
+
+TRAINING = {"learning_rate": 0.01}
+WRONG_TRAINING = [
+    (
+        {"schedule": "constant", "warmup_fraction": 0.1},
+        r"training\.warmup_fraction: found 0\.1, but schedule 'constant' has no",
+    ),
+    ({"optimizer": "sgd", "betas": [0.8, 0.9]}, r"training\.betas: found \[0\.8, 0\.9\], but optimizer 'sgd' has none"),
+    (
+        {"schedule": "linear", "schedule_options": {"power": 2}},
+        r"schedule_options: schedule linear has no options; found 'power'",
+    ),
+    ({"schedule_options": {"num_cycles": float("inf")}}, r"num_cycles: found inf; input should be a finite number"),
+    (
+        {"schedule": "polynomial", "schedule_options": {"lr_end": 0.5}},
+        r"schedule polynomial falls to 0\.5, .* learning_rate 0\.01",
+    ),
+    (
+        {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": 1e-4, "min_lr_rate": 0.1}},
+        r"needs min_lr or min_lr_rate; found min_lr and min_lr_rate",
+    ),
+    ({"schedule": "warmup_stable_decay"}, r"schedule warmup_stable_decay needs num_decay_steps; found none"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG_TRAINING)
+def test_what_optimizer_and_schedule_never_look_at_is_refused(raw, settings, said):
+    with pytest.raises(SnaketuneError, match=said):
+        load(put(raw, "sft.demo.training", TRAINING | settings))
+
+
+def test_options_of_a_schedule_come_as_yaml_has_them_and_leave_in_their_type(raw):
+    settings = {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": "1e-5", "num_cycles": 1}}
+    config, _ = load(put(raw, "sft.demo.training", TRAINING | settings))
+    found = config.sft["demo"].training.schedule_options
+    assert found == {"min_lr": 1e-5, "num_cycles": 1.0}
+    assert [type(value) for value in found.values()] == [float, float]
+
+
+def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypatch):
+    monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: name != "bitsandbytes")
+    wanted = put(raw, "sft.demo.training.optimizer", "adamw_8bit")
+    with pytest.raises(
+        SnaketuneError, match=r"sft\.demo\.training\.optimizer: 'adamw_8bit' needs bitsandbytes, .* pip install"
+    ):
+        load(wanted)
+    # Where there is no torch, trainings run in another environment.
+    monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: None)
+    load(wanted)

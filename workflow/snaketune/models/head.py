@@ -64,7 +64,7 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], places_N: torch.T
     with torch.no_grad():
         try:
             outputs = _decoded(model, model.forward, inputs)
-            hidden_CH = _hidden(outputs)[0, places_N]
+            hidden_CH = outputs[0][0, places_N]
             found = _logits(model, model.forward, outputs, hidden_CH, inputs)
             expected = model(**inputs).logits[0, places_N]
         except (_Unreached, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
@@ -94,7 +94,7 @@ def _forward(
     if supervised is None:
         return model.whole_forward(*arguments, **inputs)
     outputs = _decoded(model, model.whole_forward, inputs)
-    hidden_NH = _hidden(outputs)[0].index_select(0, supervised.sources_N)
+    hidden_NH = outputs[0][0].index_select(0, supervised.sources_N)
     head = model.get_output_embeddings()
     # Adapters may have been put around it since it was looked at.
     if supervised.summed and model.head_is_product and type(head) is torch.nn.Linear:
@@ -131,10 +131,6 @@ def _decoder(model: PreTrainedModel) -> torch.nn.Module:
     if found is model:
         raise _Unreached
     return found
-
-
-def _hidden(outputs: Any) -> torch.Tensor:
-    return outputs[0]
 
 
 def _logits(
