@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accept
 from snaketune.stages.code import code_digest
@@ -51,10 +51,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _operation(given: dict[str, str | None]) -> Operation:
+def _operation(given: dict[str, str | None]) -> Execution:
     """From options; what isn't given keeps its default."""
     try:
-        return Operation.model_validate_strings({key: value for key, value in given.items() if value is not None})
+        return Execution.model_validate_strings({key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise SnaketuneError(f"an option doesn't fit: {error}") from None
 
@@ -78,9 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         for role in stage.files:
             command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="FILE")
         for key in stage.operation:
-            command.add_argument(
-                option(key), help=f"as operation.{key} in the config (default: {getattr(Operation(), key)})"
-            )
+            command.add_argument(option(key), help=f"as {key} in the config (default: {getattr(Execution(), key)!r})")
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")

@@ -15,6 +15,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 DpoLoss = Literal["sigmoid", "ipo", "hinge"]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
+MicroBatchRows = Literal["auto"] | PositiveInt
+GradientCheckpointing = Literal["auto"] | bool
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
 
@@ -158,15 +160,13 @@ class Quantization(Model):
     """Quantizes the quantization constants too."""
 
 
-class Training(Model):
-    """The optimization. Everything here shapes the weights."""
+class Learning(Model):
+    """What of a training shapes the weights."""
 
     epochs: PositiveFloat = 1.0
     """How often the rows are gone through."""
     batch_rows: PositiveInt = 32
     """Rows per optimizer step, over all GPUs and accumulation steps; of several lengths, the longest counts."""
-    micro_batch_rows: PositiveInt = 8
-    """Rows per forward pass on one GPU."""
     learning_rate: PositiveFloat
     """The highest one, at the end of the warm-up."""
     schedule: ScheduleName = "cosine"
@@ -186,8 +186,6 @@ class Training(Model):
     """Decay of the running means of the gradient and of its square, in optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger norm are scaled down to it."""
-    gradient_checkpointing: bool = False
-    """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
     compile: Literal["auto"] | bool = "auto"
@@ -218,9 +216,21 @@ class Training(Model):
             return options
         return checked_options(info.data["schedule"], options, info.data["learning_rate"])
 
+
+class Training(Learning):
+    """The optimization, and in what portions a device computes it. The portions move sums in their last bits and nothing else,
+    so editing `micro_batch_rows` and `gradient_checkpointing` reruns nothing."""
+
+    micro_batch_rows: MicroBatchRows = "auto"
+    """Rows per forward pass on one GPU; a step of `batch_rows` is made of as many as it takes. `auto` measures what is fastest
+    on the device (rule `calibrate`)."""
+    gradient_checkpointing: GradientCheckpointing = "auto"
+    """Recomputes activations in the backward pass: less memory, about a third more work. `auto` does where `micro_batch_rows:
+    auto` found that it pays, or where memory runs out."""
+
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":
-        if self.batch_rows % self.micro_batch_rows:
+        if self.micro_batch_rows != "auto" and self.batch_rows % self.micro_batch_rows:
             raise ValueError(f"batch_rows {self.batch_rows} is no multiple of micro_batch_rows {self.micro_batch_rows}")
         return self
 
@@ -237,6 +247,17 @@ class Operation(Model):
     load_in_memory: Literal["auto"] | bool = "auto"
     """Reads all rows before training instead of mapping their files; `auto` does where mapping is slow (network mounts,
     Windows disks under WSL)."""
+
+
+class Execution(Operation):
+    """How a job runs: `operation`, and what else of a run's config says how and not what."""
+
+    micro_batch_rows: MicroBatchRows = "auto"
+    """As in `training`."""
+    gradient_checkpointing: GradientCheckpointing = "auto"
+    """As in `training`."""
+    calibration: str = ""
+    """Manifest of the curve that `auto` goes by; empty where there is none."""
 
 
 class Sft(Model):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import check_code, import_checked, templates
 from snaketune.stages.gpus import claimed_gpus, visible_gpus
@@ -26,7 +26,7 @@ def run(
     code: str,
     inputs: dict[str, list[Path]],
     out: Path,
-    operation: Operation,
+    operation: Execution,
     reruns_on: str = "code",
 ) -> None:
     """Run one stage from paths, as the command line does.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.models.batches import collate
 from snaketune.models.loading import load_folder, read_folder_config
 from snaketune.models.logprobs import pair_logprobs, token_losses
@@ -86,7 +86,7 @@ class DpoTrainer(PackedTrainer):
 
 
 def build(
-    spec: DpoSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact, ref_logps: Artifact
+    spec: DpoSpec, work: WorkFolder, *, operation: Execution, model: Artifact, pack: Artifact, ref_logps: Artifact
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
     model.files()

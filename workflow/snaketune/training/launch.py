@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.base import Model
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.gpus import visible_gpus
 from snaketune.stages.outcome import Outcome
@@ -25,7 +25,7 @@ def launch(
     stage: str,
     *,
     spec: Model,
-    operation: Operation,
+    operation: Execution,
     work: WorkFolder,
     artifacts: dict[str, list[Artifact]],
     files: dict[str, list[Path]],

@@ -14,8 +14,9 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
+from snaketune.models.room import ran_out
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.jobs import result_at
@@ -23,12 +24,13 @@ from snaketune.stages.locks import locked
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 from snaketune.training.launch import PARENT_VARIABLE
+from snaketune.training.portions import RAN_OUT, tell_ran_out
 
 
 def work_on(job: dict[str, Any]) -> None:
     """Build the job's stage, and write down what it reports."""
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
-    spec, operation = stage.spec.model_validate(job["spec"]), Operation.model_validate(job["operation"])
+    spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
     artifacts = {
         role: [_unchanged(Path(path), content) for path, content in some.items()]
         for role, some in job["artifacts"].items()
@@ -89,6 +91,10 @@ def main(job_file: Path) -> None:
         work_on(job)
     except Exception as error:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
+        if not told and ran_out(error):
+            told = f"out of memory: {str(error).strip()}"
+            if not (job_file.parent / RAN_OUT).is_file():
+                tell_ran_out(job_file.parent, None, error)
         if not told:
             raise
         sys.exit(f"error: {told}")

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.models.loading import load_base, read_config
 from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
@@ -36,7 +36,7 @@ class SftTrainer(PackedTrainer):
 
 
 def build(
-    spec: SftSpec, work: WorkFolder, *, operation: Operation, pack: Artifact, tokenizer: Artifact, base: list[Path]
+    spec: SftSpec, work: WorkFolder, *, operation: Execution, pack: Artifact, tokenizer: Artifact, base: list[Path]
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
     tokenizer.files()
