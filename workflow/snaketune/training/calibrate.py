@@ -108,31 +108,35 @@ class _Bench:
 
     def measure(self, portions: Portions, before: list[Trial]) -> Trial:
         """A trial, made now or known from before. Args: before: those with the same kind of activations."""
-        if known := self.kept.get(portions):
-            return known
+        trial = self.kept.get(portions)
+        # All processes look before any of them writes.
+        trial = trial if all(gather_object([trial is not None])) else self._try(portions, before)
+        if is_first_process():
+            self.kept.add(portions, trial)
+        return trial
+
+    def _try(self, portions: Portions, before: list[Trial]) -> Trial:
         trial = asdict(portions) | {"accumulation": self._accumulation(portions), "fits": False}
         # Each looks at its own host, and all have to decide alike.
         if why := next(filter(None, gather_object([self._cannot(portions, before)])), ""):
-            return self.kept.add(trial | {"why": why})
+            return trial | {"why": why}
         start_again(self.run.compute.device)
         torch.set_num_threads(self.threads)
-        why = ""
         try:
             timing = self._time(portions)
         except Exception as error:
             if not ran_out(error):
                 raise
-            why = str(error).strip().partition("\n")[0]
-            self.kept.add(trial | {"why": why})
+            trial["why"] = str(error).strip().partition("\n")[0]
             if self.spec.processes > 1:
                 # The others wait for this one in the middle of a step; all begin again after this trial.
+                self.kept.add(portions, trial)
                 tell_ran_out(self.run.work.state, None, error)
                 raise
-        if why:
             (self.run.work.state / RAN_OUT).unlink(missing_ok=True)
-            return self.kept.get(portions)
+            return trial
         tokens, seconds = timing.tokens * trial["accumulation"], timing.step_s(trial["accumulation"])
-        return self.kept.add(
+        return (
             trial
             | {"fits": True, "why": ""}
             | {"tokens_per_second": round(tokens / seconds, 1)}

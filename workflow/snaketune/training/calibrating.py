@@ -17,9 +17,9 @@ def launch(stage: str, *, work: WorkFolder, **given: Any) -> Outcome:
     """As `training.launch`, which starts the processes."""
     while True:
         (work.state / RAN_OUT).unlink(missing_ok=True)
-        before = len(Trials(work.state).known)
+        before = len(Trials(work.state))
         try:
             return processes.launch(stage, work=work, **given)
         except SnaketuneError:
-            if not (work.state / RAN_OUT).is_file() or len(Trials(work.state).known) == before:
+            if not (work.state / RAN_OUT).is_file() or len(Trials(work.state)) == before:
                 raise

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from snaketune.artifacts.manifest import write_json
 from snaketune.training.portions import Portions
 
 # One line of the curve: a Portions' fields, accumulation, fits, why; and where it fits tokens_per_second, micro_batch_s,
@@ -69,25 +69,24 @@ def _memory_is_the_limit(trials: list[Trial]) -> bool:
 
 
 class Trials:
-    """What was measured, line by line: a process after a killed one, or after one that ran out, doesn't do it again."""
+    """What was measured, a file each: a process after a killed one, or after one that ran out, doesn't do it again."""
 
     def __init__(self, state: Path):
-        self.path = state / "trials.jsonl"
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
-        # The last one may be cut off.
-        self.known = {_key(trial): trial for trial in map(json.loads, (line for line in lines if line.endswith("\n")))}
+        self.folder = state / "trials"
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def __len__(self) -> int:
+        return len(list(self.folder.glob("*.json")))
 
     def get(self, portions: Portions) -> Trial | None:
         """The trial of these portions, if it was made."""
-        return self.known.get(_key(asdict(portions)))
+        file = self._file(portions)
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
-    def add(self, trial: Trial) -> Trial:
-        """Keep a trial, which is given back. Of several processes each keeps its own; the first line counts."""
-        self.known.setdefault(_key(trial), trial)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(trial) + "\n")
-        return trial
+    def add(self, portions: Portions, trial: Trial) -> None:
+        """Keep the trial of these portions."""
+        write_json(self._file(portions), trial)
 
-
-def _key(trial: Trial) -> tuple[int, bool]:
-    return trial["micro_batch_rows"], trial["gradient_checkpointing"]
+    def _file(self, portions: Portions) -> Path:
+        kind = "recomputed" if portions.gradient_checkpointing else "kept"
+        return self.folder / f"{portions.micro_batch_rows}-{kind}.json"
