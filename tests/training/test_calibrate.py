@@ -49,7 +49,9 @@ def holds(monkeypatch):
 def spec_of(run: SftSpec | DpoSpec, base, checkpointing="auto", batch_rows: int = 8) -> CalibrateSpec:
     learning = sized(run.training.model_copy(update={"batch_rows": batch_rows}))
     made = run.model_copy(update={"training": learning})
-    return CalibrateSpec(base=base, run=made, gradient_checkpointing=checkpointing, processes=1)
+    return CalibrateSpec(
+        base=base, run=made, gradient_checkpointing=checkpointing, processes=1, launch="single", zero_stage=None
+    )
 
 
 def calibrated(folder, spec: CalibrateSpec, pack, tokenizer, **operation) -> dict:

@@ -29,7 +29,7 @@ def test_curves_of_all_trainings_on_request(project):
     assert len(manifests) == 2
     for manifest in manifests:
         curve = json.loads((manifest.parent / "curve/curve.json").read_text())
-        assert [one["micro_batch_rows"] for one in curve["trials"]][0] == 1
+        assert curve["trials"][0]["micro_batch_rows"] == 1
         assert curve["best"]["tokens_per_second"] == pytest.approx(
             max(one["tokens_per_second"] for one in curve["trials"]), rel=0.03
         )

@@ -15,7 +15,6 @@ rule calibrate:
         **operation_of("calibrate"),
         mem_mb=64000,
         runtime=120,
-        nodes=1,
     params:
         **params_of("calibrate"),
     shell:

@@ -209,7 +209,9 @@ class _Asked:
             base=sft.base,
             run=spec.model_copy(update={"training": sized(spec.training)} | _LIKE_ANY_LOSS.get(type(spec), {})),
             gradient_checkpointing=run.training.gradient_checkpointing,
-            processes=max(1, run.operation.gpus),
+            processes=run.operation.processes,
+            launch=run.operation.launch,
+            zero_stage=run.operation.zero_stage,
         )
         name = f"{pack.name}-{short_digest(sized_spec, pack.name)}"
         known = self.jobs.get(("calibrate", name))

@@ -13,6 +13,7 @@ from snaketune.config.evaluation import ExactMatch, Generation, Report
 from snaketune.config.runs import (
     DpoLoss,
     GradientCheckpointing,
+    Launch,
     Learning,
     Lora,
     Packing,
@@ -22,6 +23,7 @@ from snaketune.config.runs import (
     Quantization,
     Scratch,
     TrainOn,
+    ZeroStage,
 )
 
 CorpusSpec = CorpusContent
@@ -110,6 +112,8 @@ class CalibrateSpec(Model):
     """With a learning that says no more than that (`sized`)."""
     gradient_checkpointing: GradientCheckpointing
     processes: int
+    launch: Launch
+    zero_stage: ZeroStage | None
 
 
 def sized(learning: Learning) -> Learning:

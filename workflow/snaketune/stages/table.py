@@ -57,8 +57,9 @@ class Stage:
 
 
 LAUNCHER = "snaketune.training.attempts"
+DEVICES = ("gpus", "nodes", "launch", "zero_stage")
 PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
-TRAINING = ("gpus", "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
+TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(
@@ -116,7 +117,7 @@ STAGES: dict[str, Stage] = {
         one=("pack", "tokenizer"),
         files=("base",),
         libraries=of_calibration,
-        operation=("gpus", "load_in_memory", "micro_batch_rows"),
+        operation=(*DEVICES, "load_in_memory", "micro_batch_rows"),
         launcher="snaketune.training.calibrating",
     ),
     "sft": Stage(

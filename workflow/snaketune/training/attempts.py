@@ -5,7 +5,6 @@ from typing import Any
 from snaketune.config.base import Model
 from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.stages.gpus import visible_gpus
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launch as processes
@@ -18,7 +17,7 @@ def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, *
     Raises:
         SnaketuneError: as there; or memory ran out, and the next attempt takes lower portions.
     """
-    batch_rows, count = spec.training.batch_rows, max(1, min(operation.gpus, len(visible_gpus())))
+    batch_rows, count = spec.training.batch_rows, operation.processes
     portions = choose(operation, batch_rows, count, work.state)
     (work.state / RAN_OUT).unlink(missing_ok=True)
     try:
