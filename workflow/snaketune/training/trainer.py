@@ -19,6 +19,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Tracked
 from snaketune.training.ahead import TakesAhead
 from snaketune.training.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.gauge import Gauge, line
@@ -29,17 +30,21 @@ from snaketune.training.steps import step_arguments
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training: what it is told, where it works, and what it computes with."""
+    """One training: what it is told, where it works, what it computes with, and where its curves go."""
 
     spec: SftSpec | DpoSpec
     operation: Operation
     work: WorkFolder
     compute: Compute
+    tracked: Tracked | None = None
 
     @classmethod
-    def of(cls, spec: SftSpec | DpoSpec, operation: Operation, work: WorkFolder) -> "Run":
+    def of(
+        cls, spec: SftSpec | DpoSpec, operation: Operation, work: WorkFolder, tracked: Tracked | None = None
+    ) -> "Run":
         """With what this process can compute with."""
-        return cls(spec=spec, operation=operation, work=work, compute=resolve_compute(spec.training.precision))
+        compute = resolve_compute(spec.training.precision)
+        return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
     @property
     def checkpoints(self) -> Path:
