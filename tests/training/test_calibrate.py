@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from snaketune.config.runs import Execution, Learning, Lora
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec, sized
 from snaketune.stages.work import WorkFolder
@@ -187,7 +188,8 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
         work = WorkFolder(folder)
         work.payload.mkdir(parents=True, exist_ok=True)
         work.state.mkdir(exist_ok=True)
-        return attempts.launch("sft", spec=spec, operation=operation, work=work, **inputs)
+        told = {"tracking": Tracking(), "out": folder / "out"}
+        return attempts.launch("sft", spec=spec, operation=operation, work=work, **told, **inputs)
 
     undisturbed = attempt(tmp_path / "undisturbed").run["history"]
     assert len(undisturbed) > 3

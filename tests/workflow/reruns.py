@@ -121,6 +121,12 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
+    "tracking.project": ({"tracking": {"project": "other"}}, set()),
+    "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),
+    "tracking.wandb.entity": ({"tracking": {"wandb": {"entity": "team"}}}, set()),
+    "tracking.wandb.online": ({"tracking": {"wandb": {"online": True}}}, set()),
+    "tracking.trackio": ({"tracking": {"trackio": True}}, set()),
+    "tracking.mlflow.tracking_uri": ({"tracking": {"mlflow": {"tracking_uri": "sqlite:///runs.db"}}}, set()),
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
 }  # fmt: skip

@@ -210,6 +210,10 @@ def command_of(stage):
     made = STAGES[stage]
     inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
     operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}:q}}" for key in made.operation)
+    if made.launcher:
+        # The same for all of them. Snakemake formats the command, so braces are doubled.
+        tracking = shlex.quote(canonical(graph.config.tracking)).replace("{", "{{").replace("}", "}}")
+        operation += f" --tracking {tracking}"
     return (
         f"OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
         f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"

@@ -30,6 +30,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tracking.curves import Tracked
 from snaketune.training.dpo import DpoTrainer
 from snaketune.training.launched import is_first_process
 from snaketune.training.pairs import PairRows
@@ -52,9 +53,12 @@ def build(
     pack: Artifact,
     tokenizer: Artifact,
     base: list[Path],
+    tracked: Tracked | None = None,
 ) -> Outcome:
     """Fill `work.payload` with `curve.json`.
 
+    Args:
+        tracked: what is drawn here is the result; no tracker hears of it.
     Raises:
         SnaketuneError: such a model can't be trained on such rows here, in any portions.
     """

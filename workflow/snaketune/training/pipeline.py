@@ -17,6 +17,7 @@ from snaketune.models.dropout import without_dropout
 from snaketune.models.loading import add_lora, parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
+from snaketune.tracking.curves import drawn
 from snaketune.training.checkpoints import (
     MarkComplete,
     check_finite,
@@ -150,11 +151,12 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
     else:
         trainer.check_start()
     trainer.compile()
-    mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
-    # The log may have looked for the last time before it happened.
-    if not math.isfinite(mean_loss):
-        raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
-    check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
+    with drawn(trainer, trainer.run.tracked):
+        mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
+        # The log may have looked for the last time before it happened.
+        if not math.isfinite(mean_loss):
+            raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
+        check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 

@@ -20,6 +20,7 @@ from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.room import ran_out
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Tracked
 from snaketune.training.ahead import TakesAhead
 from snaketune.training.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.gauge import Gauge, line
@@ -31,17 +32,21 @@ from snaketune.training.steps import step_arguments
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training: what it is told, how it is run (with numbers in the place of `auto`), where it works, and with what."""
+    """One training: what it is told, how it runs (numbers in the place of `auto`), where it works, computes, is drawn."""
 
     spec: SftSpec | DpoSpec
     operation: Execution
     work: WorkFolder
     compute: Compute
+    tracked: Tracked | None = None
 
     @classmethod
-    def of(cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder) -> "Run":
+    def of(
+        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: Tracked | None = None
+    ) -> "Run":
         """With what this process can compute with."""
-        return cls(spec=spec, operation=operation, work=work, compute=resolve_compute(spec.training.precision))
+        compute = resolve_compute(spec.training.precision)
+        return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
     @property
     def checkpoints(self) -> Path:
