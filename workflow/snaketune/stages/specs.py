@@ -72,10 +72,12 @@ class PackSpec(Packing):
 class SftSpec(Model):
     """Start and optimization."""
 
-    base: Pretrained | Scratch
+    base: Pretrained | Scratch | None
+    """What it starts from, or what lies beneath the adapters that it starts from; None where that is a result in full."""
     training: Training
     lora: Lora | None
     quantization: Quantization | None
+    trust_remote_code: bool = False
 
 
 class RefLogpsSpec(Model):
@@ -85,6 +87,8 @@ class RefLogpsSpec(Model):
     frozen_weights: bool
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
+    base: Pretrained | None = None
+    """What lies beneath the reference where its results hold adapters alone."""
     trust_remote_code: bool
     micro_batch_rows: int
 
@@ -98,13 +102,16 @@ class DpoSpec(Model):
     training: Training
     lora: Lora | None
     quantization: Quantization | None
+    base: Pretrained | None = None
+    """As for the reference."""
     trust_remote_code: bool
 
 
 class EvalSpec(Model):
-    """What one model is asked; `base` is set where it is no artifact of this workflow."""
+    """What one model is asked."""
 
     base: Pretrained | Scratch | None
+    """The model itself, or what lies beneath its adapters, where that is no artifact of this workflow."""
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]

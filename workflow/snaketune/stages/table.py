@@ -8,7 +8,7 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.stages import specs
-from snaketune.stages.libraries import Inputs, always, of_corpus, of_evaluation, of_tokenizer, of_training
+from snaketune.stages.libraries import Inputs, always, of_corpus, of_evaluation, of_reference, of_tokenizer, of_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,7 @@ STAGES: dict[str, Stage] = {
         payload="model",
         module="snaketune.training.sft",
         one=("pack", "tokenizer"),
+        many=("model", "beneath"),
         files=("base",),
         libraries=of_training,
         operation=TRAINING,
@@ -115,7 +116,9 @@ STAGES: dict[str, Stage] = {
         payload="logps",
         module="snaketune.training.ref_logps",
         one=("model", "pack"),
-        libraries=always("torch", "transformers"),
+        many=("beneath",),
+        files=("base",),
+        libraries=of_reference,
         operation=("gpus",),
     ),
     "dpo": Stage(
@@ -123,6 +126,8 @@ STAGES: dict[str, Stage] = {
         payload="model",
         module="snaketune.training.dpo",
         one=("model", "pack", "ref_logps"),
+        many=("beneath",),
+        files=("base",),
         libraries=of_training,
         operation=TRAINING,
         launcher=LAUNCHER,
@@ -133,7 +138,7 @@ STAGES: dict[str, Stage] = {
         name="{evaluation}/{model}",
         module="snaketune.evaluation.eval",
         one=("tokenizer",),
-        many=("model", "corpora", "packs", "ref_logps"),
+        many=("model", "beneath", "corpora", "packs", "ref_logps"),
         files=("base", "tasks", "task_data"),
         libraries=of_evaluation,
         operation=("gpus",),

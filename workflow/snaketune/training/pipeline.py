@@ -9,11 +9,12 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.config.runs import Quantization
+from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
-from snaketune.models.loading import add_lora, parameter_count, stored_dtype
+from snaketune.models.loading import parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
 from snaketune.training.checkpoints import (
@@ -32,13 +33,19 @@ Load = Callable[[torch.dtype, Quantization | None], PreTrainedModel]
 
 
 def train(
-    trainer_class: type[BaseTrainer], rows: Sized, run: Run, load: Load, config: PretrainedConfig | None = None
+    trainer_class: type[BaseTrainer],
+    rows: Sized,
+    run: Run,
+    load: Load,
+    config: PretrainedConfig | None = None,
+    base: Pretrained | None = None,
 ) -> Outcome:
     """Load a model, train it, and fill `run.work.payload` with it.
 
     Args:
         rows: as the trainer takes them; as text they say what they are.
         config: of the model that `load` gives; None where it is made from scratch.
+        base: what `load` loads, where that is no result of this workflow.
     Raises:
         SnaketuneError: no rows, a model that can't be trained on them rightly, or a training that diverges.
     """
@@ -51,7 +58,8 @@ def train(
     set_seed(spec.training.seed)
     if config:
         trainer_class.check_config(config, rows, compute)
-    model = load(compute.weights_dtype(frozen=spec.lora is not None), spec.quantization)
+    frozen = compute.weights_dtype(frozen=spec.lora is not None)
+    model = load(frozen, spec.quantization)
     if not spec.quantization:
         model = model.to(compute.device)
     parameters = parameter_count(model)
@@ -72,13 +80,24 @@ def train(
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
+    # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
+    beneath = stored_dtype(config) or torch.float32 if spec.quantization else frozen
     if trainer.is_world_process_zero():
-        save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
+        save_trained(
+            trained,
+            run.work.payload,
+            spec,
+            saved,
+            lambda: load(beneath, None),
+            base=base,
+            known_tokens=config.get_text_config().vocab_size if config else None,
+        )
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=about
         | {"compiled": trainer.compiled, "parameters": parameters, "trainable_parameters": trainable}
-        | {"saved_dtype": str(saved).removeprefix("torch.")},
+        | {"saved_dtype": _name(saved)}
+        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
@@ -118,6 +137,10 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
         raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
     check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _where(compute: Compute, processes: int) -> dict[str, Any]:
