@@ -13,8 +13,8 @@ from transformers import AutoConfig
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
-from snaketune.models.loading import add_lora
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
@@ -178,7 +178,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
 
 
 class Reference:
-    content = "m"
+    content, manifest = "m", {}
 
     def __init__(self, folder):
         self.folder = folder
@@ -194,7 +194,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = Run(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
-    return dpo.train_on(run, Reference(tmp_path / "model"), packed, reference), work
+    return dpo.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
 
 
 def dpo_model():

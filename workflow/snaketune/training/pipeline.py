@@ -10,11 +10,12 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.config.runs import Quantization
+from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
-from snaketune.models.loading import add_lora, parameter_count, stored_dtype
+from snaketune.models.loading import parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import drawn
@@ -80,11 +81,18 @@ def prepared(
 
 
 def train(
-    trainer_class: type[BaseTrainer], rows: Sized, run: Run, load: Load, config: PretrainedConfig | None = None
+    trainer_class: type[BaseTrainer],
+    rows: Sized,
+    run: Run,
+    load: Load,
+    config: PretrainedConfig | None = None,
+    base: Pretrained | None = None,
 ) -> Outcome:
     """Load a model, train it, and fill `run.work.payload` with it.
 
-    Args: as those of `prepared`.
+    Args:
+        rows, load, config: as those of `prepared`.
+        base: what `load` loads, where that is no result of this workflow.
     Raises:
         SnaketuneError: as `prepared`, or a training that diverges.
     """
@@ -102,13 +110,25 @@ def train(
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
+    # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
+    learned_on = compute.weights_dtype(frozen=spec.lora is not None)
+    beneath = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
     if trainer.is_world_process_zero():
-        save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
+        save_trained(
+            trained,
+            run.work.payload,
+            spec,
+            saved,
+            lambda: load(beneath, None),
+            base=base,
+            known_tokens=config.get_text_config().vocab_size if config else None,
+        )
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=made.about
         | {"compiled": trainer.compiled, "parameters": made.parameters, "trainable_parameters": made.trainable}
-        | {"saved_dtype": str(saved).removeprefix("torch.")},
+        | {"saved_dtype": _name(saved)}
+        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
@@ -158,6 +178,10 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
             raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
         check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _where(compute: Compute, processes: int) -> dict[str, Any]:
