@@ -70,6 +70,7 @@ CALLED = {
     "stages.locks": {"locked"},
     "stages.progress": {"progress"},
     "stages.work": {"sync", "sync_folder"},
+    "tracking.curves": {"drawn"},
 }
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Lora, Operation, Pretrained, Quantization, Scratch, Training
+from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch, Training
 from snaketune.models.loading import add_lora, load_folder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
 from snaketune.stages.work import WorkFolder
@@ -25,6 +25,7 @@ from snaketune.training.checkpoints import copy_trained
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
+from tests.training.executed import executed
 
 from .sft_runs import packed_rows
 from .test_resume import model_of
@@ -113,7 +114,9 @@ class Kinds:
     def sft(self, name: str, base, lora: Lora | None = None, quantization=None, **settings) -> None:
         spec = SftSpec(base=base, training=training(**settings), lora=lora, quantization=quantization)
         work = self.work(name)
-        outcome = sft.build(spec, work, operation=Operation(), pack=self.rows, tokenizer=self.tokenizer, base=[])
+        outcome = sft.build(
+            spec, work, operation=executed(spec.training), pack=self.rows, tokenizer=self.tokenizer, base=[]
+        )
         self.results[name] = chain.made(work.folder, outcome, spec)
 
     def dpo(self, name: str, source: str, lora: Lora | None = None, **settings) -> None:
@@ -127,7 +130,6 @@ class Kinds:
         model, made = self.results[source], training(**settings)
         told = RefLogpsSpec(
             precision=made.precision, frozen_weights=lora is not None, quantization=None, trust_remote_code=False,
-            micro_batch_rows=2,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
         outcome = ref_logps.build(told, work, model=model, pack=packed)
@@ -138,7 +140,9 @@ class Kinds:
             training=made,
         )  # fmt: skip
         work = self.work(name)
-        outcome = dpo.build(spec, work, operation=Operation(log_steps=1), model=model, pack=packed, ref_logps=reference)
+        outcome = dpo.build(
+            spec, work, operation=executed(made, log_steps=1), model=model, pack=packed, ref_logps=reference
+        )
         self.results[name] = chain.made(work.folder, outcome, spec)
         self.histories[name] = outcome.run["history"]
 
@@ -309,7 +313,7 @@ def test_sampling_settings_that_contradict_each_other_stop_no_training_at_its_en
     work = WorkFolder(tmp_path / "work")
     work.start()
     rows = packed_rows(tmp_path / "pack", tokenizer)
-    sft.build(spec, work, operation=Operation(), pack=rows, tokenizer=tokenizer, base=[])
+    sft.build(spec, work, operation=executed(spec.training), pack=rows, tokenizer=tokenizer, base=[])
     written = json.loads((work.payload / "generation_config.json").read_text())
     assert (written["temperature"], written["top_p"]) == (0.9, 0.6)
     assert written["eos_token_id"]

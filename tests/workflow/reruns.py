@@ -121,6 +121,12 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
+    "tracking.project": ({"tracking": {"project": "other"}}, set()),
+    "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),
+    "tracking.wandb.entity": ({"tracking": {"wandb": {"entity": "team"}}}, set()),
+    "tracking.wandb.online": ({"tracking": {"wandb": {"online": True}}}, set()),
+    "tracking.trackio": ({"tracking": {"trackio": True}}, set()),
+    "tracking.mlflow.tracking_uri": ({"tracking": {"mlflow": {"tracking_uri": "sqlite:///runs.db"}}}, set()),
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
 }  # fmt: skip
@@ -128,16 +134,23 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {
         "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "schedule_options": {"num_cycles": 0.3}, "warmup_fraction": 0.5,
         "optimizer": "adafactor", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
-        "gradient_checkpointing": True, "precision": "float32", "compile": False, "save_dtype": "bfloat16", "seed": 7, "micro_batch_rows": 4,
+        "precision": "float32", "compile": False, "save_dtype": "bfloat16", "seed": 7,
     }.items():  # fmt: skip
-        # Data type and batch can move a log-probability, so the reference follows them.
-        shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()
+        # The data type can move a log-probability, so the reference follows it.
+        shared = {"ref_logps"} if section == "dpo" and key == "precision" else set()
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
+    # In what portions a step is computed shapes nothing.
+    for key, value in {"micro_batch_rows": 4, "gradient_checkpointing": True}.items():
+        TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, set())
     for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory"):
         TABLE[f"{section}.operation.{key}"] = (
             {f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}},
             set(),
         )
+    for key, operation in {
+        "nodes": {"nodes": 2}, "launch": {"launch": "fsdp"}, "zero_stage": {"launch": "deepspeed", "zero_stage": 3}
+    }.items():  # fmt: skip
+        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": operation}, set())
 # Refused in these sections, so there is nothing to rerun.
 REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
 

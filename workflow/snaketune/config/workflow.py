@@ -13,6 +13,7 @@ from snaketune.config.optimizers import OPTIMIZERS, missing_package
 from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft, Training
 from snaketune.config.schedules import SCHEDULES
 from snaketune.config.tokenizers import Tokenizer
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 
 
@@ -24,6 +25,7 @@ class Workflow(Model):
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
     eval: dict[Name, Evaluation] = {}
+    tracking: Tracking = Tracking()
     report: Report = Report()
     reruns_on: dict[str, Literal["code", "versions"]] = {}
     """By stage (a rule's name), what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its

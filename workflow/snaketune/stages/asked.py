@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.config.evaluation import Evaluation
-from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
+from snaketune.config.runs import Dpo, Execution, Learning, Packing, Pretrained, Scratch, Sft
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.jobs import Job, files_in, short_digest
 from snaketune.stages.specs import (
+    CalibrateSpec,
     CorpusSpec,
     DpoSpec,
     EvalSpec,
@@ -28,6 +29,7 @@ from snaketune.stages.specs import (
     TokenizerSpec,
     TokenizeSpec,
     WriteSpec,
+    sized,
 )
 from snaketune.stages.table import STAGES
 
@@ -182,17 +184,45 @@ class _Asked:
 
     def _sft(self, name: str) -> Job:
         run = self.config.sft[name]
+        pack = self._pack("sft", run.corpus, run.tokenizer, run.packing)
+        spec = SftSpec(base=run.base, training=_learning(run), lora=run.lora, quantization=run.quantization)
+        calibrated = self._calibrate(run, spec, run, pack)
         return self._add(
             Job(
                 stage="sft",
                 name=name,
-                spec=SftSpec(base=run.base, training=run.training, lora=run.lora, quantization=run.quantization),
-                artifacts={
-                    "pack": (self._pack("sft", run.corpus, run.tokenizer, run.packing),),
-                    "tokenizer": (self._tokenizer(run.tokenizer),),
-                },
+                spec=spec,
+                artifacts={"pack": (pack,), "tokenizer": (self._tokenizer(run.tokenizer),)},
                 files={"base": _base_files(run)},
-                operation=run.operation,
+                operation=_execution(run, calibrated),
+                after=_waits_for(run, calibrated),
+            )
+        )
+
+    def _calibrate(self, run: Sft | Dpo, spec: SftSpec | DpoSpec, sft: Sft, pack: Job) -> Job:
+        """What measures in which portions a training like this one is fastest.
+
+        Args:
+            sft: whose base and tokenizer it has.
+        """
+        sized_spec = CalibrateSpec(
+            base=sft.base,
+            run=spec.model_copy(update={"training": sized(spec.training)} | _LIKE_ANY_LOSS.get(type(spec), {})),
+            gradient_checkpointing=run.training.gradient_checkpointing,
+            processes=run.operation.processes,
+            launch=run.operation.launch,
+            zero_stage=run.operation.zero_stage,
+        )
+        name = f"{pack.name}-{short_digest(sized_spec, pack.name)}"
+        known = self.jobs.get(("calibrate", name))
+        return known or self._add(
+            Job(
+                stage="calibrate",
+                name=name,
+                spec=sized_spec,
+                artifacts={"pack": (pack,), "tokenizer": (self._tokenizer(sft.tokenizer),)},
+                files={"base": _base_files(sft)},
+                operation=Execution(**run.operation.model_dump(), micro_batch_rows=run.training.micro_batch_rows),
             )
         )
 
@@ -206,7 +236,6 @@ class _Asked:
             frozen_weights=run.lora is not None,
             quantization=run.quantization,
             trust_remote_code=_trusted(self.config.sft[run.from_]),
-            micro_batch_rows=training.micro_batch_rows,
         )
         pack = self._preference_pack(run)
         return self._add(
@@ -215,26 +244,27 @@ class _Asked:
                 name=f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}",
                 spec=spec,
                 artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
-                operation=Operation(gpus=run.operation.gpus and 1),
+                operation=Execution(gpus=run.operation.gpus and 1),
             )
         )
 
     def _dpo(self, name: str) -> Job:
         run = self.config.dpo[name]
+        sft, pack = self.config.sft[run.from_], self._preference_pack(run)
+        spec = DpoSpec(
+            **run.model_dump(include=set(DpoSpec.model_fields) - {"training"}),
+            training=_learning(run),
+            trust_remote_code=_trusted(sft),
+        )
+        calibrated = self._calibrate(run, spec, sft, pack)
         return self._add(
             Job(
                 stage="dpo",
                 name=name,
-                spec=DpoSpec(
-                    **run.model_dump(include=set(DpoSpec.model_fields)),
-                    trust_remote_code=_trusted(self.config.sft[run.from_]),
-                ),
-                artifacts={
-                    "model": (self._sft(run.from_),),
-                    "pack": (self._preference_pack(run),),
-                    "ref_logps": (self._ref_logps(run),),
-                },
-                operation=run.operation,
+                spec=spec,
+                artifacts={"model": (self._sft(run.from_),), "pack": (pack,), "ref_logps": (self._ref_logps(run),)},
+                operation=_execution(run, calibrated),
+                after=_waits_for(run, calibrated),
             )
         )
 
@@ -278,14 +308,16 @@ class _Asked:
                     "tasks": task_files(evaluation.tasks.folder).inside if evaluation.tasks else (),
                     "task_data": task_files(evaluation.tasks.folder).outside if evaluation.tasks else (),
                 },
-                operation=Operation(gpus=sft.operation.gpus and 1),
+                operation=Execution(gpus=sft.operation.gpus and 1),
             )
         )
 
     def _report(self) -> Job:
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
-        jobs = tuple(sorted(self.jobs.values(), key=lambda job: (stages.index(job.stage), job.name)))
+        # What was measured before a training stands in that one's run.json.
+        shown = (job for job in self.jobs.values() if job.stage != "calibrate")
+        jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
         reported = tuple(
             ReportedJob(
                 stage=job.stage,
@@ -309,6 +341,25 @@ def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[s
         kind, name = reference.split(":")
         for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
             yield f"{kind}:{variant}"
+
+
+# Which loss it is costs nothing.
+_LIKE_ANY_LOSS = {DpoSpec: {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0}}
+
+
+def _learning(run: Sft | Dpo) -> Learning:
+    """Of a run's training, what shapes the weights."""
+    return Learning(**run.training.model_dump(include=set(Learning.model_fields)))
+
+
+def _execution(run: Sft | Dpo, calibrated: Job) -> Execution:
+    """How a run's training runs."""
+    portions = run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
+    return Execution(**run.operation.model_dump(), **portions, calibration=calibrated.manifest)
+
+
+def _waits_for(run: Sft | Dpo, calibrated: Job) -> tuple[Job, ...]:
+    return (calibrated,) if run.training.micro_batch_rows == "auto" else ()
 
 
 def _trusted(run: Sft) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.stages.specs import CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
+from snaketune.stages.specs import CalibrateSpec, CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
 
 Inputs = dict[str, list[Artifact]]
 
@@ -46,6 +46,10 @@ def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
         trl=raw,
         datasets=raw,
     )
+
+
+def of_calibration(spec: CalibrateSpec, inputs: Inputs) -> tuple[str, ...]:
+    return of_training(spec.run, inputs)
 
 
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:

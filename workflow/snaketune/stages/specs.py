@@ -12,6 +12,9 @@ from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
 from snaketune.config.runs import (
     DpoLoss,
+    GradientCheckpointing,
+    Launch,
+    Learning,
     Lora,
     Packing,
     PackingStrategy,
@@ -19,8 +22,8 @@ from snaketune.config.runs import (
     Pretrained,
     Quantization,
     Scratch,
-    Training,
     TrainOn,
+    ZeroStage,
 )
 
 CorpusSpec = CorpusContent
@@ -73,7 +76,7 @@ class SftSpec(Model):
     """Start and optimization."""
 
     base: Pretrained | Scratch
-    training: Training
+    training: Learning
     lora: Lora | None
     quantization: Quantization | None
 
@@ -86,7 +89,6 @@ class RefLogpsSpec(Model):
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
     trust_remote_code: bool
-    micro_batch_rows: int
 
 
 class DpoSpec(Model):
@@ -95,10 +97,33 @@ class DpoSpec(Model):
     loss: DpoLoss
     beta: float
     label_smoothing: float
-    training: Training
+    training: Learning
     lora: Lora | None
     quantization: Quantization | None
     trust_remote_code: bool
+
+
+class CalibrateSpec(Model):
+    """Of a training, what its speed and its memory follow from; runs that agree on it share what is measured."""
+
+    base: Pretrained | Scratch
+    """Of preferences too: an SFT model is as large as its base."""
+    run: SftSpec | DpoSpec
+    """With a learning that says no more than that (`sized`)."""
+    gradient_checkpointing: GradientCheckpointing
+    processes: int
+    launch: Launch
+    zero_stage: ZeroStage | None
+
+
+def sized(learning: Learning) -> Learning:
+    """A learning in which only what takes memory or time is as it was."""
+    kept = {"batch_rows", "optimizer", "precision", "compile"}
+    # What is compiled isn't measured unless it was asked for: each portion would be compiled anew, for minutes.
+    compiled = learning.compile is True
+    return Learning(
+        **learning.model_dump(include=kept) | {"compile": compiled, "learning_rate": 1e-6, "schedule": "constant"}
+    )
 
 
 class EvalSpec(Model):

@@ -8,7 +8,15 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.stages import specs
-from snaketune.stages.libraries import Inputs, always, of_corpus, of_evaluation, of_tokenizer, of_training
+from snaketune.stages.libraries import (
+    Inputs,
+    always,
+    of_calibration,
+    of_corpus,
+    of_evaluation,
+    of_tokenizer,
+    of_training,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +30,7 @@ class Stage:
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
         libraries: distributions whose version shapes the result, by its spec and artifacts.
-        operation: keys of the run's `operation` that it goes by; a launched `build` takes them.
+        operation: keys of `Execution` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
@@ -48,8 +56,10 @@ class Stage:
         return "gpus" in self.operation
 
 
-LAUNCHER = "snaketune.training.launch"
-TRAINING = ("gpus", "checkpoint_steps", "log_steps", "load_in_memory")
+LAUNCHER = "snaketune.training.attempts"
+DEVICES = ("gpus", "nodes", "launch", "zero_stage")
+PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
+TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(
@@ -99,6 +109,16 @@ STAGES: dict[str, Stage] = {
         one=("plan",),
         many=("shards",),
         libraries=always("pyarrow"),
+    ),
+    "calibrate": Stage(
+        spec=specs.CalibrateSpec,
+        payload="curve",
+        module="snaketune.training.calibrate",
+        one=("pack", "tokenizer"),
+        files=("base",),
+        libraries=of_calibration,
+        operation=(*DEVICES, "load_in_memory", "micro_batch_rows"),
+        launcher="snaketune.training.calibrating",
     ),
     "sft": Stage(
         spec=specs.SftSpec,

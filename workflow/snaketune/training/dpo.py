@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.models.batches import collate
 from snaketune.models.loading import load_folder, read_folder_config
 from snaketune.models.logprobs import pair_logprobs, token_losses
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
 from snaketune.training.dpo_loss import dpo_loss
 from snaketune.training.launched import is_first_process
@@ -86,11 +87,18 @@ class DpoTrainer(PackedTrainer):
 
 
 def build(
-    spec: DpoSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact, ref_logps: Artifact
+    spec: DpoSpec,
+    work: WorkFolder,
+    *,
+    operation: Execution,
+    model: Artifact,
+    pack: Artifact,
+    ref_logps: Artifact,
+    tracked: Tracked | None = None,
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
     model.files()
-    outcome = train_on(Run.of(spec, operation, work), model, pack, ref_logps)
+    outcome = train_on(Run.of(spec, operation, work, tracked), model, pack, ref_logps)
     if is_first_process():
         for name in model.manifest["payload"]:
             # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.

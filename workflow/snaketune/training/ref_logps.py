@@ -53,7 +53,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, model: Artifact, pack: Artifa
             counts[split] = 0
             continue
         ids = [document["id"] for document in documents(pack, split)]
-        sums, lengths = pair_logprobs_of(loaded, rows, compute, spec.micro_batch_rows, f"reference, {split}")
+        sums, lengths = pair_logprobs_of(loaded, rows, compute, f"reference, {split}")
         columns["id"] += ids
         columns["split"] += [split] * len(ids)
         columns["chosen_logp"] += sums[:, 0].tolist()

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.models.loading import load_base, read_config
 from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
@@ -17,6 +17,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
 from snaketune.training.launched import is_first_process
 from snaketune.training.packed import PackedTrainer
@@ -36,11 +37,18 @@ class SftTrainer(PackedTrainer):
 
 
 def build(
-    spec: SftSpec, work: WorkFolder, *, operation: Operation, pack: Artifact, tokenizer: Artifact, base: list[Path]
+    spec: SftSpec,
+    work: WorkFolder,
+    *,
+    operation: Execution,
+    pack: Artifact,
+    tokenizer: Artifact,
+    base: list[Path],
+    tracked: Tracked | None = None,
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
     tokenizer.files()
-    outcome = train_on(Run.of(spec, operation, work), pack, tokenizer)
+    outcome = train_on(Run.of(spec, operation, work, tracked), pack, tokenizer)
     if is_first_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):
