@@ -46,7 +46,7 @@ from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.config.runs import Quantization
 from snaketune.models.devices import Compute
 from snaketune.models.head import AT_ONCE, FEWEST_ROWS, FREE
-from snaketune.models.planned import Batch, Head, Planned, Weight, plan_model
+from snaketune.models.planned import Batch, Head, Planned, Weight
 
 # Of which tensors each process has a part, where the others' processes have all of them.
 Sharing = Literal["ddp", "fsdp", "zero2", "zero3"]
