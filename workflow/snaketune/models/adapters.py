@@ -25,6 +25,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, fullmatch
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+ALL_LINEAR = "all-linear"
 # What peft writes before each of the model's own names.
 PREFIX = "base_model.model."
 
@@ -35,14 +36,13 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     Raises:
         SnaketuneError: a name that no module has, or an adapter or a module that can't be trained and merged.
     """
-    _check_pattern(model, lora)
     return _adapt(
         model,
         LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
-            target_modules=lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules),
+            target_modules=_targets(model, lora.target_modules),
             use_rslora=lora.rslora,
             use_dora=lora.dora,
             modules_to_save=_whole_modules(model, lora.modules_to_save) or None,
@@ -51,14 +51,23 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     )
 
 
-def _check_pattern(model: PreTrainedModel, lora: Lora) -> None:
-    """peft's own matching knows no limit of time."""
-    if isinstance(lora.target_modules, str) and lora.target_modules != "all-linear":
-        try:
-            for name, _ in model.named_modules():
-                fullmatch(lora.target_modules, name)
-        except TooSlow as error:
-            raise SnaketuneError(f"lora.target_modules: {error}") from None
+def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | list[str]:
+    """What peft is told: a pattern as the names that it fits, since peft's own matching knows no limit of time."""
+    if not isinstance(wanted, str):
+        return list(wanted)
+    if wanted == ALL_LINEAR:
+        return wanted
+    names = [name for name, _ in model.named_modules() if name]
+    try:
+        found = [name for name in names if fullmatch(wanted, name)]
+    except TooSlow as error:
+        raise SnaketuneError(f"lora.target_modules: {error}") from None
+    if not found:
+        raise SnaketuneError(
+            f"lora.target_modules: the pattern {wanted!r} fits no whole name of a module; such are "
+            f"{', '.join([name for name in names if name.count('.') > 2][:3])}"
+        )
+    return found
 
 
 def _whole_modules(model: PreTrainedModel, wanted: tuple[str, ...]) -> list[str]:
@@ -104,7 +113,9 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
             adapted = get_peft_model(model, config)
     except ValueError as error:
         _check_found(config, names)
-        raise SnaketuneError(f"lora: {str(error).splitlines()[0]}") from None
+        told = " ".join(str(error).split())
+        # In its middle stand modules with all that they are made of.
+        raise SnaketuneError(f"lora: {told if len(told) < 300 else f'{told[:100]} … {told[-200:]}'}") from None
     _check_found(config, names)
     if tied and any(getattr(layer, "base_layer", None) in tied for layer in adapted.modules()):
         raise SnaketuneError(
@@ -122,20 +133,15 @@ def _adapt(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
 
 
 def _check_found(config: LoraConfig, names: list[str]) -> None:
-    """Raise SnaketuneError if a target fits no module."""
-    targets = config.target_modules
-    # Of mixtures of experts, peft has put its own names in the place of those of the modules that experts once were.
-    if config.target_parameters or targets == "all-linear":
+    """Raise SnaketuneError if a target fits no module, which peft passes over where another one does.
+
+    Of mixtures of experts, peft has taken the names of the modules that experts once were out of the targets.
+    """
+    if isinstance(config.target_modules, str):
         return
     ends = {name.rsplit(".", 1)[-1] for name in names if name and not name.rsplit(".", 1)[-1].isdigit()}
-    for target in [targets] if isinstance(targets, str) else sorted(targets):
-        if isinstance(targets, str):
-            if not any(fullmatch(target, name) for name in names):
-                raise SnaketuneError(
-                    f"lora.target_modules: the pattern {target!r} fits no whole name of a module; such are "
-                    f"{', '.join([name for name in names if name.count('.') > 2][:3])}"
-                )
-        elif not any(f".{name}".endswith(f".{target}") for name in names):
+    for target in sorted(config.target_modules):
+        if not any(f".{name}".endswith(f".{target}") for name in names):
             raise SnaketuneError(f"lora.target_modules: the model has no module {target!r}{unknown(target, ends)}")
 
 
@@ -187,19 +193,17 @@ def put_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     Raises:
         SnaketuneError: it doesn't fit the model.
     """
-    adapted = _adapt(model, LoraConfig.from_pretrained(str(folder)))
+    adapted, tensors = _adapt(model, LoraConfig.from_pretrained(str(folder))), load_file(folder / TENSORS)
+    wanted = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    # peft would leave what it doesn't find as it was drawn.
+    if lacking := sorted(wanted.keys() - tensors.keys()):
+        raise SnaketuneError(f"{folder} doesn't fit the model beneath it: it has no {lacking[0]}")
     try:
-        put = set_peft_model_state_dict(adapted, load_file(folder / TENSORS))
+        set_peft_model_state_dict(adapted, tensors)
     except RuntimeError as error:
         raise SnaketuneError(
             f"{folder} doesn't fit the model beneath it: {str(error).splitlines()[-1].strip()}"
         ) from None
-    if lacking := [
-        name
-        for name, parameter in adapted.named_parameters()
-        if parameter.requires_grad and name in set(put.missing_keys)
-    ]:
-        raise SnaketuneError(f"{folder} doesn't fit the model beneath it: it has no {lacking[0]}")
     return adapted
 
 

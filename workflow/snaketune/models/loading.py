@@ -103,6 +103,11 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
         return model
     from peft import prepare_model_for_kbit_training
 
+    for module in model.modules():
+        # On CPUs with bfloat16 products, bitsandbytes lays the weights out anew at the first evaluation, for a kernel that no
+        # gradient comes back through; a training after it would learn next to nothing, without a word.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 

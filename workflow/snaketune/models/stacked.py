@@ -65,7 +65,10 @@ class Stack:
             chat = ChatTokenizer.load(self.tokenizer)
             return load_base(self.base, chat, weights_dtype=weights_dtype, quantization=quantization)
         if holds_adapter_alone(self.results[0]):
-            return as_loaded(self._merged(), weights_dtype=weights_dtype, quantization=quantization)
+            # What is drawn on the way is replaced; what is drawn after it is as with merged weights.
+            with torch.random.fork_rng([]):
+                merged = self._merged()
+            return as_loaded(merged, weights_dtype=weights_dtype, quantization=quantization)
         return load_folder(
             self.results[0].folder,
             weights_dtype=weights_dtype,
