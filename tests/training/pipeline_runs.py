@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from safetensors.torch import save_file
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Operation, Scratch, Training
@@ -72,6 +73,7 @@ def train(
     trainer=SftTrainer,
     every: int = 4,
     config: Any = None,
+    launch: str = "auto",
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
     work = WorkFolder(folder)
@@ -82,7 +84,7 @@ def train(
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()
 
-    operation = Operation(checkpoint_steps=every, log_steps=1)
+    operation = Operation(checkpoint_steps=every, log_steps=1, launch=launch)
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load, config)
 
 
@@ -112,7 +114,7 @@ def main(folder: Path, stop: int) -> None:
         # Without the goodbyes that a killed process doesn't say either.
         os._exit(0)
     if int(os.environ.get("RANK", 0)) == 0:
-        checkpoints.save_file(
+        save_file(
             {"losses": torch.tensor([entry["loss"] for entry in outcome.run["history"]])}, folder / "losses"
         )
 

@@ -70,7 +70,7 @@ def test_adapters_resume_too(tmp_path, monkeypatch):
             train(tmp_path / "resumed", rows, made)
     (checkpoint,) = (tmp_path / "resumed/state/checkpoints").glob("checkpoint-*")
     # What is frozen is the base's, and isn't written again.
-    assert all("lora_" in name for name in load_file(checkpoint / WEIGHTS))
+    assert all("lora_" in name for name in load_file(checkpoint / f"{WEIGHTS}.safetensors"))
     train(tmp_path / "resumed", rows, made)
     straight, resumed = (
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")

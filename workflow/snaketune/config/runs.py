@@ -230,6 +230,8 @@ class Operation(Model):
 
     gpus: Annotated[int, Field(ge=0)] = 1
     """GPUs of the job; without a CUDA device the job runs on the CPU all the same."""
+    launch: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] = "auto"
+    """How the processes of a job share the work."""
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10

@@ -82,6 +82,9 @@ def main(job_file: Path) -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if not is_first_process():
+        # All would say the same, into the same log; errors go elsewhere.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
         if attempt := read_attempt(job_file.parent):

@@ -13,9 +13,11 @@ from snaketune.config.runs import Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
+from snaketune.models.forward import inner_model
 from snaketune.models.loading import add_lora, parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import (
     MarkComplete,
     check_finite,
@@ -24,7 +26,8 @@ from snaketune.training.checkpoints import (
     remove_incomplete,
 )
 from snaketune.training.order import SetEpoch
-from snaketune.training.saving import choose_dtype, save_trained
+from snaketune.training.saving import choose_dtype, gather_trained, save_trained
+from snaketune.training.sharded import shard
 from snaketune.training.trainer import BaseTrainer, Run, Watch
 
 # Gives the model in a data type, quantized or not.
@@ -51,16 +54,20 @@ def train(
     set_seed(spec.training.seed)
     if config:
         trainer_class.check_config(config, rows, compute)
-    model = load(compute.weights_dtype(frozen=spec.lora is not None), spec.quantization)
-    if not spec.quantization:
+    dtype = compute.weights_dtype(frozen=spec.lora is not None)
+    model = load(_loaded_dtype(run, dtype, config), spec.quantization)
+    if not spec.quantization and not run.in_shards:
         model = model.to(compute.device)
     parameters = parameter_count(model)
     with nullcontext() if trainer_class.drops_out else without_dropout(model):
-        about, facts = trainer_class.check_model(model, rows, compute)
-        if spec.lora:
-            model = add_lora(model, spec.lora)
-            if spec.training.gradient_checkpointing:
-                model.enable_input_require_grads()
+        if run.in_shards:
+            # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
+            model = _adapted(model, spec)
+            shard(model, compute, dtype)
+            about, facts = trainer_class.check_model(inner_model(model), rows, compute)
+        else:
+            about, facts = trainer_class.check_model(model, rows, compute)
+            model = _adapted(model, spec)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         print(
             f"model: {parameters / 1e6:.2f}M parameters, {trainable / 1e6:.2f}M of them trained; {compute.device}, "
@@ -72,6 +79,8 @@ def train(
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
+    if run.in_shards:
+        gather_trained(trained, spec, saved, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
         save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
     return Outcome(
@@ -86,6 +95,20 @@ def train(
             **facts,
         },
     )
+
+
+def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
+    """What weights are read in. As they are stored, processes share the pages of the files; shards are rounded one by one."""
+    return stored_dtype(config) or dtype if run.in_shards and dtype == torch.float32 else dtype
+
+
+def _adapted(model: PreTrainedModel, spec: SftSpec | DpoSpec) -> torch.nn.Module:
+    if not spec.lora:
+        return model
+    adapted = add_lora(model, spec.lora)
+    if spec.training.gradient_checkpointing:
+        adapted.enable_input_require_grads()
+    return adapted
 
 
 def fit(trainer: BaseTrainer) -> list[dict[str, float]]:

@@ -15,9 +15,11 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import SaveDtype
 from snaketune.models.devices import Compute
+from snaketune.models.forward import inner_model
 from snaketune.models.loading import add_lora, stored_dtype
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import copy_trained
+from snaketune.training.sharded import gather
 
 SHARD_SIZE = "5GB"
 # Where tokenizers differ: words, digits, runs of blanks, letters beyond ASCII.
@@ -63,6 +65,23 @@ def save_trained(
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
 
 
+def gather_trained(model: torch.nn.Module, spec: SftSpec | DpoSpec, dtype: torch.dtype, keep: bool) -> None:
+    """Make a model in shards whole in the host's memory of one process, as `save_trained` takes it; called by all of them.
+
+    What isn't merged with adapters is rounded at once, so that no more than the result is ever held.
+
+    Args:
+        keep: whether this is the process.
+    """
+    rounded = _rounding(inner_model(model), dtype)
+    gather(
+        model,
+        keep,
+        only_trained=spec.quantization is not None,
+        finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
+    )
+
+
 def tell_other_tokenizer(folder: Path) -> None:
     """Say so if plain transformers makes other tokens of a text than the model learned.
 
@@ -95,16 +114,24 @@ def merge(model: torch.nn.Module, dtype: torch.dtype) -> PreTrainedModel:
     return model.unload()
 
 
-@torch.no_grad()
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Put parameters into a data type, in place; tied ones stay tied.
 
     Those that the model wants in float32 whatever it is loaded in, as some routers, are left as they are; so are buffers.
     """
-    kept = model._keep_in_fp32_modules_strict or ()
+    rounded = _rounding(model, dtype)
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not any(pattern in name for pattern in kept):
-            parameter.data = parameter.data.to(dtype)
+        parameter.data = rounded(name, parameter.data)
+
+
+def _rounding(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    kept = model._keep_in_fp32_modules_strict or ()
+
+    def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        rounds = tensor.is_floating_point() and not any(pattern in name for pattern in kept)
+        return tensor.to(dtype) if rounds else tensor
+
+    return rounded
 
 
 def _sort_target_modules(path: Path) -> None:

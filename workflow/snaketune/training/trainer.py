@@ -5,7 +5,6 @@ before they are asked for, checkpoints without pickles, and a line of the log th
 """
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from snaketune.training.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.gauge import Gauge, line
 from snaketune.training.launched import parent_is_gone
 from snaketune.training.order import OwnOrder
+from snaketune.training.sharded import KeepsShards, processes
 from snaketune.training.steps import step_arguments
 
 
@@ -42,11 +42,16 @@ class Run:
         return cls(spec=spec, operation=operation, work=work, compute=resolve_compute(spec.training.precision))
 
     @property
+    def in_shards(self) -> bool:
+        """Whether each process is to hold a share of the model and no more."""
+        return self.operation.launch == "fsdp" and processes() > 1
+
+    @property
     def checkpoints(self) -> Path:
         return self.work.state / "checkpoints"
 
 
-class BaseTrainer(TakesAhead, OwnOrder, SafeCheckpoints):
+class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
     """Mixed into a transformers Trainer: what every training has, and what the pipeline asks of each kind."""
 
     # Whether the model's own dropout works in training.
@@ -141,7 +146,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         SnaketuneError: the batch can't be divided among the processes, or `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = processes()
     if training.batch_rows % (training.micro_batch_rows * world):
         raise SnaketuneError(
             f"training.batch_rows: {training.batch_rows} rows can't be divided into micro-batches of "
