@@ -114,9 +114,7 @@ def main(folder: Path, stop: int) -> None:
         # Without the goodbyes that a killed process doesn't say either.
         os._exit(0)
     if int(os.environ.get("RANK", 0)) == 0:
-        save_file(
-            {"losses": torch.tensor([entry["loss"] for entry in outcome.run["history"]])}, folder / "losses"
-        )
+        save_file({"losses": torch.tensor([entry["loss"] for entry in outcome.run["history"]])}, folder / "losses")
 
 
 def run_forked(folder: Path, count: int, stop: int = 0) -> None:

@@ -84,7 +84,7 @@ def main(job_file: Path) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not is_first_process():
         # All would say the same, into the same log; errors go elsewhere.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
         if attempt := read_attempt(job_file.parent):

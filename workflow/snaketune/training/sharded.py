@@ -152,7 +152,9 @@ def check_launch(asked: str, model: torch.nn.Module) -> None:
     wanted = "ddp" if asked == "auto" else asked
     # One process has nobody to share with, however it was started.
     if processes() > 1 and found != wanted:
-        raise SnaketuneError(f"operation.launch: {wanted} on {processes()} processes came out as {found}; nothing was trained")
+        raise SnaketuneError(
+            f"operation.launch: {wanted} on {processes()} processes came out as {found}; nothing was trained"
+        )
 
 
 def _all_in_shards(model: torch.nn.Module) -> bool:
