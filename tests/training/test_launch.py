@@ -7,8 +7,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import pytest
+import yaml
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import Operation
@@ -21,6 +23,7 @@ from snaketune.stages.specs import RefLogpsSpec, SftSpec
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launch, launched, pipeline
+from snaketune.training.failures import record_failure
 from snaketune.training.trainer import Run
 
 MODULE = "snaketune.training.ref_logps"
@@ -187,17 +190,17 @@ def test_what_waits_for_a_launched_process_imports_no_torch():
 
 
 def launched_with(
-    tmp_path, monkeypatch, gpus: int, visible: list[str], status: int = 0, outcome: str = ""
-) -> list[str]:
-    """The command of a launch that ends with this status and writes this outcome."""
+    tmp_path, monkeypatch, operation: Operation, visible: list[str], status: int = 0, outcome: str = ""
+) -> tuple[list[str], dict[str, Any], dict[str, str]]:
+    """The command of a launch that ends so and writes this outcome, what accelerate is told, and its environment."""
     work = WorkFolder(tmp_path)
     work.start()
     (work.state / "outcome.json").write_text('{"counts": {"of": "an earlier attempt"}}')
-    commands = []
+    record_failure(work.state, SnaketuneError("of an earlier attempt"), "of an earlier attempt")
+    seen = []
 
     def run(command, env):
-        assert env[launch.PARENT_VARIABLE] == str(os.getpid())
-        commands.append(command)
+        seen.append((command, yaml.safe_load((work.state / "accelerate.yaml").read_text(encoding="utf-8")), env))
         if outcome:
             (work.state / "outcome.json").write_text(outcome)
         return subprocess.CompletedProcess(command, status)
@@ -205,32 +208,43 @@ def launched_with(
     monkeypatch.setattr(launch.subprocess, "run", run)
     monkeypatch.setattr(launch, "visible_gpus", lambda: visible)
     spec = SftSpec.model_construct()
-    made = launch.launch("sft", spec=spec, operation=Operation(gpus=gpus), work=work, artifacts={}, files={})
+    made = launch.launch("sft", spec=spec, operation=operation, work=work, artifacts={}, files={})
     assert made.counts == {"of": "this one"}
-    return commands[0]
+    return seen[0]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "visible", "processes", "flags"),
+    ("operation", "visible", "processes", "kind", "cpu"),
     [
-        (1, [], "1", {"--cpu", "--quiet"}),
-        (0, ["0"], "1", {"--quiet"}),
-        (1, ["0", "1"], "1", {"--quiet"}),
-        (2, ["0", "1"], "2", {"--multi_gpu"}),
-        (4, ["0", "1"], "2", {"--multi_gpu"}),
+        ({"gpus": 1}, [], 1, "NO", True),
+        ({"gpus": 0}, ["0"], 1, "NO", False),
+        ({"gpus": 1}, ["0", "1"], 1, "NO", False),
+        ({"gpus": 2}, ["0", "1"], 2, "MULTI_GPU", False),
+        ({"gpus": 2}, ["0", "1", "2"], 2, "MULTI_GPU", False),
+        ({"gpus": 3}, [], 3, "MULTI_GPU", True),
+        ({"gpus": 1, "launch": "fsdp"}, ["0"], 1, "FSDP", False),
     ],
 )
-def test_one_process_per_gpu_asked_for_and_there(tmp_path, monkeypatch, gpus, visible, processes, flags):
-    command = launched_with(tmp_path, monkeypatch, gpus, visible, outcome='{"counts": {"of": "this one"}}')
-    assert command[command.index("--num_processes") + 1] == processes
-    assert {"--cpu", "--quiet", "--multi_gpu"} & set(command) == flags
+def test_one_process_per_gpu_asked_for(tmp_path, monkeypatch, operation, visible, processes, kind, cpu):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    command, told, environment = launched_with(
+        tmp_path, monkeypatch, Operation(**operation), visible, outcome='{"counts": {"of": "this one"}}'
+    )
+    assert (told["num_processes"], told["distributed_type"], told["use_cpu"]) == (processes, kind, cpu)
     assert command[-3:] == ["--module", launched.__name__, str(tmp_path / "state/job.json")]
+    assert environment[launch.PARENT_VARIABLE] == str(os.getpid())
+    assert environment["OMP_NUM_THREADS"] == str(7 // processes)
+
+
+def test_fewer_gpus_than_asked_for_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(SnaketuneError, match=r"operation\.gpus: the job asks for 4 GPUs on each node, here it sees 2"):
+        launched_with(tmp_path, monkeypatch, Operation(gpus=4), ["0", "1"])
 
 
 @pytest.mark.parametrize(("status", "told"), [(1, "exit status 1"), (-9, "killed by signal 9"), (0, "exit status 0")])
 def test_a_process_that_reports_nothing_failed_whatever_an_earlier_one_reported(tmp_path, monkeypatch, status, told):
     with pytest.raises(SnaketuneError, match=rf"the training process ended early \({told}\).*Run again to resume"):
-        launched_with(tmp_path, monkeypatch, 1, [], status)
+        launched_with(tmp_path, monkeypatch, Operation(), [], status)
 
 
 def test_a_process_knows_whether_its_parent_lives(monkeypatch):

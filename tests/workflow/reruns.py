@@ -138,6 +138,10 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
             {f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}},
             set(),
         )
+    for key, operation in {
+        "nodes": {"nodes": 2}, "launch": {"launch": "fsdp"}, "zero_stage": {"launch": "deepspeed", "zero_stage": 3}
+    }.items():  # fmt: skip
+        TABLE[f"{section}.operation.{key}"] = ({f"{section}.run.operation": operation}, set())
 # Refused in these sections, so there is nothing to rerun.
 REFUSED = {"dpo.packing.strategy", "dpo.packing.train_on", "eval.packing.strategy"}
 

@@ -67,8 +67,8 @@ def asked_for(job):
     return settings.forceall or not asked.isdisjoint((job.stage, job.manifest, job.payload, job.run))
 
 
-# The name that executors know GPUs by.
-RESOURCES = {"gpus": "gpu"}
+# Executors know a resource `gpu`, which is of the whole job.
+RESOURCES = {"gpus": "gpus_per_node"}
 # A process that runs one job for another one that planned it leaves all decisions to that one.
 DECIDES = workflow.exec_mode == ExecMode.DEFAULT
 DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
@@ -175,11 +175,32 @@ def operation_of(stage):
         def resource(wildcards):
             value = getattr(job_of(stage, wildcards).operation, key)
             # Resources are numbers or texts.
-            return str(value).lower() if isinstance(value, bool) else value
+            return str(value).lower() if isinstance(value, bool) or value is None else value
 
         return resource
 
-    return {RESOURCES.get(key, key): resource_of(key) for key in STAGES[stage].operation} or {"gpu": 0}
+    def all_gpus(wildcards):
+        operation = job_of(stage, wildcards).operation
+        return operation.gpus * operation.nodes
+
+    def if_many_nodes(value_of):
+        # A resource that is None isn't there.
+        def resource(wildcards):
+            nodes = job_of(stage, wildcards).operation.nodes
+            return value_of(nodes) if nodes > 1 else None
+
+        return resource
+
+    keys = STAGES[stage].operation
+    asked = {RESOURCES.get(key, key): resource_of(key) for key in keys}
+    if "nodes" in keys:
+        # To the SLURM plugin: one task for each node, and the job itself calls srun.
+        asked |= {
+            "mpi": if_many_nodes(lambda nodes: "srun"),
+            "tasks": if_many_nodes(lambda nodes: nodes),
+            "tasks_per_gpu": if_many_nodes(lambda nodes: 0),
+        }
+    return asked | {"gpu": all_gpus if "gpus" in keys else 0}
 
 
 def command_of(stage):

@@ -52,9 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _operation(given: dict[str, str | None]) -> Operation:
-    """From options; what isn't given keeps its default."""
+    """From options; what isn't given, or given as `none`, keeps its default."""
     try:
-        return Operation.model_validate_strings({key: value for key, value in given.items() if value is not None})
+        return Operation.model_validate_strings(
+            {key: value for key, value in given.items() if value not in (None, "none")}
+        )
     except ValidationError as error:
         raise SnaketuneError(f"an option doesn't fit: {error}") from None
 

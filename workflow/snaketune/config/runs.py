@@ -17,6 +17,8 @@ Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
+Launch = Literal["single", "ddp", "fsdp", "deepspeed"]
+ZeroStage = Annotated[int, Field(ge=2, le=3)]
 
 
 class Scratch(Model):
@@ -229,9 +231,15 @@ class Operation(Model):
     """How a training runs, not what comes out: editing these reruns nothing."""
 
     gpus: Annotated[int, Field(ge=0)] = 1
-    """GPUs of the job; without a CUDA device the job runs on the CPU all the same."""
-    launch: Literal["auto", "single", "ddp", "fsdp", "deepspeed"] = "auto"
-    """How the processes of a job share the work."""
+    """GPUs of the job on each of its nodes, with a process for each; without a CUDA device the processes compute on the CPU all
+    the same. 0 is one process on the CPU."""
+    nodes: PositiveInt = 1
+    """Machines that train together. More than one need SLURM (`profiles/slurm`)."""
+    launch: Annotated[Launch | None, Field(validate_default=True)] = None
+    """How processes share the work: under `ddp` each has the whole model, under `fsdp` (FSDP2) and `deepspeed` (ZeRO) a part.
+    Default: `ddp` for several processes, `single` for one."""
+    zero_stage: Annotated[ZeroStage | None, Field(validate_default=True)] = None
+    """What DeepSpeed shards: optimizer states and gradients (2, the default of `launch: deepspeed`), or the weights too (3)."""
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10
@@ -239,6 +247,42 @@ class Operation(Model):
     load_in_memory: Literal["auto"] | bool = "auto"
     """Reads all rows before training instead of mapping their files; `auto` does where mapping is slow (network mounts,
     Windows disks under WSL)."""
+
+    @property
+    def processes_per_node(self) -> int:
+        """One for each GPU; one where there are none."""
+        return max(1, self.gpus)
+
+    @property
+    def processes(self) -> int:
+        """All that train together."""
+        return self.nodes * self.processes_per_node
+
+    @field_validator("launch")
+    @classmethod
+    def _fits_the_processes(cls, launch: Launch | None, info: ValidationInfo) -> Launch | None:
+        gpus, nodes = info.data.get("gpus"), info.data.get("nodes")
+        # What these two lack is told already.
+        if gpus is None or nodes is None:
+            return launch
+        processes = nodes * max(1, gpus)
+        if launch == "single" and processes > 1:
+            raise ValueError(
+                f"single is one process, but gpus: {gpus} on nodes: {nodes} are {processes}; expected ddp, fsdp or deepspeed, "
+                "or gpus: 1 and nodes: 1"
+            )
+        return launch or ("ddp" if processes > 1 else "single")
+
+    @field_validator("zero_stage")
+    @classmethod
+    def _belongs_to_deepspeed(cls, stage: ZeroStage | None, info: ValidationInfo) -> ZeroStage | None:
+        if "launch" not in info.data:
+            return stage
+        if stage is not None and info.data["launch"] != "deepspeed":
+            raise ValueError(
+                f"{stage} says nothing to launch: {info.data['launch']}; expected launch: deepspeed, or leave it out"
+            )
+        return 2 if stage is None and info.data["launch"] == "deepspeed" else stage
 
 
 class Sft(Model):

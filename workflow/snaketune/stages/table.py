@@ -49,7 +49,7 @@ class Stage:
 
 
 LAUNCHER = "snaketune.training.launch"
-TRAINING = ("gpus", "checkpoint_steps", "log_steps", "load_in_memory")
+TRAINING = ("gpus", "nodes", "launch", "zero_stage", "checkpoint_steps", "log_steps", "load_in_memory")
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(

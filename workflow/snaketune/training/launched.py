@@ -1,8 +1,10 @@
 """A launched process: read the job, make sure of the code and of what it reads, build the stage, report."""
 
+import ctypes
 import json
 import logging
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -22,7 +24,11 @@ from snaketune.stages.jobs import result_at
 from snaketune.stages.locks import locked
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
+from snaketune.training.failures import record_failure
 from snaketune.training.launch import PARENT_VARIABLE
+
+# prctl(2)
+PR_SET_PDEATHSIG = 1
 
 
 def work_on(job: dict[str, Any]) -> None:
@@ -74,12 +80,33 @@ def parent_is_gone() -> bool:
     return False
 
 
+def die_with_launcher() -> None:
+    """On Linux: if `accelerate launch` dies, nobody watches over the processes of a training any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def take_gpu() -> None:
+    """Before anything is loaded: each process on its own GPU.
+
+    Raises:
+        SnaketuneError: this node has fewer than there are processes on it.
+    """
+    if not torch.cuda.is_available():
+        return
+    index, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if index >= there:
+        raise SnaketuneError(
+            f"operation.gpus: process {index + 1} of this node has no GPU, the node shows {there}; lower gpus, or have the "
+            "scheduler give as many on each node"
+        )
+    torch.cuda.set_device(index)
+
+
 def main(job_file: Path) -> None:
     """Exits with a message where the fault isn't ours."""
+    die_with_launcher()
     disable_progress_bar()
-    if torch.cuda.is_available():
-        # Before anything is loaded: each process on its own GPU.
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not is_first_process():
@@ -87,11 +114,13 @@ def main(job_file: Path) -> None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
+        take_gpu()
         if attempt := read_attempt(job_file.parent):
             attempt.import_code(STAGES[job["stage"]].module)
         work_on(job)
     except Exception as error:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
+        record_failure(job_file.parent, error, told)
         if not told:
             raise
         sys.exit(f"error: {told}")
