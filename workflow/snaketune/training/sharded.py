@@ -80,6 +80,13 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return isinstance(inner_model(model), FSDPModule)
 
 
+def reshard(model: torch.nn.Module) -> None:
+    """After a forward pass that nothing comes back from, what is around the layers is still whole."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this process has of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -95,21 +102,20 @@ def gather(model: torch.nn.Module, keep: bool, only_trained: bool, finish: Calla
         only_trained: frozen weights stay where they are.
         finish: is given each weight's name and its whole value, and gives what to keep of it.
     """
-    whole: dict[int, torch.nn.Parameter] = {}
+    reshard(model)
+    whole: dict[DTensor, torch.nn.Parameter | None] = {}
     for place, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
         for name, parameter in list(module._parameters.items()):
             if not isinstance(parameter, DTensor) or (only_trained and not parameter.requires_grad):
                 continue
-            if id(parameter) not in whole:
-                tensor = parameter.detach().full_tensor()
+            if parameter not in whole:
+                # By all processes, and once of tied weights.
+                tensor, whole[parameter] = parameter.detach().full_tensor(), None
                 if keep:
                     kept = finish(f"{place}.{name}".removeprefix("."), tensor).to("cpu")
-                    # The key's owner must live as long as the key.
-                    whole[id(parameter)] = torch.nn.Parameter(kept, requires_grad=parameter.requires_grad)
+                    whole[parameter] = torch.nn.Parameter(kept, requires_grad=parameter.requires_grad)
             if keep:
-                module._parameters[name] = whole[id(parameter)]
+                module._parameters[name] = whole[parameter]
     for module in model.modules() if keep else ():
         if isinstance(module, FSDPModule):
             # It would put its shards back.
@@ -127,6 +133,11 @@ class KeepsShards:
     def _move_model_to_device(self, model, device):
         if not is_sharded(model):
             super()._move_model_to_device(model, device)
+
+    def train(self, *arguments, **keywords):
+        # The optimizer is to be given shards.
+        reshard(self.model)
+        return super().train(*arguments, **keywords)
 
     def _defer_fsdp_gradient_reduction(self):
         # Not deferred: whole gradients would have to be kept.
