@@ -1,7 +1,7 @@
 """As a program: trainings of tiny models in several processes, killed and continued by others; each writes down how it went.
 
-One start of Python for all of them: processes are forked from this one, which has imported everything, and are told what torch's
-launcher would tell them. A run that dies takes its whole process group with it, as `kill -9` of a job does.
+One start of Python for all of them: processes are forked from this one, which has imported everything, and are told what
+torch's launcher would tell them. A run that dies takes its whole process group with it, as `kill -9` of a job does.
 """
 
 import multiprocessing
@@ -12,7 +12,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,20 @@ import torch
 from safetensors.torch import save_file
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora
+from snaketune.config.runs import Lora, Operation, Training
 from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import checkpoints
+from snaketune.training import checkpoints, dpo
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import LENGTH, pack, spec, train
+from .test_pipeline import Reference, preferences
 
+# Of the runs with no model of their own: pairs, and what their reference gives them.
+PREFERENCES: list[Artifact] = []
 FORKED = multiprocessing.get_context("fork")
 
 
@@ -37,6 +45,7 @@ class Plan:
     """A run: in which processes, of what, and where it goes on or ends early.
 
     Attributes:
+        model: a family, or what makes a model; None for preferences.
         since: the run whose folder it finds, as that left it.
         killed: the method before whose nth call by the first process all of them are killed.
     """
@@ -49,6 +58,7 @@ class Plan:
     model: Any = "llama"
     since: str = ""
     killed: tuple[Any, str, int] | None = None
+    dtype: torch.dtype = torch.float32
 
 
 def work(plan: Plan, root: Path) -> None:
@@ -60,14 +70,27 @@ def work(plan: Plan, root: Path) -> None:
     seen: list[int] = []
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
-    folder = root / plan.name
-    made = spec(plan.lora, **plan.training)
-    outcome = train(
-        folder, PackedRows(read_pack(root / "pack"), "train"), made, plan.model, every=2, launch=plan.launch
-    )
+    outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
     columns = {name: [entry[name] for entry in outcome.run["history"]] for name in ("loss", "grad_norm")}
     found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
-    save_file(found | {"seen": torch.tensor(seen)}, folder / f"found-{os.environ['RANK']}")
+    save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
+
+
+def train_rows(plan: Plan, root: Path) -> Outcome:
+    rows, made = PackedRows(read_pack(root / "pack"), "train"), spec(plan.lora, **plan.training)
+    compute = replace(CPU, dtype=plan.dtype)
+    return train(root / plan.name, rows, made, plan.model, every=2, launch=plan.launch, compute=compute)
+
+
+def train_preferences(plan: Plan, root: Path) -> Outcome:
+    made = DpoSpec(
+        loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
+        training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
+    )  # fmt: skip
+    operation = Operation(log_steps=1, gpus=plan.processes, launch=plan.launch)
+    run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
+    packed, reference = PREFERENCES
+    return dpo.train_on(run, Reference(root / "model"), packed, reference)
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:
@@ -120,6 +143,9 @@ def read_pack(folder: Path) -> Artifact:
 def run_all(plans: list[Plan], root: Path) -> None:
     """One after the other; ends where one doesn't end as it should."""
     pack(root / "pack")
+    model = tiny_model("llama")
+    model.save_pretrained(root / "model")
+    PREFERENCES.extend(preferences(root / "pairs", model))
     os.environ["ACCELERATE_USE_CPU"] = "true"
     for plan in plans:
         began = time.monotonic()
@@ -132,42 +158,52 @@ def run_all(plans: list[Plan], root: Path) -> None:
             sys.exit(f"{plan.name} failed")
 
 
-SINGLE = {"micro_batch_rows": 1, "epochs": 1}
+# Of 22 rows in steps of four, the last of the six holds two.
+SHORT = {"micro_batch_rows": 1, "epochs": 1}
+# Three processes: 12 rows, then 10.
+WIDE = SHORT | {"batch_rows": 12}
 SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
-CONTINUED = ("single", 1), ("fsdp", 4), ("ddp", 2)
+MARK = (checkpoints, "sync_folder")
+
+
+def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
+    """The same training by one process, and by two under each of `launches`."""
+    ways = (("single", 1), *((launch, 2) for launch in launches))
+    return [Plan(name=f"{name}-{launch}", processes=count, launch=launch, **what) for launch, count in ways]
 
 
 def plans() -> list[Plan]:
     lora = Lora(rank=2)
+    continued = (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
     return [
-        Plan(name="one", processes=1, launch="single", training=SINGLE),
-        Plan(name="ddp", processes=2, launch="ddp", training=SINGLE),
-        Plan(name="fsdp", processes=2, launch="fsdp", training=SINGLE),
-        Plan(name="lora-one", processes=1, launch="single", training=SINGLE, lora=lora),
-        Plan(name="lora-ddp", processes=2, launch="ddp", training=SINGLE, lora=lora),
-        Plan(name="lora-fsdp", processes=2, launch="fsdp", training=SINGLE, lora=lora),
-        # Killed in the middle of the second of three checkpoints, by which the weights are there; and when it is complete.
-        *(
-            Plan(name=f"{launch}-killed", processes=2, launch=launch, training=SINGLE, killed=(*SAVE, 2))
-            for launch in ("ddp", "fsdp")
+        *alike("full", "ddp", "fsdp", training=SHORT),
+        *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
+        *alike("preferences", "ddp", "fsdp", model=None),
+        # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
+        *alike(
+            "bfloat16",
+            "fsdp",
+            training=SHORT | {"gradient_checkpointing": True},
+            model=partial(tiny_model, "qwen2", tie_word_embeddings=True),
+            dtype=torch.bfloat16,
         ),
-        *(
-            Plan(name=f"{launch}-resumed", processes=2, launch=launch, training=SINGLE, since=f"{launch}-killed")
-            for launch in ("ddp", "fsdp")
-        ),
+        Plan(name="wide-1", processes=1, launch="single", training=WIDE),
+        Plan(name="wide-3", processes=3, launch="ddp", training=WIDE),
+        Plan(name="wide-4", processes=4, launch="ddp", training=WIDE),
+        # Amid the second of three checkpoints, when its weights are there but nothing else; and before it counts.
+        Plan(name="ddp-killed", processes=2, launch="ddp", training=SHORT, killed=(*SAVE, 2)),
+        Plan(name="fsdp-killed", processes=2, launch="fsdp", training=SHORT, killed=(*MARK, 2)),
         *(
             Plan(
                 name=f"{since}-{launch}-{count}",
                 processes=count,
                 launch=launch,
-                training=SINGLE,
+                training=SHORT,
                 since=f"{since}-killed",
             )
             for since in ("ddp", "fsdp")
-            for launch, count in CONTINUED
-            if (since, count) != ("ddp", 2)
+            for launch, count in continued
         ),
-        Plan(name="ddp-fsdp-2", processes=2, launch="fsdp", training=SINGLE, since="ddp-killed"),
     ]
 
 

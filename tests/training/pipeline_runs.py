@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Operation, Scratch, Training
+from snaketune.models.devices import Compute
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.outcome import Outcome
@@ -67,6 +68,7 @@ def train(
     every: int = 4,
     config: Any = None,
     launch: str | None = None,
+    compute: Compute = CPU,
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
     work = WorkFolder(folder)
@@ -79,7 +81,7 @@ def train(
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = Operation(checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch)
-    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load, config)
+    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 
 
 def stop_after(save: int, monkeypatch) -> None:

@@ -4,9 +4,9 @@ Layer by layer, and the rest of the model together. A layer is whole on a GPU wh
 before and after the layers, during a step. torch's own `fully_shard` does it, on the CPU as on GPUs, and transformers' Trainer
 takes the model as one that comes sharded: accelerate's FSDP would train on CPUs without shards, and not say so.
 
-What moves between processes has the data type of the computation in layers, as under autocast on one GPU: float32 masters are
-rounded on their way to a layer, gradients are added up in float32. They are added up after every micro-batch, since whole ones,
-kept for later, would be as large as the model.
+What moves between processes has the data type of the computation, as under autocast on one GPU: float32 masters are rounded on
+their way to a layer, but for its norms, and gradients are added up in float32. They are added up after every micro-batch: whole
+ones, kept for later, would be as large as the model.
 """
 
 import os
@@ -53,7 +53,10 @@ def shard(model: torch.nn.Module, compute: Compute, dtype: torch.dtype) -> None:
     mesh = init_device_mesh(compute.device.type, (dist.get_world_size(),))
     for layer in layers:
         _to_dtype(layer, dtype)
-        fully_shard(layer, mesh=mesh, mp_policy=_policy(layer, compute))
+        policy = _policy(layer, compute)
+        if policy.param_dtype and (norms := _norms(layer)):
+            fully_shard(norms, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
     _to_dtype(model, dtype)
     # In float32 where its weights are: the residual stream begins there, and ends.
     fully_shard(model, mesh=mesh)
@@ -64,6 +67,11 @@ def _policy(layer: torch.nn.Module, compute: Compute) -> MixedPrecisionPolicy:
     if compute.dtype == torch.float32 or not masters:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=compute.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def _norms(layer: torch.nn.Module) -> list[torch.nn.Module]:
+    """What autocast leaves in float32."""
+    return [module for module in layer.modules() if "norm" in type(module).__name__.lower() and module._parameters]
 
 
 def _to_dtype(module: torch.nn.Module, dtype: torch.dtype) -> None:
