@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from snaketune.config.runs import Lora
 from snaketune.models import head
+from snaketune.models.adapters import add_lora
 from snaketune.models.attention import use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import logits_at, packed_inputs
-from snaketune.models.loading import add_lora
 from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.models.selftest import self_test
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Operation, Scratch, Training
+from snaketune.config.runs import Lora, Scratch, Training
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.outcome import Outcome
@@ -23,6 +23,7 @@ from snaketune.training import checkpoints, pipeline
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
+from tests.training.executed import executed
 
 LENGTH = 32
 FORKED = multiprocessing.get_context("fork")
@@ -82,7 +83,7 @@ def train(
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()
 
-    operation = Operation(checkpoint_steps=every, log_steps=1)
+    operation = executed(made.training, checkpoint_steps=every, log_steps=1)
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load, config)
 
 

@@ -14,8 +14,9 @@ from transformers import TrainerControl
 from snaketune.config.runs import Lora
 from snaketune.models.flops import count_flops
 from snaketune.models.peaks import measured_peak
+from snaketune.models.room import peak_memory
 from snaketune.training import gauge as gauge_module
-from snaketune.training.gauge import Gauge, peak_memory
+from snaketune.training.gauge import Gauge
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Watch
 from tests.models.conftest import CPU, VOCABULARY, tiny_model

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import pytest
+import yaml
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import Attempt, stamps_of
@@ -22,6 +24,7 @@ from snaketune.stages.specs import RefLogpsSpec, SftSpec
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launch, launched, pipeline
+from snaketune.training.failures import record_failure
 from snaketune.training.trainer import Run
 
 MODULE = "snaketune.training.ref_logps"
@@ -88,7 +91,7 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
             stage,
             spec=STAGES[stage].spec.model_construct(),
             work=work,
-            operation=Operation(gpus=0),
+            operation=Execution(gpus=0),
             tracking=Tracking(),
             out=tmp_path / "out",
             artifacts={role: [result_at(tmp_path / f"{role}.json")] for role in roles},
@@ -99,7 +102,7 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
         put(replaced, "new")
 
     def reached(spec, work, *, operation, **given):
-        assert operation == Operation(gpus=0)
+        assert operation == Execution(gpus=0)
         assert {role: given[role].manifest_path for role in roles} == {
             role: tmp_path / f"{role}.json" for role in roles
         }
@@ -190,17 +193,17 @@ def test_what_waits_for_a_launched_process_imports_no_torch():
 
 
 def launched_with(
-    tmp_path, monkeypatch, gpus: int, visible: list[str], status: int = 0, outcome: str = ""
-) -> list[str]:
-    """The command of a launch that ends with this status and writes this outcome."""
+    tmp_path, monkeypatch, operation: Operation, visible: list[str], status: int = 0, outcome: str = ""
+) -> tuple[list[str], dict[str, Any], dict[str, str]]:
+    """The command of a launch that ends so and writes this outcome, what accelerate is told, and its environment."""
     work = WorkFolder(tmp_path)
     work.start()
     (work.state / "outcome.json").write_text('{"counts": {"of": "an earlier attempt"}}')
-    commands = []
+    record_failure(work.state, SnaketuneError("of an earlier attempt"), "of an earlier attempt")
+    seen = []
 
     def run(command, env):
-        assert env[launch.PARENT_VARIABLE] == str(os.getpid())
-        commands.append(command)
+        seen.append((command, yaml.safe_load((work.state / "accelerate.yaml").read_text(encoding="utf-8")), env))
         if outcome:
             (work.state / "outcome.json").write_text(outcome)
         return subprocess.CompletedProcess(command, status)
@@ -211,7 +214,7 @@ def launched_with(
     made = launch.launch(
         "sft",
         spec=spec,
-        operation=Operation(gpus=gpus),
+        operation=operation,
         tracking=Tracking(),
         work=work,
         out=tmp_path,
@@ -219,30 +222,41 @@ def launched_with(
         files={},
     )
     assert made.counts == {"of": "this one"}
-    return commands[0]
+    return seen[0]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "visible", "processes", "flags"),
+    ("operation", "visible", "processes", "kind", "cpu"),
     [
-        (1, [], "1", {"--cpu", "--quiet"}),
-        (0, ["0"], "1", {"--quiet"}),
-        (1, ["0", "1"], "1", {"--quiet"}),
-        (2, ["0", "1"], "2", {"--multi_gpu"}),
-        (4, ["0", "1"], "2", {"--multi_gpu"}),
+        ({"gpus": 1}, [], 1, "NO", True),
+        ({"gpus": 0}, ["0"], 1, "NO", False),
+        ({"gpus": 1}, ["0", "1"], 1, "NO", False),
+        ({"gpus": 2}, ["0", "1"], 2, "MULTI_GPU", False),
+        ({"gpus": 2}, ["0", "1", "2"], 2, "MULTI_GPU", False),
+        ({"gpus": 3}, [], 3, "MULTI_GPU", True),
+        ({"gpus": 1, "launch": "fsdp"}, ["0"], 1, "FSDP", False),
     ],
 )
-def test_one_process_per_gpu_asked_for_and_there(tmp_path, monkeypatch, gpus, visible, processes, flags):
-    command = launched_with(tmp_path, monkeypatch, gpus, visible, outcome='{"counts": {"of": "this one"}}')
-    assert command[command.index("--num_processes") + 1] == processes
-    assert {"--cpu", "--quiet", "--multi_gpu"} & set(command) == flags
+def test_one_process_per_gpu_asked_for(tmp_path, monkeypatch, operation, visible, processes, kind, cpu):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    command, told, environment = launched_with(
+        tmp_path, monkeypatch, Operation(**operation), visible, outcome='{"counts": {"of": "this one"}}'
+    )
+    assert (told["num_processes"], told["distributed_type"], told["use_cpu"]) == (processes, kind, cpu)
     assert command[-3:] == ["--module", launched.__name__, str(tmp_path / "state/job.json")]
+    assert environment[launch.PARENT_VARIABLE] == str(os.getpid())
+    assert environment["OMP_NUM_THREADS"] == str(7 // processes)
+
+
+def test_fewer_gpus_than_asked_for_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(SnaketuneError, match=r"operation\.gpus: the job asks for 4 GPUs on each node, here it sees 2"):
+        launched_with(tmp_path, monkeypatch, Operation(gpus=4), ["0", "1"])
 
 
 @pytest.mark.parametrize(("status", "told"), [(1, "exit status 1"), (-9, "killed by signal 9"), (0, "exit status 0")])
 def test_a_process_that_reports_nothing_failed_whatever_an_earlier_one_reported(tmp_path, monkeypatch, status, told):
     with pytest.raises(SnaketuneError, match=rf"the training process ended early \({told}\).*Run again to resume"):
-        launched_with(tmp_path, monkeypatch, 1, [], status)
+        launched_with(tmp_path, monkeypatch, Operation(), [], status)
 
 
 def test_a_process_knows_whether_its_parent_lives(monkeypatch):
@@ -267,9 +281,7 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
         seen.append((work.folder / "training.lock").exists())
         return Outcome(counts={"rows": 1})
 
-    spec = RefLogpsSpec(
-        precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False, micro_batch_rows=1
-    ).model_dump()
+    spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False).model_dump()
     monkeypatch.setattr("snaketune.training.ref_logps.build", build)
     monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], one=()))
     job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}

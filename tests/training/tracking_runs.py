@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from snaketune.config.runs import Operation
 from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.work import WorkFolder
@@ -24,6 +23,7 @@ from snaketune.training import checkpoints, pipeline
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
+from tests.training.executed import executed
 
 from .pipeline_runs import FORKED, read_pack, spec
 
@@ -40,7 +40,7 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
     tracked = Tracked.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
     run = Run(
         spec=made,
-        operation=Operation(checkpoint_steps=CHECKPOINT, log_steps=log_steps),
+        operation=executed(made.training, checkpoint_steps=CHECKPOINT, log_steps=log_steps),
         work=work,
         compute=CPU,
         tracked=tracked,

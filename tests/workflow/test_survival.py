@@ -131,7 +131,7 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
     assert not list(project.folder.glob("results/.work/sft/*/state/checkpoints/*/complete"))
 
 
-def job_of_sft(project, folder: Path, **training) -> tuple[WorkFolder, Path]:
+def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFolder, Path]:
     """A work folder with the job of the project's SFT, as the stage hands it to the processes that it launches."""
     spec = json.loads(project.read(SFT))["spec"]
     (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
@@ -140,8 +140,14 @@ def job_of_sft(project, folder: Path, **training) -> tuple[WorkFolder, Path]:
     work.start()
     job = {
         "stage": "sft",
-        "spec": spec | {"training": spec["training"] | training},
-        "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
+        "spec": spec,
+        "operation": {
+            "gpus": 2,
+            "checkpoint_steps": 2,
+            "log_steps": 1,
+            "micro_batch_rows": micro_batch_rows,
+            "gradient_checkpointing": False,
+        },
         "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
         "files": {"base": []},
         "work": str(work.folder),

@@ -67,8 +67,8 @@ def asked_for(job):
     return settings.forceall or not asked.isdisjoint((job.stage, job.manifest, job.payload, job.run))
 
 
-# The name that executors know GPUs by.
-RESOURCES = {"gpus": "gpu"}
+# Executors know a resource `gpu`, which is of the whole job.
+RESOURCES = {"gpus": "gpus_per_node"}
 # A process that runs one job for another one that planned it leaves all decisions to that one.
 DECIDES = workflow.exec_mode == ExecMode.DEFAULT
 DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
@@ -122,9 +122,11 @@ def inputs_of(stage):
         made = {role: [mark(one.manifest) for one in jobs] for role, jobs in job.artifacts.items()}
         files = {role: [mark(file) for file in files] for role, files in job.files.items()}
         payloads = [mark(one.payload) for one in made_from(job)]
+        # What says how it runs is waited for where it runs, and is no reason to run.
+        after = [] if DECIDES and results.of(job).current else [ancient(one.manifest) for one in job.after]
         # Two jobs that make the same run one after the other.
         same = [mark(graph.same_as[job.manifest].manifest)] if job.manifest in graph.same_as else []
-        return {**made, **files, "payloads": payloads, "same": same}
+        return {**made, **files, "payloads": payloads, "after": after, "same": same}
 
     return inputs
 
@@ -175,18 +177,39 @@ def operation_of(stage):
         def resource(wildcards):
             value = getattr(job_of(stage, wildcards).operation, key)
             # Resources are numbers or texts.
-            return str(value).lower() if isinstance(value, bool) else value
+            return str(value).lower() if isinstance(value, bool) or value is None else value
 
         return resource
 
-    return {RESOURCES.get(key, key): resource_of(key) for key in STAGES[stage].operation} or {"gpu": 0}
+    def all_gpus(wildcards):
+        operation = job_of(stage, wildcards).operation
+        return operation.gpus * operation.nodes
+
+    def if_many_nodes(value_of):
+        # A resource that is None isn't there.
+        def resource(wildcards):
+            nodes = job_of(stage, wildcards).operation.nodes
+            return value_of(nodes) if nodes > 1 else None
+
+        return resource
+
+    keys = STAGES[stage].operation
+    asked = {RESOURCES.get(key, key): resource_of(key) for key in keys}
+    if "nodes" in keys:
+        # To the SLURM plugin: one task for each node, and the job itself calls srun.
+        asked |= {
+            "mpi": if_many_nodes(lambda nodes: "srun"),
+            "tasks": if_many_nodes(lambda nodes: nodes),
+            "tasks_per_gpu": if_many_nodes(lambda nodes: 0),
+        }
+    return asked | {"gpu": all_gpus if "gpus" in keys else 0}
 
 
 def command_of(stage):
     """The command of one job: what it is told, what it reads by role, how it is run, where it publishes."""
     made = STAGES[stage]
     inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
-    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}}}" for key in made.operation)
+    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}:q}}" for key in made.operation)
     if made.launcher:
         # The same for all of them. Snakemake formats the command, so braces are doubled.
         tracking = shlex.quote(canonical(graph.config.tracking)).replace("{", "{{").replace("}", "}}")
@@ -196,6 +219,14 @@ def command_of(stage):
         f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
     )
+
+
+def calibrations(wildcards):
+    """What is measured of all trainings, also of those whose portions are chosen by hand."""
+    jobs = list(graph.stage("calibrate"))
+    for job in jobs:
+        mark_of(job)
+    return [job.manifest for job in jobs]
 
 
 def all_results(wildcards):

@@ -15,7 +15,6 @@ rule dpo:
         **operation_of("dpo"),
         mem_mb=64000,
         runtime=2880,
-        nodes=1,
     params:
         **params_of("dpo"),
     shell:

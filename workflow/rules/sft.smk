@@ -15,7 +15,6 @@ rule sft:
         **operation_of("sft"),
         mem_mb=64000,
         runtime=2880,
-        nodes=1,
     params:
         **params_of("sft"),
     shell:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accept
@@ -53,10 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _operation(given: dict[str, str | None]) -> Operation:
-    """From options; what isn't given keeps its default."""
+def _operation(given: dict[str, str | None]) -> Execution:
+    """From options; what isn't given, or given as `none`, keeps its default."""
     try:
-        return Operation.model_validate_strings({key: value for key, value in given.items() if value is not None})
+        return Execution.model_validate_strings(
+            {key: value for key, value in given.items() if value not in (None, "none")}
+        )
     except ValidationError as error:
         raise SnaketuneError(f"an option doesn't fit: {error}") from None
 
@@ -88,9 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         for role in stage.files:
             command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="FILE")
         for key in stage.operation:
-            command.add_argument(
-                option(key), help=f"as operation.{key} in the config (default: {getattr(Operation(), key)})"
-            )
+            command.add_argument(option(key), help=f"as {key} in the config (default: {getattr(Execution(), key)!r})")
         if stage.launcher:
             command.add_argument("--tracking", default="{}", help="as tracking in the config, as JSON (default: {})")
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import check_code, import_checked, templates
@@ -27,7 +27,7 @@ def run(
     code: str,
     inputs: dict[str, list[Path]],
     out: Path,
-    operation: Operation,
+    operation: Execution,
     tracking: Tracking,
     reruns_on: str = "code",
 ) -> None:

@@ -1,13 +1,15 @@
-"""Start a stage through `accelerate launch`, one process per GPU, and wait for it.
+"""Start a stage through `accelerate launch`, one process per GPU on each of its nodes, and wait for it.
 
-What the processes are told travels as `state/job.json` in the work folder, their result comes back as `state/outcome.json`. No
-torch is imported here; `training.launched` is what runs in the processes.
+What the processes are told travels as `state/job.json` in the work folder, their result comes back as `state/outcome.json`, and
+what the first of them died of as `state/failed/`. No torch is imported here; `training.launched` is what runs in the processes.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, write_json
@@ -15,9 +17,13 @@ from snaketune.config.base import Model
 from snaketune.config.runs import Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.stages.attempt import cores
 from snaketune.stages.gpus import visible_gpus
+from snaketune.stages.launches import JOB_FILE, command
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder
+from snaketune.training.failures import first_failure, forget_failures
+from snaketune.training.launch_files import write_launch_files
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
 
@@ -39,11 +45,13 @@ def launch(
         out: where the result will be published; its curves are drawn there meanwhile.
         artifacts, files: by role; the job tells what artifacts held when its fingerprint was computed.
     Raises:
-        SnaketuneError: it failed; its own message stands above in the log.
+        SnaketuneError: it can't be started here, or it failed; with what the first process to fail said.
     """
+    gpus = visible_gpus()
+    check_launch(operation, gpus)
     outcome_file = work.state / "outcome.json"
     outcome_file.unlink(missing_ok=True)
-    job_file = work.state / "job.json"
+    forget_failures(work.state)
     job = {
         "stage": stage,
         "spec": spec.model_dump(mode="json"),
@@ -54,19 +62,43 @@ def launch(
         "artifacts": {role: {str(one.manifest_path): one.content for one in some} for role, some in artifacts.items()},
         "files": {role: [str(path) for path in some] for role, some in files.items()},
     }
-    write_json(job_file, job)
-    processes = max(1, min(operation.gpus, len(visible_gpus())))
-    command = [
-        *(sys.executable, "-m", "accelerate.commands.launch"),
-        *("--num_processes", str(processes), "--num_machines", "1"),
-        *("--mixed_precision", "no", "--dynamo_backend", "no"),
-        *(["--cpu"] if not visible_gpus() else []),
-        *(["--multi_gpu"] if processes > 1 else ["--quiet"]),
-        *("--module", "snaketune.training.launched", str(job_file)),
-    ]
-    environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
-    status = subprocess.run(command, env=environment).returncode
+    write_json(work.state / JOB_FILE, job)
+    write_launch_files(operation, work.state, cpu=not gpus)
+    status = subprocess.run(command(operation, work.state, sys.executable), env=environment(operation)).returncode
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-    raise SnaketuneError(f"the training process ended early ({how}); what it said stands above. Run again to resume")
+    said = first_failure(work.state) or "what it said stands above. Run again to resume"
+    raise SnaketuneError(f"the training process ended early ({how}); {said}")
+
+
+def check_launch(operation: Operation, gpus: list[str]) -> None:
+    """Raise SnaketuneError, with what to do, if the processes can't be started here.
+
+    Args:
+        gpus: those that this job sees on this node.
+    """
+    if gpus and operation.gpus > len(gpus):
+        raise SnaketuneError(
+            f"operation.gpus: the job asks for {operation.gpus} GPUs on each node, here it sees {len(gpus)}; lower it, or give "
+            "the job more"
+        )
+    if operation.nodes > 1 and ("SLURMD_NODENAME" not in os.environ or not shutil.which("srun")):
+        raise SnaketuneError(
+            f"operation.nodes: {operation.nodes} nodes need a batch job of SLURM, which starts the processes on each; run "
+            "snakemake --profile profiles/slurm, or set nodes: 1"
+        )
+    if operation.launch == "deepspeed" and not find_spec("deepspeed"):
+        raise SnaketuneError(
+            "operation.launch: deepspeed isn't installed here; pip install 'snaketune[deepspeed]', or set launch: fsdp"
+        )
+
+
+def environment(operation: Operation) -> dict[str, str]:
+    """Of all processes: each computes with its share of the job's threads, and knows whom to outlive is of no use."""
+    threads = int(os.environ.get("OMP_NUM_THREADS") or cores())
+    told = os.environ | {"OMP_NUM_THREADS": str(max(1, threads // operation.processes_per_node))}
+    if operation.nodes == 1:
+        # On other nodes it would be another process; there SLURM ends them with the job.
+        told[PARENT_VARIABLE] = str(os.getpid())
+    return told

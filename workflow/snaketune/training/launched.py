@@ -1,8 +1,10 @@
 """A launched process: read the job, make sure of the code and of what it reads, build the stage, report."""
 
+import ctypes
 import json
 import logging
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -14,9 +16,10 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.models.room import ran_out
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.jobs import result_at
@@ -24,13 +27,18 @@ from snaketune.stages.locks import locked
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 from snaketune.tracking.curves import Tracked
+from snaketune.training.failures import record_failure
 from snaketune.training.launch import PARENT_VARIABLE
+from snaketune.training.portions import RAN_OUT, tell_ran_out
+
+# prctl(2)
+PR_SET_PDEATHSIG = 1
 
 
 def work_on(job: dict[str, Any]) -> None:
     """Build the job's stage, and write down what it reports."""
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
-    spec, operation = stage.spec.model_validate(job["spec"]), Operation.model_validate(job["operation"])
+    spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
     tracked = Tracked.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
     artifacts = {
         role: [_unchanged(Path(path), content) for path, content in some.items()]
@@ -77,21 +85,48 @@ def parent_is_gone() -> bool:
     return False
 
 
+def die_with_launcher() -> None:
+    """On Linux: if `accelerate launch` dies, nobody watches over the processes of a training any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def take_gpu() -> None:
+    """Before anything is loaded: each process on its own GPU.
+
+    Raises:
+        SnaketuneError: this node has fewer than there are processes on it.
+    """
+    if not torch.cuda.is_available():
+        return
+    index, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    if index >= there:
+        raise SnaketuneError(
+            f"operation.gpus: process {index + 1} of this node has no GPU, the node shows {there}; lower gpus, or have the "
+            "scheduler give as many on each node"
+        )
+    torch.cuda.set_device(index)
+
+
 def main(job_file: Path) -> None:
     """Exits with a message where the fault isn't ours."""
+    die_with_launcher()
     disable_progress_bar()
-    if torch.cuda.is_available():
-        # Before anything is loaded: each process on its own GPU.
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
+        take_gpu()
         if attempt := read_attempt(job_file.parent):
             attempt.import_code(STAGES[job["stage"]].module)
         work_on(job)
     except Exception as error:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
+        if not told and ran_out(error):
+            told = f"out of memory: {str(error).strip()}"
+            if not (job_file.parent / RAN_OUT).is_file():
+                tell_ran_out(job_file.parent, None, error)
+        record_failure(job_file.parent, error, told)
         if not told:
             raise
         sys.exit(f"error: {told}")
