@@ -133,6 +133,8 @@ class Watch(TrainerCallback):
             raise SnaketuneError("the job that started this training is gone; stopping")
         if self.warm is None:
             self.warm = state.global_step, time.monotonic()
+        # A line is a mean over the steps since the one before it, and a resumed training knows only those after its checkpoint.
+        control.should_log |= control.should_save
 
     def on_log(self, args, state, control, logs=None, **_):
         """One line: where it is, how it goes, how long it takes."""
