@@ -143,9 +143,11 @@ def inputs_of(stage):
         made = {role: [mark(one.manifest) for one in jobs] for role, jobs in job.artifacts.items()}
         files = {role: [mark(file) for file in files] for role, files in job.files.items()}
         payloads = [mark(one.payload) for one in made_from(job)]
+        # What says how it runs is waited for where it runs, and is no reason to run.
+        after = [] if DECIDES and results.of(job).current else [ancient(one.manifest) for one in job.after]
         # Two jobs that make the same run one after the other.
         same = [mark(graph.same_as[job.manifest].manifest)] if job.manifest in graph.same_as else []
-        return {**made, **files, "payloads": payloads, "same": same}
+        return {**made, **files, "payloads": payloads, "after": after, "same": same}
 
     return inputs
 
@@ -237,12 +239,24 @@ def command_of(stage):
     """The command of one job: what it is told, what it reads by role, how it is run, where it publishes."""
     made = STAGES[stage]
     inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
-    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}}}" for key in made.operation)
+    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}:q}}" for key in made.operation)
+    if made.launcher:
+        # The same for all of them. Snakemake formats the command, so braces are doubled.
+        tracking = shlex.quote(canonical(graph.config.tracking)).replace("{", "{{").replace("}", "}}")
+        operation += f" --tracking {tracking}"
     return (
         f"OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
         f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
     )
+
+
+def calibrations(wildcards):
+    """What is measured of all trainings, also of those whose portions are chosen by hand."""
+    jobs = list(graph.stage("calibrate"))
+    for job in jobs:
+        mark_of(job)
+    return [job.manifest for job in jobs]
 
 
 def all_results(wildcards):

@@ -13,7 +13,8 @@ Shapes: N supervised tokens, C of them in a chunk, H hidden size, V vocabulary.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -78,6 +80,19 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], places_N: torch.T
     return True
 
 
+@contextmanager
+def whole_around_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the weights before and after the layers of a model in shards (FSDP2) are whole, as they are in its forward."""
+    sharded = isinstance(model, FSDPModule)
+    if sharded:
+        model.unshard()
+    try:
+        yield
+    finally:
+        if sharded:
+            model.reshard()
+
+
 def _signed_as(forward: Callable[..., Any]) -> Callable[..., Any]:
     """`_forward` with the signature of a class's own, from which generation reads what to hand on (positions, for one)."""
     return wraps(forward)(lambda *arguments, **inputs: _forward(*arguments, **inputs))
@@ -95,7 +110,7 @@ def _forward(
         return model.whole_forward(*arguments, **inputs)
     outputs = _decoded(model, model.whole_forward, inputs)
     hidden_NH = outputs[0][0].index_select(0, supervised.sources_N)
-    head = model.get_output_embeddings()
+    head = _trained(model.get_output_embeddings())
     # Adapters may have been put around it since it was looked at.
     if supervised.summed and model.head_is_product and type(head) is torch.nn.Linear:
         return SummedLosses.apply(hidden_NH, head.weight, supervised.targets_N)
@@ -106,6 +121,12 @@ def _forward(
         model.config.get_text_config().vocab_size,
     )
     return losses_N.sum() if supervised.summed else losses_N
+
+
+def _trained(head: torch.nn.Module) -> torch.nn.Module:
+    """What computes: of a head that is trained whole beside adapters, its copy."""
+    copies = getattr(head, "modules_to_save", None)
+    return head if copies is None else copies["default"]
 
 
 def _decoded(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:

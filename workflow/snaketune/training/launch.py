@@ -13,6 +13,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.base import Model
 from snaketune.config.runs import Operation
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import cores
 from snaketune.stages.gpus import visible_gpus
@@ -30,13 +31,16 @@ def launch(
     *,
     spec: Model,
     operation: Operation,
+    tracking: Tracking,
     work: WorkFolder,
+    out: Path,
     artifacts: dict[str, list[Artifact]],
     files: dict[str, list[Path]],
 ) -> Outcome:
     """Run the stage's `build` under accelerate and return what it reports.
 
     Args:
+        out: where the result will be published; its curves are drawn there meanwhile.
         artifacts, files: by role; the job tells what artifacts held when its fingerprint was computed.
     Raises:
         SnaketuneError: it can't be started here, or it failed; with what the first process to fail said.
@@ -50,7 +54,9 @@ def launch(
         "stage": stage,
         "spec": spec.model_dump(mode="json"),
         "operation": operation.model_dump(mode="json"),
+        "tracking": tracking.model_dump(mode="json"),
         "work": str(work.folder),
+        "out": str(out),
         "artifacts": {role: {str(one.manifest_path): one.content for one in some} for role, some in artifacts.items()},
         "files": {role: [str(path) for path in some] for role, some in files.items()},
     }
