@@ -410,6 +410,7 @@ def _possible_together(run):
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
     rows, micro, processes = run.training.batch_rows, run.training.micro_batch_rows, run.operation.processes
+    micro = 1 if micro == "auto" else micro
     if processes > 1 and rows % (micro * processes):
         raise ValueError(
             f"training.batch_rows: {rows} rows can't be divided into micro-batches of {micro} in {processes} processes "
