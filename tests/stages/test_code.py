@@ -68,6 +68,7 @@ CALLED = {
     "stages.gpus": {"visible_gpus"},
     "stages.jobs": {"result_at"},
     "stages.locks": {"locked"},
+    "stages.needs": {"needs_of_gpu", "tell"},
     "stages.progress": {"progress"},
     "stages.work": {"sync", "sync_folder"},
     "tracking.curves": {"drawn"},

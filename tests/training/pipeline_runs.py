@@ -83,7 +83,7 @@ def train(
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()
 
-    operation = executed(made.training, checkpoint_steps=every, log_steps=1)
+    operation = executed(made.training, checkpoint_steps=every, log_steps=1, allow_cpu=True)
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load, config)
 
 

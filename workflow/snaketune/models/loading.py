@@ -49,12 +49,12 @@ def load_folder(
     """A causal language model from a local folder or the Hub.
 
     Raises:
-        SnaketuneError: no such model, no safetensors, weights that lack something, or quantization without a GPU.
+        SnaketuneError: no such model, no safetensors, or weights that lack something.
     """
     arguments: dict[str, Any] = {}
     if quantization:
         arguments["quantization_config"] = _bitsandbytes(quantization, weights_dtype)
-        arguments["device_map"] = {"": torch.cuda.current_device()}
+        arguments["device_map"] = {"": torch.cuda.current_device() if torch.cuda.is_available() else "cpu"}
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
@@ -74,6 +74,11 @@ def load_folder(
     if quantization:
         from peft import prepare_model_for_kbit_training
 
+        for module in model.modules():
+            # On CPUs with bfloat16 products, bitsandbytes lays the weights out anew at the first evaluation, for a kernel that
+            # no gradient comes back through; a training after it would learn next to nothing, without a word.
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
         # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model
@@ -162,7 +167,10 @@ def stored_dtype(config: PretrainedConfig | None) -> torch.dtype | None:
     return config.dtype or config.get_text_config().dtype
 
 
-def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
+def scratch_config(shape: Pretrained | Scratch, chat: ChatTokenizer) -> PretrainedConfig | None:
+    """The config of a model that `load_base` makes; None where it loads one."""
+    if not isinstance(shape, Scratch):
+        return None
     config = AutoConfig.for_model(
         shape.architecture,
         vocab_size=chat.vocab_size,
@@ -181,13 +189,16 @@ def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
     )
     if hasattr(config, "sliding_window"):
         config.sliding_window = None
+    return config
+
+
+def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
+    config = scratch_config(shape, chat)
     torch.manual_seed(shape.seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def _bitsandbytes(quantization: Quantization, compute: torch.dtype):
-    if not torch.cuda.is_available():
-        raise SnaketuneError("quantization: 4-bit weights need a CUDA device, found none; remove it or run on a GPU")
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(

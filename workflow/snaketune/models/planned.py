@@ -1,7 +1,7 @@
 """A model that is going to be trained, before there is one: its tensors, and what its forward pass keeps for the backward.
 
-From the config alone, in a second or two: transformers makes the model of fake tensors (`FakeTensorMode`), which have shapes and
-data types and hold nothing; adapters are put in as the training puts them in; and a micro-batch is pushed through the decoder,
+From the config alone, in a second or two: transformers makes the model of tensors that have shapes and data types and hold
+nothing; adapters are put in as the training puts them in; and a micro-batch is pushed through the decoder (`FakeTensorMode`)
 while autograd tells what it would keep. So what is counted is what the model's own code does, whatever the family.
 
 Shapes: B rows of L tokens, T = B x L.
@@ -9,6 +9,7 @@ Shapes: B rows of L tokens, T = B x L.
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -137,6 +138,15 @@ def plan_model(
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
+    with warnings.catch_warnings():
+        # They come again, of the model itself.
+        warnings.simplefilter("ignore")
+        return _planned(config, compute, lora, batch, dropout)
+
+
+def _planned(
+    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: Batch | None, dropout: bool
+) -> Planned | None:
     try:
         model = _made(config, compute.weights_dtype(frozen=lora is not None))
     except Exception:

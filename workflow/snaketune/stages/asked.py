@@ -244,7 +244,7 @@ class _Asked:
                 name=f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}",
                 spec=spec,
                 artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
-                operation=Execution(gpus=run.operation.gpus and 1),
+                operation=Execution(gpus=run.operation.gpus and 1, allow_cpu=run.operation.allow_cpu),
             )
         )
 

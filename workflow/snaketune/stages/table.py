@@ -57,7 +57,7 @@ class Stage:
 
 
 LAUNCHER = "snaketune.training.attempts"
-DEVICES = ("gpus", "nodes", "launch", "zero_stage")
+DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
 TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
 
@@ -136,7 +136,7 @@ STAGES: dict[str, Stage] = {
         module="snaketune.training.ref_logps",
         one=("model", "pack"),
         libraries=always("torch", "transformers"),
-        operation=("gpus",),
+        operation=("gpus", "allow_cpu"),
     ),
     "dpo": Stage(
         spec=specs.DpoSpec,

@@ -15,14 +15,17 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.models.devices import resolve_compute
 from snaketune.models.loading import load_folder, read_folder_config
 from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.models.machines import look
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
+from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
+from snaketune.training.fitness import of_libraries
 from snaketune.training.reference import FILE, check_finite, schema
 
 
@@ -34,6 +37,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, model: Artifact, pack: Artifa
     """
     model.files()
     compute = resolve_compute(spec.precision)
+    tell(of_libraries(spec, compute, look(compute)))
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
     config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
     check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True, kernel=compute.kernel)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Execution
-from snaketune.models.loading import load_base, read_config
+from snaketune.models.loading import load_base, read_config, scratch_config
 from snaketune.models.logprobs import summed_losses
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSION
@@ -68,4 +68,4 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact) -> Outcome:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
     else:
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
-    return pipeline.train(trainer, rows, run, load, read_config(base))
+    return pipeline.train(trainer, rows, run, load, read_config(base), made_by=scratch_config(base, chat))
