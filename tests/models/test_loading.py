@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 
 from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.loading import (
-    add_lora,
     grow_vocabulary,
     load_base,
     load_folder,
@@ -97,7 +97,9 @@ def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
     trained = adapted.train()(input_ids=ids, labels=ids).loss
     assert trained == evaluated
     trained.backward()
-    gradients = [p.grad.abs().max() for name, p in adapted.named_parameters() if "layers.0.self_attn.q_proj.lora_B" in name]
+    gradients = [
+        p.grad.abs().max() for name, p in adapted.named_parameters() if "layers.0.self_attn.q_proj.lora_B" in name
+    ]
     assert gradients and min(gradients) > 0
 
 

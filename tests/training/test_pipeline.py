@@ -14,8 +14,9 @@ from transformers import AutoConfig
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
+from snaketune.models import logprobs
+from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
-from snaketune.models.loading import add_lora
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
@@ -181,8 +182,32 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     )
 
 
+@pytest.mark.parametrize("holds", [1, 2, 3])
+def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(tmp_path, monkeypatch, capsys, holds):
+    model = tiny_model("llama").eval()
+    packed, _ = preferences(tmp_path, model)
+    rows = PackedRows(packed, "train")
+    whole, counts = pair_logprobs_of(model, rows, CPU, "reference")
+    computed = logprobs.token_losses
+
+    def limited(model, batch):
+        if batch["input_ids"].shape[1] > holds * LENGTH:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return computed(model, batch)
+
+    monkeypatch.setattr(logprobs, "token_losses", limited)
+    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    found = pair_logprobs_of(model, rows, CPU, "reference")
+    torch.testing.assert_close(found[0], whole)
+    assert torch.equal(found[1], counts)
+    assert f"reference: out of memory; going on with {min(holds, 2)} rows at once" in capsys.readouterr().out
+    monkeypatch.setattr(logprobs, "token_losses", lambda *_: limited(None, {"input_ids": torch.empty(1, 999)}))
+    with pytest.raises(torch.OutOfMemoryError):
+        pair_logprobs_of(model, rows, CPU, "reference")
+
+
 class Reference:
-    content = "m"
+    content, manifest = "m", {}
 
     def __init__(self, folder):
         self.folder = folder
@@ -198,7 +223,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = Run(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
-    return dpo.train_on(run, Reference(tmp_path / "model"), packed, reference), work
+    return dpo.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
 
 
 def dpo_model():

@@ -14,6 +14,10 @@ PRETRAINED = {"path": "some/model"}
 # A pretrained model brings its own tokenizer, so these edits begin there; that each key counts by itself: SINGLE, below.
 ADOPTED = {"tokenizers.small": {"adopt": "some/model"}, "sft.run.base": PRETRAINED}
 LORA = {"rank": 4}
+CONTINUED = {
+    "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
+    "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
+}  # fmt: skip
 
 # Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
 TABLE: dict[str, tuple[dict, set[str]]] = {
@@ -88,6 +92,12 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": {**LORA, "alpha": 8}}, TOKENIZER),
     "sft.lora.dropout": (ADOPTED | {"sft.run.lora": {**LORA, "dropout": 0.1}}, TOKENIZER),
     "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": {**LORA, "target_modules": ["q_proj"]}}, TOKENIZER),
+    "sft.lora.rslora": (ADOPTED | {"sft.run.lora": {**LORA, "rslora": True}}, TOKENIZER),
+    "sft.lora.dora": (ADOPTED | {"sft.run.lora": {**LORA, "dora": True}}, TOKENIZER),
+    "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, TOKENIZER),
+    "sft.lora.merge": (ADOPTED | {"sft.run.lora": {**LORA, "merge": False}}, TOKENIZER),
+    # The run goes on from one that is current, and all that is made of it follows.
+    "sft.use_base": ({"sft.first": "=sft.run", "sft.run": CONTINUED}, SFT),
     "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
     "sft.quantization.double": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, TOKENIZER),
     "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
@@ -102,6 +112,10 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, REF),
     "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, REF),
     "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, REF),
+    "dpo.lora.rslora": ({"dpo.run.lora": {**LORA, "rslora": True}}, REF),
+    "dpo.lora.dora": ({"dpo.run.lora": {**LORA, "dora": True}}, REF),
+    "dpo.lora.modules_to_save": ({"dpo.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, REF),
+    "dpo.lora.merge": ({"dpo.run.lora": {**LORA, "merge": False}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
     "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
     "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
@@ -164,6 +178,12 @@ SINGLE = {
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.alpha": 5}, {"sft"}),
     "sft.lora.dropout": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dropout": 0.5}, {"sft"}),
     "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.target_modules": ["q"]}, {"sft"}),
+    "sft.lora.rslora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.rslora": True}, {"sft"}),
+    "sft.lora.dora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dora": True}, {"sft"}),
+    "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.modules_to_save": ["norm"]}, {"sft"}),
+    # What reads the model is told what lies beneath.
+    "sft.lora.merge": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.merge": False}, {"sft", "ref_logps", "dpo", "eval"}),
+    "sft.use_base": ({"sft.first": "=sft.run", "sft.other": "=sft.run", "sft.run": CONTINUED}, {"sft.run.use_base": "sft:other"}, set()),
     "sft.quantization": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.quantization": {}}, {"sft"}),
     "sft.quantization.type": (
         ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {}}, {"sft.run.quantization.type": "fp4"}, {"sft"}
@@ -173,4 +193,8 @@ SINGLE = {
     ),
     "dpo.lora.rank": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rank": 5}, {"dpo"}),
     "dpo.lora.alpha": ({"dpo.run.lora": LORA}, {"dpo.run.lora.alpha": 5}, {"dpo"}),
+    "dpo.lora.dora": ({"dpo.run.lora": LORA}, {"dpo.run.lora.dora": True}, {"dpo"}),
+    "dpo.lora.rslora": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rslora": True}, {"dpo"}),
+    "dpo.lora.modules_to_save": ({"dpo.run.lora": LORA}, {"dpo.run.lora.modules_to_save": ["norm"]}, {"dpo"}),
+    "dpo.lora.merge": ({"dpo.run.lora": LORA}, {"dpo.run.lora.merge": False}, {"dpo"}),
 }  # fmt: skip

@@ -98,6 +98,23 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
     assert json.loads(straight.read(target))["threads"] == 2
 
 
+@pytest.mark.parametrize("killed", ["snaketune.training.launched", "accelerate.commands.launch"])
+def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed):
+    """One of two that train, or the one that started both: the job ends, says why at last, and resumes."""
+    project = lengthen(finished.copy_to(tmp_path / "two"))
+    project.config["sft"]["run"]["operation"]["gpus"] = 2
+    running = start_and_wait_for_checkpoint(project)
+    *_, victim = processes(f"-m {killed}", project.folder)
+    os.kill(victim, signal.SIGKILL)
+    assert running.wait(timeout=60) != 0
+    assert not processes("snaketune.training.launched", project.folder)
+    last = project.read("results/logs/sft/run.log").splitlines()[-1]
+    assert last.startswith("error: the training process ended early")
+    assert last.endswith("Run again to resume")
+    assert "resuming from" in project.snakemake(SFT)
+    assert json.loads(project.read("results/sft/run/run.json"))["processes"] == 2
+
+
 def test_a_full_disk_ends_a_training_with_what_to_do(project):
     """A limit on the size of files stands for it: the first checkpoint doesn't fit."""
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004

@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.corpora import regex
 from snaketune.config.optimizers import OptimizerName, check_optimizer
 from snaketune.config.paths import LocalPath
 from snaketune.config.schedules import ScheduleName, check_schedule, checked_options
@@ -21,6 +22,7 @@ PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
 Launch = Literal["single", "ddp", "fsdp", "deepspeed"]
 ZeroStage = Annotated[int, Field(ge=2, le=3)]
+ModuleName = Annotated[str, Field(min_length=1)]
 
 
 class Scratch(Model):
@@ -141,7 +143,7 @@ class Packing(Model):
 
 
 class Lora(Model):
-    """Low-rank adapters on the linear layers (Hu et al., 2021); merged into the weights when the run ends."""
+    """Low-rank adapters (Hu et al., 2021), by peft. The result has them in its weights, and in `adapter/` beside these."""
 
     rank: PositiveInt = 16
     """Rank of the two matrices of an adapter."""
@@ -149,8 +151,26 @@ class Lora(Model):
     """An adapter's output is scaled by alpha / rank."""
     dropout: Fraction = 0.0
     """Share of an adapter's inputs that a training step leaves out."""
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Linear layers that get an adapter, by the ends of their names; `all-linear` is all but the output head."""
+    target_modules: str | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
+    """Layers that get an adapter: the ends of their names as a list, or one regular expression that fits whole names;
+    `all-linear` is all linear layers but the output head, and the experts of the mixtures that peft knows."""
+    rslora: bool = False
+    """Scales by alpha / √rank (Kalajdzievski, 2023), so that high ranks learn as fast as low ones."""
+    dora: bool = False
+    """Learns the length of each weight column apart from its direction (Liu et al., 2024): slower, better at low ranks."""
+    modules_to_save: tuple[ModuleName, ...] = ()
+    """Modules that are trained whole beside the adapters, by the ends of their names, such as `[embed_tokens, lm_head]` for
+    new tokens; of an embedding that is the output head too, one name stands for both."""
+    merge: bool = True
+    """`false` writes no merged weights: the result is the adapter and the tokenizer, for those who serve adapters. What comes
+    after it computes with the same weights either way."""
+
+    @field_validator("target_modules")
+    @classmethod
+    def _compiles(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(targets, str):
+            regex(targets)
+        return targets
 
 
 class Quantization(Model):
@@ -310,12 +330,17 @@ class Execution(Operation):
 
 
 class Sft(Model):
-    """Supervised fine-tuning."""
+    """Supervised fine-tuning. It starts from a `base`, or from another run's result."""
 
-    base: Annotated[
-        Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
-    ]
+    base: (
+        Annotated[
+            Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
+        ]
+        | None
+    ) = None
     """`{path: ...}` for a model to start from, or the shape of a new one."""
+    use_base: Annotated[str, Field(pattern=f"^sft:{NAME_PATTERN}$")] | None = None
+    """`sft:NAME` in the place of `base`: starts from that run's result, with the same tokenizer."""
     corpus: Name
     """Conversations or documents to train on."""
     tokenizer: Name
@@ -325,6 +350,20 @@ class Sft(Model):
     lora: Lora | None = None
     quantization: Quantization | None = None
     operation: Operation = Operation()
+
+    @property
+    def continues(self) -> str | None:
+        """The SFT run that it starts from."""
+        return self.use_base and self.use_base.removeprefix("sft:")
+
+    @model_validator(mode="after")
+    def _one_start(self) -> "Sft":
+        if (self.base is None) == (self.use_base is None):
+            found = "neither" if self.base is None else "both"
+            raise ValueError(
+                f"a run starts from a `base` or, with `use_base: sft:NAME`, from another run; found {found}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _adapters(self) -> "Sft":

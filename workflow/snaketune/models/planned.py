@@ -25,7 +25,6 @@ from snaketune.models.compiling import layers_of
 from snaketune.models.devices import Compute
 from snaketune.models.flops import FlopCount, count_flops
 from snaketune.models.kernels import segments_for
-from snaketune.models.loading import add_lora
 from snaketune.packing.segments import layout
 
 
@@ -152,7 +151,7 @@ def _planned(
     except Exception:
         # Every family has its own ways to fail.
         return None
-    adapted = add_lora(model, lora) if lora else model
+    adapted = _adapted(model, lora) if lora else model
     found = Planned(
         weights=tuple(_weights(adapted)),
         head=_head(model),
@@ -161,6 +160,13 @@ def _planned(
         kept=None,
     )
     return replace(found, kept=_kept(config, compute, lora, batch, dropout)) if batch else found
+
+
+def _adapted(model: PreTrainedModel, lora: Lora) -> torch.nn.Module:
+    # It imports peft.
+    from snaketune.models.adapters import add_lora
+
+    return add_lora(model, lora)
 
 
 def _made(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -245,7 +251,7 @@ def _followed(
     use_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
     decoder = model.get_decoder()
     if lora:
-        add_lora(model, lora)
+        _adapted(model, lora)
         model.enable_input_require_grads()
     model.train(dropout)
     with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:

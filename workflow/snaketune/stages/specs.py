@@ -75,10 +75,12 @@ class PackSpec(Packing):
 class SftSpec(Model):
     """Start and optimization."""
 
-    base: Pretrained | Scratch
+    base: Pretrained | Scratch | None
+    """What it starts from, or what lies beneath the adapters that it starts from; None where that is a result in full."""
     training: Learning
     lora: Lora | None
     quantization: Quantization | None
+    trust_remote_code: bool = False
 
 
 class RefLogpsSpec(Model):
@@ -88,6 +90,8 @@ class RefLogpsSpec(Model):
     frozen_weights: bool
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
+    base: Pretrained | None = None
+    """What lies beneath the reference where its results hold adapters alone."""
     trust_remote_code: bool
 
 
@@ -100,6 +104,8 @@ class DpoSpec(Model):
     training: Learning
     lora: Lora | None
     quantization: Quantization | None
+    base: Pretrained | None = None
+    """As for the reference."""
     trust_remote_code: bool
 
 
@@ -109,27 +115,18 @@ class CalibrateSpec(Model):
     base: Pretrained | Scratch
     """Of preferences too: an SFT model is as large as its base."""
     run: SftSpec | DpoSpec
-    """With a learning that says no more than that (`sized`)."""
+    """As `stages.portioned` has it, who says no more than that."""
     gradient_checkpointing: GradientCheckpointing
     processes: int
     launch: Launch
     zero_stage: ZeroStage | None
 
 
-def sized(learning: Learning) -> Learning:
-    """A learning in which only what takes memory or time is as it was."""
-    kept = {"batch_rows", "optimizer", "precision", "compile"}
-    # What is compiled isn't measured unless it was asked for: each portion would be compiled anew, for minutes.
-    compiled = learning.compile is True
-    return Learning(
-        **learning.model_dump(include=kept) | {"compile": compiled, "learning_rate": 1e-6, "schedule": "constant"}
-    )
-
-
 class EvalSpec(Model):
-    """What one model is asked; `base` is set where it is no artifact of this workflow."""
+    """What one model is asked."""
 
     base: Pretrained | Scratch | None
+    """The model itself, or what lies beneath its adapters, where that is no artifact of this workflow."""
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]

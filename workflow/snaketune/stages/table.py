@@ -14,6 +14,7 @@ from snaketune.stages.libraries import (
     of_calibration,
     of_corpus,
     of_evaluation,
+    of_reference,
     of_tokenizer,
     of_training,
 )
@@ -48,7 +49,8 @@ class Stage:
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
-        return {role: artifacts[role][0] for role in self.one} | {role: artifacts[role] for role in self.many} | files
+        many = {role: artifacts.get(role, []) for role in self.many}
+        return {role: artifacts[role][0] for role in self.one} | many | files
 
     @property
     def gpu(self) -> bool:
@@ -125,6 +127,7 @@ STAGES: dict[str, Stage] = {
         payload="model",
         module="snaketune.training.sft",
         one=("pack", "tokenizer"),
+        many=("model", "beneath"),
         files=("base",),
         libraries=of_training,
         operation=TRAINING,
@@ -135,7 +138,9 @@ STAGES: dict[str, Stage] = {
         payload="logps",
         module="snaketune.training.ref_logps",
         one=("model", "pack"),
-        libraries=always("torch", "transformers"),
+        many=("beneath",),
+        files=("base",),
+        libraries=of_reference,
         operation=("gpus", "allow_cpu"),
     ),
     "dpo": Stage(
@@ -143,6 +148,8 @@ STAGES: dict[str, Stage] = {
         payload="model",
         module="snaketune.training.dpo",
         one=("model", "pack", "ref_logps"),
+        many=("beneath",),
+        files=("base",),
         libraries=of_training,
         operation=TRAINING,
         launcher=LAUNCHER,
@@ -153,7 +160,7 @@ STAGES: dict[str, Stage] = {
         name="{evaluation}/{model}",
         module="snaketune.evaluation.eval",
         one=("tokenizer",),
-        many=("model", "corpora", "packs", "ref_logps"),
+        many=("model", "beneath", "corpora", "packs", "ref_logps"),
         files=("base", "tasks", "task_data"),
         libraries=of_evaluation,
         operation=("gpus",),

@@ -6,10 +6,8 @@ what the first of them died of as `state/failed/`. No torch is imported here; `t
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, write_json
@@ -19,7 +17,7 @@ from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import cores
 from snaketune.stages.gpus import visible_gpus
-from snaketune.stages.launches import JOB_FILE, command
+from snaketune.stages.launches import JOB_FILE, check_installed, check_nodes, command
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder
 from snaketune.training.failures import first_failure, forget_failures
@@ -83,15 +81,8 @@ def check_launch(operation: Operation, gpus: list[str]) -> None:
             f"operation.gpus: the job asks for {operation.gpus} GPUs on each node, here it sees {len(gpus)}; lower it, or give "
             "the job more"
         )
-    if operation.nodes > 1 and ("SLURMD_NODENAME" not in os.environ or not shutil.which("srun")):
-        raise SnaketuneError(
-            f"operation.nodes: {operation.nodes} nodes need a batch job of SLURM, which starts the processes on each; run "
-            "snakemake --profile profiles/slurm, or set nodes: 1"
-        )
-    if operation.launch == "deepspeed" and not find_spec("deepspeed"):
-        raise SnaketuneError(
-            "operation.launch: deepspeed isn't installed here; pip install 'snaketune[deepspeed]', or set launch: fsdp"
-        )
+    check_nodes(operation)
+    check_installed(operation)
 
 
 def environment(operation: Operation) -> dict[str, str]:

@@ -81,5 +81,4 @@ def deepspeed_config(zero_stage: int) -> dict[str, Any]:
         "zero_optimization": zero,
         # The optimizer is the config's own, as in every other training.
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
     }

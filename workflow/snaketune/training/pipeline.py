@@ -10,11 +10,12 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.config.runs import Quantization
+from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
-from snaketune.models.loading import add_lora, parameter_count, stored_dtype
+from snaketune.models.loading import parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
@@ -100,38 +101,53 @@ def train(
     run: Run,
     load: Load,
     config: PretrainedConfig | None = None,
-    made_by: PretrainedConfig | None = None,
+    base: Pretrained | None = None,
+    made: PretrainedConfig | None = None,
 ) -> Outcome:
     """Load a model, train it, and fill `run.work.payload` with it.
 
-    Args: as those of `prepared`.
-        made_by: the config of a model that `load` makes from scratch.
+    Args:
+        rows, load, config: as those of `prepared`.
+        base: what `load` loads, where that is no result of this workflow.
+        made: the config of a model from scratch.
     Raises:
         SnaketuneError: as `prepared`, a machine that it doesn't fit, or a training that diverges.
     """
     spec, compute = run.spec, run.compute
-    fitness = check_fitness(trainer_class, rows, run, config or made_by)
+    fitness = check_fitness(trainer_class, rows, run, config or made)
     if compute.device.type == "cpu":
         keep_freed_memory()
-    with prepared(trainer_class, rows, run, load, config) as made:
-        trainer = made.trainer
+    with prepared(trainer_class, rows, run, load, config) as ready:
+        trainer = ready.trainer
         print(f"rows: {rows}", trainer.gauge, sep="\n", flush=True)
-        history = fit(trainer, lambda: setting(made, fitness))
+        history = fit(trainer, lambda: setting(ready, fitness))
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
+    # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
+    learned_on = compute.weights_dtype(frozen=spec.lora is not None)
+    beneath = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
     if trainer.is_world_process_zero():
-        save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
+        save_trained(
+            trained,
+            run.work.payload,
+            spec,
+            saved,
+            lambda: load(beneath, None),
+            base=base,
+            known_tokens=config.get_text_config().vocab_size if config else None,
+        )
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=made.about
-        | {"compiled": trainer.compiled, "parameters": made.parameters, "trainable_parameters": made.trainable}
-        | {"saved_dtype": str(saved).removeprefix("torch.")},
+        about=ready.about
+        | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
+        | {"saved_dtype": _name(saved)}
+        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
             **_portions(run),
             **_memory(trainer, history, fitness),
-            **made.facts,
+            **ready.facts,
         },
     )
 
@@ -217,6 +233,10 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
             raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
         check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _where(compute: Compute, processes: int) -> dict[str, Any]:
