@@ -68,7 +68,7 @@ CALLED = {
     "stages.disk": {"disk_trouble"},
     "stages.gpus": {"visible_gpus"},
     "stages.jobs": {"result_at"},
-    "stages.launches": {"command"},
+    "stages.launches": {"check_installed", "check_nodes", "command"},
     "stages.locks": {"locked"},
     "stages.needs": {"needs_of_gpu", "tell"},
     "stages.progress": {"progress"},

@@ -1,19 +1,15 @@
-"""Whole packed trainings of tiny models in this process (as a program: in several), without a workflow around."""
+"""Whole packed trainings of tiny models in this process, without a workflow around."""
 
-import multiprocessing
 import os
-import socket
-import sys
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Scratch, Training
+from snaketune.models.devices import Compute
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.outcome import Outcome
@@ -26,7 +22,6 @@ from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 
 LENGTH = 32
-FORKED = multiprocessing.get_context("fork")
 
 
 class Interrupted(BaseException):
@@ -73,6 +68,8 @@ def train(
     trainer=SftTrainer,
     every: int = 4,
     config: Any = None,
+    launch: str | None = None,
+    compute: Compute = CPU,
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
     work = WorkFolder(folder)
@@ -83,8 +80,11 @@ def train(
     def load(weights_dtype, quantization):
         return tiny_model(model) if isinstance(model, str) else model()
 
-    operation = executed(made.training, checkpoint_steps=every, log_steps=1, allow_cpu=True)
-    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=CPU), load, config)
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    operation = executed(
+        made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, allow_cpu=True
+    )
+    return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 
 
 def stop_after(save: int, monkeypatch) -> None:
@@ -98,55 +98,3 @@ def stop_after(save: int, monkeypatch) -> None:
             raise Interrupted
 
     monkeypatch.setattr(checkpoints.MarkComplete, "on_save", saved)
-
-
-def main(folder: Path, stop: int) -> None:
-    """One of the processes of a training."""
-    import pytest
-
-    patch = pytest.MonkeyPatch()
-    if stop:
-        stop_after(stop, patch)
-    try:
-        outcome = train(folder, PackedRows(read_pack(folder.parent), "train"), spec())
-    except Interrupted:
-        # Without the goodbyes that a killed process doesn't say either.
-        os._exit(0)
-    if int(os.environ.get("RANK", 0)) == 0:
-        checkpoints.save_file(
-            {"losses": torch.tensor([entry["loss"] for entry in outcome.run["history"]])}, folder / "losses"
-        )
-
-
-def run_forked(folder: Path, count: int, stop: int = 0) -> None:
-    """The processes of a training, told what torch's launcher tells them; none of them has to import anything."""
-    WorkFolder(folder).start()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
-    ranks = []
-    for rank in range(count):
-        os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-        ranks.append(FORKED.Process(target=main, args=(folder, stop)))
-        ranks[-1].start()
-    while running := [rank.sentinel for rank in ranks if rank.exitcode is None]:
-        wait(running)
-        if any(rank.exitcode for rank in ranks):
-            for rank in ranks:
-                # It would wait for the one that failed.
-                rank.kill()
-            sys.exit(f"{folder.name} failed")
-
-
-def read_pack(folder: Path) -> Artifact:
-    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
-    manifest["payload"] = describe_files(folder / "pack/shards")
-    return Artifact(folder / "pack/manifest.json", manifest, folder / "pack/shards")
-
-
-if __name__ == "__main__":
-    # Runs one after the other, each as name:processes or name:processes:stop.
-    for run in sys.argv[2:]:
-        name, *numbers = run.split(":")
-        run_forked(Path(sys.argv[1]) / name, *map(int, numbers))

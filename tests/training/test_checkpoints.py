@@ -10,11 +10,10 @@ from snaketune.training.checkpoints import (
     COMPLETE,
     last_checkpoint,
     load_optimizer,
-    load_random_state,
     remove_incomplete,
     save_optimizer,
-    save_random_state,
 )
+from snaketune.training.random_states import load_random_state, save_random_state
 
 
 def trained(steps: int, seed: int = 0):

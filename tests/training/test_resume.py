@@ -1,9 +1,5 @@
 """A training that was cut off goes on exactly: all its weights, its rows in their order, on one process or on several."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -70,7 +66,7 @@ def test_adapters_resume_too(tmp_path, monkeypatch):
             train(tmp_path / "resumed", rows, made)
     (checkpoint,) = (tmp_path / "resumed/state/checkpoints").glob("checkpoint-*")
     # What is frozen is the base's, and isn't written again.
-    assert all("lora_" in name for name in load_file(checkpoint / WEIGHTS))
+    assert all("lora_" in name for name in load_file(checkpoint / f"{WEIGHTS}.safetensors"))
     train(tmp_path / "resumed", rows, made)
     straight, resumed = (
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
@@ -96,24 +92,3 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_changes_nothing(tmp_path,
     with pytest.raises(SnaketuneError, match=r"weights.safetensors doesn't fit the model \(model\."):
         load_weights(tmp_path, model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_on_two_processes_the_rows_are_the_same_and_a_resume_goes_on_in_mid_epoch(tmp_path):
-    # 22 rows, batches of 4 rows, micro-batches of 2: the last step of an epoch has one micro-batch for two processes.
-    pack(tmp_path / "pack")
-    # The third checkpoint is at the twelfth step, the sixth and last of the second epoch; the second, the eighth, amid it.
-    runs = ["alone:1", "straight:2", "resumed:2:2", "resumed:2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.pipeline_runs", str(tmp_path), *runs],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
-    alone, straight, resumed = (
-        load_file(tmp_path / name / "losses")["losses"] for name in ("alone", "straight", "resumed")
-    )
-    assert len(alone) == 18
-    torch.testing.assert_close(straight, alone, rtol=1e-4, atol=0)
-    assert torch.equal(straight, resumed)
-    weights = [load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")]
-    assert not [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])]

@@ -11,10 +11,9 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.evaluation import ExactMatch, Generation
-from snaketune.config.runs import Lora, Operation, Pretrained, Quantization, Training
+from snaketune.config.runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
-from snaketune.models import loading
 from snaketune.models.loading import load_folder
 from snaketune.models.stacked import Stack
 from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
@@ -25,6 +24,7 @@ from snaketune.training.reference import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
+from tests.training.executed import executed
 
 from .sft_runs import packed_rows
 from .test_resume import model_of
@@ -79,7 +79,13 @@ class Chain:
         )  # fmt: skip
         work = self.work(name)
         outcome = sft.build(
-            spec, work, operation=Operation(), pack=self.rows, tokenizer=self.tokenizer, base=[], **start.inputs
+            spec,
+            work,
+            operation=executed(spec.training, allow_cpu=True),
+            pack=self.rows,
+            tokenizer=self.tokenizer,
+            base=[],
+            **start.inputs,
         )
         return self.made(self.finish(work, outcome, spec), start)
 
@@ -88,7 +94,7 @@ class Chain:
         inputs = {"model": start.results[0], "beneath": start.results[1:]}
         told = RefLogpsSpec(
             precision=made.precision, frozen_weights=lora is not None, quantization=quantization, base=start.base,
-            trust_remote_code=False, micro_batch_rows=2,
+            trust_remote_code=False,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
         outcome = ref_logps.build(told, work, pack=self.pairs, **inputs)
@@ -101,7 +107,12 @@ class Chain:
         )  # fmt: skip
         work = self.work(name)
         outcome = dpo.build(
-            spec, work, operation=Operation(log_steps=1), pack=self.pairs, ref_logps=reference, **inputs
+            spec,
+            work,
+            operation=executed(spec.training, log_steps=1, allow_cpu=True),
+            pack=self.pairs,
+            ref_logps=reference,
+            **inputs,
         )
         result = self.finish(work, outcome, spec)
         made = self.made(result, start) if lora else Made([result])
@@ -176,9 +187,8 @@ def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenize
     assert merged[3]["preferences"]["pairs"]["pairs_with_reference"] == 2
 
 
-def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path, tokenizer, monkeypatch):
-    """QLoRA on the CPU; a run takes it on CUDA alone."""
-    monkeypatch.setattr(loading, "_device_for_4_bits", lambda: "cpu")
+def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path, tokenizer):
+    """QLoRA on the CPU."""
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, num_key_value_heads=4)
     model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
     base = Made([], Pretrained(path=str(tmp_path / "base")))
@@ -212,7 +222,7 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
     )  # fmt: skip
     with pytest.raises(SnaketuneError, match=r"doesn't belong to this run \(model: "):
         dpo.build(
-            spec, run.work("wrong"), operation=Operation(), pack=run.pairs, ref_logps=reference,
+            spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=reference,
             model=two.results[0], beneath=other.results,
         )  # fmt: skip
 

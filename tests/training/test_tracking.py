@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import (
-    STORE_EVERYTHING_SIZE_GUIDANCE,
-    EventAccumulator,
-)
 
 from snaketune.tracking.to_tensorboard import read_events
 
+from .event_files import points_of
 from .pipeline_runs import pack
 from .tracking_runs import EVERYTHING, STEPS
 
@@ -30,7 +27,7 @@ KILLS = {
     "amid a checkpoint": ["save 8"],
     "again and again": ["log 6", "torn 7", "saved 8"],
 }
-UNDISTURBED, KILLED, UNTRACKED, FAILING = ("0" * 32, "a" * 32, "e" * 32, "f" * 32)
+UNDISTURBED, KILLED, MEANS, KILLED_MEANS, UNTRACKED, FAILING = (digit * 32 for digit in "0abcde")
 
 
 def fingerprint(name: str) -> str:
@@ -67,6 +64,15 @@ def runs(tmp_path_factory) -> Path:
             {"fingerprint": UNDISTURBED} | every,
             *({"fingerprint": KILLED, "kill": kill} | every for kill in ("torn 11", None)),
             {"fingerprint": UNTRACKED, "tracking": None},
+            *(
+                {"fingerprint": each, "name": "means", "log_steps": 3, "kill": kill, "tracking": TENSORBOARD}
+                for each, kill in (
+                    (MEANS, None),
+                    (KILLED_MEANS, "saved 4"),
+                    (KILLED_MEANS, "log 12"),
+                    (KILLED_MEANS, None),
+                )
+            ),
             {"fingerprint": FAILING, "name": "failing", "full": 5, "watched": False} | broken,
             *(
                 {"fingerprint": fingerprint(name), "name": "other", "kill": kill, "tracking": TENSORBOARD}
@@ -95,14 +101,6 @@ def held(runs) -> dict:
     return json.loads((runs / "held.json").read_text())
 
 
-def points_of(folder: Path, purge: bool) -> list[tuple[int, str, float]]:
-    """What TensorBoard draws of a folder."""
-    events = EventAccumulator(
-        str(folder), size_guidance=STORE_EVERYTHING_SIZE_GUIDANCE, purge_orphaned_data=purge
-    ).Reload()
-    return [(e.step, curve, e.value) for curve in events.Tags()["scalars"] for e in events.Scalars(curve)]
-
-
 def assert_same_curves(found, undisturbed) -> None:
     """Every step once and in order, in the same curves; what was learned equal, though not how fast."""
     curves = [defaultdict(list), defaultdict(list)]
@@ -126,9 +124,18 @@ def test_tensorboard_has_one_curve_without_a_seam_wherever_it_was_killed(runs, n
     assert_same_curves(found, points_of(runs / f"results/sft/demo/tensorboard/{UNDISTURBED[:8]}", purge))
 
 
+def test_points_that_are_means_over_steps_are_the_same_where_a_checkpoint_came_between(runs):
+    whole, killed = (
+        [point for point in points_of(runs / f"results/sft/means/tensorboard/{each[:8]}") if point[1] == "train/loss"]
+        for each in (MEANS, KILLED_MEANS)
+    )
+    assert [step for step, _, _ in whole] == [1, 3, 4, 6, 8, 9, 12, 15, 16, 18]
+    assert killed == whole
+
+
 @pytest.mark.parametrize("tracker", ["trackio", "mlflow", "wandb"])
 def test_so_has_every_other_tracker(runs, held, tracker):
-    undisturbed = points_of(runs / f"results/sft/demo/tensorboard/{UNDISTURBED[:8]}", False)
+    undisturbed = points_of(runs / f"results/sft/demo/tensorboard/{UNDISTURBED[:8]}")
     for fingerprint in (UNDISTURBED, KILLED):
         assert_same_curves(held[tracker][fingerprint], undisturbed)
 
@@ -179,5 +186,5 @@ def test_a_tracker_that_fails_is_told_once_and_no_training_ends_for_it(runs):
     assert "OSError: [Errno 28] No space left on device" in said
     assert "step 18/18" in said
     # Until its disk was full.
-    found = points_of(runs / f"results/sft/failing/tensorboard/{FAILING[:8]}", False)
+    found = points_of(runs / f"results/sft/failing/tensorboard/{FAILING[:8]}")
     assert [step for step, curve, _ in found if curve == "train/loss"] == [1, 2, 3, 4]

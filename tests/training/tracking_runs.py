@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from snaketune.config.runs import Operation
 from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.work import WorkFolder
@@ -24,6 +23,7 @@ from snaketune.training import checkpoints, pipeline
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
+from tests.training.executed import executed
 
 from .pipeline_runs import FORKED, read_pack, spec
 
@@ -31,8 +31,8 @@ EVERYTHING = {"wandb": {}, "trackio": True, "mlflow": {}}
 STEPS, CHECKPOINT = 18, 4
 
 
-def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "demo", family: str = "llama") -> None:
-    """22 rows, three epochs of six steps; a line of the log for each, a checkpoint after every fourth."""
+def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "demo", log_steps: int = 1) -> None:
+    """22 rows, three epochs of six steps; a line of the log after every `log_steps`, a checkpoint after every fourth."""
     made, work = spec(), WorkFolder(root / "results/.work/sft" / fingerprint)
     if os.environ.get("RANK", "0") == "0":
         work.start()
@@ -40,12 +40,12 @@ def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "
     tracked = Tracked.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
     run = Run(
         spec=made,
-        operation=Operation(checkpoint_steps=CHECKPOINT, log_steps=1),
+        operation=executed(made.training, checkpoint_steps=CHECKPOINT, log_steps=log_steps),
         work=work,
         compute=CPU,
         tracked=tracked,
     )
-    pipeline.train(SftTrainer, PackedRows(read_pack(root), "train"), run, lambda *_: tiny_model(family))
+    pipeline.train(SftTrainer, PackedRows(read_pack(root), "train"), run, lambda *_: tiny_model("llama"))
 
 
 def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def attempt(root: Path, how: dict[str, Any]) -> None:
         if full := how.get("full"):
             fill_disk_at(full, pytest.MonkeyPatch())
         tracking = Tracking(**how["tracking"]) if how["tracking"] is not None else None
-        train(root, how["fingerprint"], tracking, how.get("name", "demo"), how.get("family", "llama"))
+        train(root, how["fingerprint"], tracking, how.get("name", "demo"), how.get("log_steps", 1))
 
 
 def is_local(address: Any) -> bool:

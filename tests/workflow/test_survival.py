@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from snaketune.stages.jobs import result_at
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launched
+from tests.training.event_files import points_of
 
 from .conftest import ROOT
 
@@ -96,13 +97,26 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
     assert digest_of_weights(interrupted, target) == digest_of_weights(straight, target)
     assert interrupted.read(target) == straight.read(target)
     assert json.loads(straight.read(target))["threads"] == 2
+    # Nor is there a seam in its curves, beside those of the result that was there before.
+    curves, other = learned(interrupted, target), learned(straight, target)
+    assert curves == other
+    assert {curve for _, curve, _ in curves} >= {"train/loss"} | ({"train/margin"} if target == DPO else set())
+    assert len({(step, curve) for step, curve, _ in curves}) == len(curves)
+    assert len(list((interrupted.folder / target).parent.glob("tensorboard/*"))) == 2
+
+
+def learned(project, target: str) -> list[tuple[int, str, float]]:
+    """The curves of a result, but for those that say how fast it went."""
+    fingerprint = json.loads(project.read(target))["fingerprint"]
+    points = points_of((project.folder / target).parent / "tensorboard" / fingerprint[:8])
+    return [point for point in points if not point[1].startswith("speed/")]
 
 
 @pytest.mark.parametrize("killed", ["snaketune.training.launched", "accelerate.commands.launch"])
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed):
     """One of two that train, or the one that started both: the job ends, says why at last, and resumes."""
     project = lengthen(finished.copy_to(tmp_path / "two"))
-    project.config["sft"]["run"]["operation"]["gpus"] = 2
+    project.config["sft"]["run"]["operation"] |= {"gpus": 2, "allow_cpu": True}
     running = start_and_wait_for_checkpoint(project)
     *_, victim = processes(f"-m {killed}", project.folder)
     os.kill(victim, signal.SIGKILL)
@@ -146,6 +160,7 @@ def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFo
         "spec": spec,
         "operation": {
             "gpus": 2,
+            "allow_cpu": True,
             "checkpoint_steps": 2,
             "log_steps": 1,
             "micro_batch_rows": micro_batch_rows,

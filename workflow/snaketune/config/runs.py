@@ -276,7 +276,8 @@ class Operation(Model):
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10
-    """Optimizer steps between lines of the log and points of the curves."""
+    """Optimizer steps between lines of the log and points of the curves, each a mean over them; each checkpoint has a line
+    too, so that a resumed training has the same ones."""
     load_in_memory: Literal["auto"] | bool = "auto"
     """Reads all rows before training instead of mapping their files; `auto` does where mapping is slow (network mounts,
     Windows disks under WSL)."""

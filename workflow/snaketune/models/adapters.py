@@ -9,6 +9,7 @@ rounded once.
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -217,13 +218,22 @@ def merge(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
     return model.unload()
 
 
-@torch.no_grad()
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Put parameters into a data type, in place; tied ones stay tied.
+    """Put parameters into a data type, in place; tied ones stay tied."""
+    rounded = rounding(model, dtype)
+    for name, parameter in model.named_parameters():
+        parameter.data = rounded(name, parameter.data)
+
+
+def rounding(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """What puts a parameter, of this name and value, into a data type.
 
     Those that the model wants in float32 whatever it is loaded in, as some routers, are left as they are; so are buffers.
     """
     kept = model._keep_in_fp32_modules_strict or ()
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not any(pattern in name for pattern in kept):
-            parameter.data = parameter.data.to(dtype)
+
+    def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        rounds = tensor.is_floating_point() and not any(pattern in name for pattern in kept)
+        return tensor.to(dtype) if rounds else tensor
+
+    return rounded

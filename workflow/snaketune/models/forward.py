@@ -19,7 +19,7 @@ def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool
         RuntimeError: `models.selftest.self_test` wasn't passed by this model with the batch's kernel.
     """
     segments: Segments = batch["segments"]
-    inner = _inner(model)
+    inner = inner_model(model)
     if (segments.kernel, segments.layout.prefixed) not in getattr(inner, "allowed_packed", ()):
         what = "shared prompts" if segments.layout.prefixed else "documents"
         raise RuntimeError(f"a packed forward of {what} by kernel {segments.kernel} before its self-test")
@@ -49,12 +49,12 @@ def packed_inputs(batch: dict[str, Any]) -> dict[str, Any]:
 
 def logits_at(model: torch.nn.Module, inputs: dict[str, Any], places_N: torch.Tensor) -> torch.Tensor:
     """Logits [B, N, V] at some places of every sequence; where the model can, only those are computed."""
-    if _keeps_logits(type(_inner(model))):
+    if _keeps_logits(type(inner_model(model))):
         return model(**inputs, logits_to_keep=places_N).logits
     return model(**inputs).logits[:, places_N]
 
 
-def _inner(model: torch.nn.Module) -> torch.nn.Module:
+def inner_model(model: torch.nn.Module) -> torch.nn.Module:
     """transformers' model inside wrappers of adapters and of distributed training."""
     return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
 

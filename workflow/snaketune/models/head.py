@@ -13,7 +13,8 @@ Shapes: N supervised tokens, C of them in a chunk, H hidden size, V vocabulary.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -76,6 +78,19 @@ def chunk_head(model: PreTrainedModel, inputs: dict[str, Any], places_N: torch.T
     # A bound method is copied with the model that it is bound to.
     model.forward = MethodType(_signed_as(type(model).forward), model)
     return True
+
+
+@contextmanager
+def whole_around_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, the weights before and after the layers of a model in shards (FSDP2) are whole, as they are in its forward."""
+    sharded = isinstance(model, FSDPModule)
+    if sharded:
+        model.unshard()
+    try:
+        yield
+    finally:
+        if sharded:
+            model.reshard()
 
 
 def _signed_as(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from snaketune.models.attention import Unpackable, use_own_attention, use_segmen
 from snaketune.models.batches import collate, on_device
 from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
-from snaketune.models.head import chunk_head
+from snaketune.models.head import chunk_head, whole_around_layers
 from snaketune.models.packable import INSTEAD, batch_dependent_rope, windows_of
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
@@ -96,7 +96,7 @@ def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
     batch = on_device(collate(made_rows(model.config, prefixes=False)[0], compute.kernel), compute.device)
     was_training = model.training
     model.eval()
-    with compute.autocast():
+    with compute.autocast(), whole_around_layers(model):
         chunked = chunk_head(model, packed_inputs(batch), torch.arange(8, device=compute.device))
     model.train(was_training)
     if not chunked:

@@ -1,29 +1,30 @@
 """Checkpoints without pickles, and exact resume.
 
 A checkpoint holds what training changes under the module's own names (a result's names are the Hub's, which split and rename
-some weights), and optimizer, schedule and random states, as safetensors plus JSON. It is read back whole or not at all. It
-counts once its `complete` file is there; a killed save leaves none, and the checkpoint before it is used.
+some weights), and optimizer, schedule and random states, as safetensors plus JSON. It is read back whole or not at all, by as
+many processes as there are then. It counts once its `complete` file is there; a killed save leaves none, and the checkpoint
+before it is used.
 """
 
 import json
-import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.work import sync_folder
+from snaketune.training.random_states import file_of, restore, save_random_state
+from snaketune.training.sharded import local
+from snaketune.training.stored import Stored, described, write
 
 COMPLETE = "complete"
-WEIGHTS = "weights.safetensors"
+WEIGHTS, OPTIMIZER = "weights", "optimizer"
 SEPARATOR = "/"
 TUPLE = "(tuple)"
 
@@ -65,15 +66,13 @@ class SafeCheckpoints:
         model = self.accelerator.unwrap_model(self.model)
         # On every process, so that all of them stop.
         check_finite(model, self.state.global_step)
-        if self.args.should_save:
-            save_weights(Path(output_dir), model)
+        save_weights(Path(output_dir), model, self.args.should_save)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         load_weights(Path(resume_from_checkpoint), model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        if self.args.should_save:
-            save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler)
+        save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler, self.args.should_save)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint is not None:
@@ -81,11 +80,12 @@ class SafeCheckpoints:
 
     def _save_rng_state(self, output_dir):
         Path(output_dir).mkdir(parents=True, exist_ok=True)
-        save_random_state(Path(output_dir) / f"random-{self.args.process_index}.safetensors")
+        save_random_state(file_of(Path(output_dir), self.args.process_index))
 
     def _load_rng_state(self, checkpoint):
         if checkpoint is not None:
-            load_random_state(Path(checkpoint) / f"random-{self.args.process_index}.safetensors")
+            process, processes = self.args.process_index, self.args.world_size
+            restore(Path(checkpoint), process, processes, self.args.seed, self.state.global_step)
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -93,11 +93,14 @@ def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
     Tied tensors come once, under the first of their names.
     """
-    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
     found: dict[str, torch.Tensor] = {}
-    places = set()
+    places: set[Any] = set()
     for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        # Of what lies in shards, a process may have nothing.
+        sharded = isinstance(tensor, DTensor)
+        place = id(parameters[name]) if sharded else (tensor.data_ptr(), tensor.shape, tensor.stride())
         # A 4-bit weight is followed by its constants, named after it.
         if name in frozen or any(name.startswith(f"{owner}.") for owner in frozen) or place in places:
             continue
@@ -107,10 +110,9 @@ def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def save_weights(folder: Path, model: torch.nn.Module) -> None:
-    """Write `weights.safetensors`: `trained_tensors` of the model."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().contiguous() for name, tensor in trained_tensors(model).items()}, folder / WEIGHTS)
+def save_weights(folder: Path, model: torch.nn.Module, first: bool = True) -> None:
+    """Write `weights`: `trained_tensors` of the model."""
+    write(folder, WEIGHTS, trained_tensors(model), first)
 
 
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
@@ -119,49 +121,59 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
     Raises:
         SnaketuneError: a tensor is missing, left over, or of another shape or data type; then nothing was changed.
     """
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
-        try:
-            _put(model, set(file.keys()), file.get_tensor)
-        except ValueError as error:
-            raise SnaketuneError(
-                f"{folder / WEIGHTS} doesn't fit the model ({error}); remove {folder} to begin again"
-            ) from None
-
-
-def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
-    """Give `model` what training changed in `trained`; ValueError if the two aren't made alike."""
-    tensors = trained_tensors(trained)
-    _put(model, set(tensors), tensors.__getitem__)
-    return model
+    stored = Stored(folder, WEIGHTS)
+    wanted = trained_tensors(model)
+    try:
+        _compare({name: described(*found) for name, found in stored.tensors.items()}, wanted)
+    except ValueError as error:
+        raise SnaketuneError(f"{stored.path} doesn't fit the model ({error}); remove {folder} to begin again") from None
+    stored.read(wanted)
 
 
 @torch.no_grad()
-def _put(model: torch.nn.Module, there: set[str], get: Callable[[str], torch.Tensor]) -> None:
-    wanted = trained_tensors(model)
+def copy_trained(trained: torch.nn.Module, model: torch.nn.Module) -> torch.nn.Module:
+    """Give `model` what training changed in `trained`; ValueError if the two aren't made alike."""
+    tensors, wanted = trained_tensors(trained), trained_tensors(model)
+    _compare({name: described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, wanted)
+    for name, tensor in wanted.items():
+        tensor.copy_(tensors[name])
+    return model
+
+
+def _compare(there: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
+    wanted = {name: described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     differs = [
-        *(f"{name} is missing" for name in sorted(wanted.keys() - there)),
-        *(f"{name} is of no use here" for name in sorted(there - wanted.keys())),
+        *(f"{name} is missing" for name in sorted(wanted.keys() - there.keys())),
+        *(f"{name} is of no use here" for name in sorted(there.keys() - wanted.keys())),
         *(
-            f"{name} is {_described(get(name))} there, {_described(wanted[name])} here"
-            for name in sorted(there & wanted.keys())
-            if _described(get(name)) != _described(wanted[name])
+            f"{name} is {there[name]} there, {wanted[name]} here"
+            for name in sorted(there.keys() & wanted.keys())
+            if there[name] != wanted[name]
         ),
     ]
     if differs:
         raise ValueError(f"{differs[0]}; {len(differs)} such tensors")
-    for name, tensor in wanted.items():
-        tensor.copy_(get(name))
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Raise SnaketuneError if a weight isn't a finite number, so that no such model is ever kept."""
-    for name, tensor in trained_tensors(model).items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise diverged(step, f"{name} holds numbers that aren't finite")
+    """Raise SnaketuneError if a weight isn't a finite number, so that no such model is ever kept.
+
+    Of what lies in shards each process looks at its own, and all of them raise.
+    """
+    tensors = trained_tensors(model)
+    names = list(tensors)
+    wrong = next((at for at, tensor in enumerate(tensors.values()) if not _finite(tensor)), len(names))
+    if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        first = torch.tensor(wrong, device=PartialState().device)
+        dist.all_reduce(first, dist.ReduceOp.MIN)
+        wrong = int(first)
+    if wrong < len(names):
+        raise diverged(step, f"{names[wrong]} holds numbers that aren't finite")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    own = local(tensor)
+    return not own.is_floating_point() or bool(own.isfinite().all())
 
 
 def diverged(step: int, found: str) -> SnaketuneError:
@@ -172,34 +184,46 @@ def diverged(step: int, found: str) -> SnaketuneError:
     )
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
-    """Write `optimizer.safetensors` and `optimizer.json` (numbers, groups and the schedule).
+def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any, first: bool = True) -> None:
+    """Write `optimizer`, tensors, and `optimizer.json` (numbers, groups and the schedule).
 
     Raises:
         SnaketuneError: the state holds something that would not come back as it is.
     """
     state = optimizer.state_dict()
     tensors, numbers = _flatten(state["state"])
-    # Cloned, since 8-bit optimizers share one table among all states, and safetensors stores no tensor twice.
-    save_file(
-        {key: value.detach().clone().contiguous() for key, value in tensors.items()}, folder / "optimizer.safetensors"
-    )
-    described = {"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()}
-    (folder / "optimizer.json").write_text(json.dumps(_plain(described)), encoding="utf-8")
+    plain = _plain({"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()})
+    write(folder, OPTIMIZER, tensors, first)
+    if first:
+        (folder / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
 
 
 def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
     """Put back what `save_optimizer` wrote."""
-    described = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
+    plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
+    stored = Stored(folder, OPTIMIZER)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    tensors = {
+        key: _empty(dtype, shape, parameters[int(key.partition(SEPARATOR)[0])])
+        for key, (dtype, shape) in stored.tensors.items()
+    }
+    stored.read(tensors)
     state: dict[Any, Any] = {}
-    for key, value in (load_file(folder / "optimizer.safetensors") | described["numbers"]).items():
+    for key, value in (tensors | plain["numbers"]).items():
         index, *names, last = key.split(SEPARATOR)
         place = state.setdefault(int(index), {})
         for name in names:
             place = place.setdefault(name, {})
         place[last] = value
-    optimizer.load_state_dict({"state": state, "param_groups": described["groups"]})
-    scheduler.load_state_dict(described["scheduler"])
+    optimizer.load_state_dict({"state": state, "param_groups": plain["groups"]})
+    scheduler.load_state_dict(plain["scheduler"])
+
+
+def _empty(dtype: torch.dtype, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
+    """For a state of `parameter`, shared out as that is if it has a number for each of its numbers."""
+    if isinstance(parameter, DTensor) and shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -212,7 +236,7 @@ def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Ten
             tensors |= inner_tensors
             numbers |= inner_numbers
         # Tensors of a library's own kind hold more than safetensors keep.
-        elif type(value) in (torch.Tensor, torch.nn.Parameter):
+        elif type(value) in (torch.Tensor, torch.nn.Parameter, DTensor):
             tensors[name] = value
         else:
             numbers[name] = value
@@ -241,34 +265,3 @@ def _unplain(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple(_unplain(value[TUPLE])) if TUPLE in value else {key: _unplain(item) for key, item in value.items()}
     return value
-
-
-def save_random_state(path: Path) -> None:
-    """Write the states of Python's, numpy's and torch's generators."""
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
-    tensors = {"torch": torch.random.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
-    if torch.cuda.is_available():
-        tensors["cuda"] = torch.cuda.get_rng_state()
-    numbers = {"python": [version, list(internal), gauss], "numpy": [name, position, has_gauss, cached]}
-    save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
-
-
-def load_random_state(path: Path) -> None:
-    """Put back what `save_random_state` wrote.
-
-    Raises:
-        SnaketuneError: the file isn't there (the checkpoint is of another number of processes).
-    """
-    if not path.is_file():
-        raise SnaketuneError(f"{path} is missing: resume with as many GPUs as the run was started with")
-    with safe_open(path, framework="pt") as file:
-        numbers = json.loads(file.metadata()["numbers"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    version, internal, gauss = numbers["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, position, has_gauss, cached = numbers["numpy"]
-    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.random.set_rng_state(tensors["torch"])
-    if "cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["cuda"])

@@ -114,6 +114,9 @@ def main(job_file: Path) -> None:
     disable_progress_bar()
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if not is_first_process():
+        # All would say the same, into the same log; errors go elsewhere.
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
     try:
         take_gpu()

@@ -15,6 +15,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
+from snaketune.models.forward import inner_model
 from snaketune.models.loading import parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.needs import tell
@@ -31,7 +32,8 @@ from snaketune.training.fitness import Fitness, examine
 from snaketune.training.launched import is_first_process
 from snaketune.training.order import SetEpoch
 from snaketune.training.portions import Portions, loss_in_percent, read_curve
-from snaketune.training.saving import choose_dtype, save_trained
+from snaketune.training.saving import choose_dtype, gather_trained, save_trained
+from snaketune.training.sharded import shard
 from snaketune.training.trainer import BaseTrainer, Run, Watch
 
 # Gives the model in a data type, quantized or not.
@@ -68,16 +70,20 @@ def prepared(
     set_seed(spec.training.seed)
     if config:
         trainer_class.check_config(config, rows, compute)
-    model = load(compute.weights_dtype(frozen=spec.lora is not None), spec.quantization)
-    if not spec.quantization:
+    dtype = compute.weights_dtype(frozen=spec.lora is not None)
+    model = load(_loaded_dtype(run, dtype, config), spec.quantization)
+    if not spec.quantization and not run.in_shards:
         model = model.to(compute.device)
     parameters = parameter_count(model)
     with nullcontext() if trainer_class.drops_out else without_dropout(model):
-        about, facts = trainer_class.check_model(model, rows, compute)
-        if spec.lora:
-            model = add_lora(model, spec.lora)
-            if run.operation.gradient_checkpointing:
-                model.enable_input_require_grads()
+        if run.in_shards:
+            # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
+            model = _adapted(model, run)
+            shard(model, compute, dtype)
+            about, facts = trainer_class.check_model(inner_model(model), rows, compute)
+        else:
+            about, facts = trainer_class.check_model(model, rows, compute)
+            model = _adapted(model, run)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
         trainer = trainer_class(model=model, rows=rows, run=run)
         yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
@@ -126,6 +132,8 @@ def train(
     # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
     learned_on = compute.weights_dtype(frozen=spec.lora is not None)
     beneath = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
+    if run.in_shards:
+        gather_trained(trained, spec, saved, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
         save_trained(
             trained,
@@ -196,6 +204,20 @@ def _portions(run: Run) -> dict[str, Any]:
     curve = read_curve(run.operation)
     lost = loss_in_percent(portions, curve) if curve else None
     return asdict(portions) | {"calibration": curve, "slower_than_best_percent": lost}
+
+
+def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
+    """What weights are read in. As they are stored, processes share the pages of the files; shards are rounded one by one."""
+    return stored_dtype(config) or dtype if run.in_shards and dtype == torch.float32 else dtype
+
+
+def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
+    if not run.spec.lora:
+        return model
+    adapted = add_lora(model, run.spec.lora)
+    if run.operation.gradient_checkpointing:
+        adapted.enable_input_require_grads()
+    return adapted
 
 
 def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str, float]]:

@@ -14,12 +14,14 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from snaketune.config.runs import Pretrained, SaveDtype
-from snaketune.models.adapters import add_lora, merge, round_weights, save_adapter
+from snaketune.models.adapters import add_lora, merge, round_weights, rounding, save_adapter
 from snaketune.models.devices import Compute
+from snaketune.models.forward import inner_model
 from snaketune.models.loading import stored_dtype
 from snaketune.models.stacked import ADAPTER
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import copy_trained
+from snaketune.training.sharded import gather
 
 SHARD_SIZE = "5GB"
 # Where tokenizers differ: words, digits, runs of blanks, letters beyond ASCII.
@@ -82,6 +84,23 @@ def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> N
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
+
+
+def gather_trained(model: torch.nn.Module, spec: SftSpec | DpoSpec, dtype: torch.dtype, keep: bool) -> None:
+    """Make a model in shards whole in the host's memory of one process, as `save_trained` takes it; called by all of them.
+
+    What isn't merged with adapters is rounded at once, so that no more than the result is ever held.
+
+    Args:
+        keep: whether this is the process.
+    """
+    rounded = rounding(inner_model(model), dtype)
+    gather(
+        model,
+        keep,
+        only_trained=spec.quantization is not None,
+        finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
+    )
 
 
 def tell_other_tokenizer(folder: Path) -> None:

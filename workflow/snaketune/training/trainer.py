@@ -5,7 +5,6 @@ before they are asked for, checkpoints without pickles, and a line of the log th
 """
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from snaketune.training.gauge import Gauge, line
 from snaketune.training.launched import parent_is_gone
 from snaketune.training.order import OwnOrder
 from snaketune.training.portions import tell_ran_out
+from snaketune.training.sharded import KeepsShards, processes
 from snaketune.training.steps import step_arguments
 
 
@@ -49,11 +49,16 @@ class Run:
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
     @property
+    def in_shards(self) -> bool:
+        """Whether each process is to hold a share of the model and no more."""
+        return self.operation.launch == "fsdp" and processes() > 1
+
+    @property
     def checkpoints(self) -> Path:
         return self.work.state / "checkpoints"
 
 
-class BaseTrainer(TakesAhead, OwnOrder, SafeCheckpoints):
+class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
     """Mixed into a transformers Trainer: what every training has, and what the pipeline asks of each kind."""
 
     # Whether the model's own dropout works in training.
@@ -130,6 +135,8 @@ class Watch(TrainerCallback):
             raise SnaketuneError("the job that started this training is gone; stopping")
         if self.warm is None:
             self.warm = state.global_step, time.monotonic()
+        # A line is a mean over the steps since the one before it, and a resumed training knows only those after its checkpoint.
+        control.should_log |= control.should_save
 
     def on_log(self, args, state, control, logs=None, **_):
         """One line: where it is, how it goes, how long it takes."""
@@ -154,7 +161,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         SnaketuneError: as `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = processes()
     return TrainingArguments(
         output_dir=str(run.checkpoints),
         num_train_epochs=training.epochs,

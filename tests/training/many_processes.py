@@ -1,0 +1,212 @@
+"""As a program: trainings of tiny models in several processes, killed and continued by others; each writes down how it went.
+
+One start of Python for all of them: processes are forked from this one, which has imported everything, and are told what
+torch's launcher would tell them. A run that dies takes its whole process group with it, as `kill -9` of a job does.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.runs import Lora, Training
+from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.training import checkpoints, dpo
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU, tiny_model
+from tests.training.executed import executed
+
+from .pipeline_runs import LENGTH, pack, spec, train
+from .test_pipeline import Reference, preferences
+
+# Of the runs with no model of their own: pairs, and what their reference gives them.
+PREFERENCES: list[Artifact] = []
+FORKED = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run: in which processes, of what, and where it goes on or ends early.
+
+    Attributes:
+        model: a family, or what makes a model; None for preferences.
+        since: the run whose folder it finds, as that left it.
+        killed: the method before whose nth call by the first process all of them are killed.
+    """
+
+    name: str
+    processes: int
+    launch: str
+    training: dict[str, Any] = field(default_factory=dict)
+    lora: Lora | None = None
+    model: Any = "llama"
+    since: str = ""
+    killed: tuple[Any, str, int] | None = None
+    dtype: torch.dtype = torch.float32
+
+
+def work(plan: Plan, root: Path) -> None:
+    """One of the processes of a training."""
+    patch = pytest.MonkeyPatch()
+    first = os.environ["RANK"] == "0"
+    if plan.killed and first:
+        kill_before(*plan.killed, patch)
+    seen: list[int] = []
+    take = EqualTokens.__getitem__
+    patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
+    outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
+    columns = {name: [entry[name] for entry in outcome.run["history"]] for name in ("loss", "grad_norm")}
+    found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
+    save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
+
+
+def train_rows(plan: Plan, root: Path) -> Outcome:
+    rows, made = PackedRows(read_pack(root / "pack"), "train"), spec(plan.lora, **plan.training)
+    compute = replace(CPU, dtype=plan.dtype)
+    return train(root / plan.name, rows, made, plan.model, every=2, launch=plan.launch, compute=compute)
+
+
+def train_preferences(plan: Plan, root: Path) -> Outcome:
+    made = DpoSpec(
+        loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
+        training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
+    )  # fmt: skip
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, allow_cpu=True)
+    run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
+    packed, reference = PREFERENCES
+    return dpo.train_on(run, Reference(root / "model"), packed, reference)
+
+
+def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:
+    """Kill the process group when `method` is called for the `call`th time."""
+    original, calls = getattr(owner, method), []
+
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(method)
+        if len(calls) == call:
+            os.killpg(0, signal.SIGKILL)
+        return original(*arguments, **keywords)
+
+    patch.setattr(owner, method, called)
+
+
+def run_forked(processes: int, work_in: Callable[..., None], *arguments: Any) -> list[int | None]:
+    """Run `work_in` in so many processes of one group; their exit codes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    ranks: list[Any] = []
+    for rank in range(processes):
+        os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+        ranks.append(FORKED.Process(target=in_group, args=(ranks[0].pid if ranks else 0, work_in, *arguments)))
+        ranks[-1].start()
+        if rank == 0:
+            # Before the others join it, and by both sides, whoever comes first.
+            os.setpgid(ranks[0].pid, ranks[0].pid)
+    while running := [rank.sentinel for rank in ranks if rank.exitcode is None]:
+        wait(running)
+        if any(rank.exitcode for rank in ranks):
+            for rank in ranks:
+                # It would wait for the one that failed.
+                rank.kill()
+    return [rank.exitcode for rank in ranks]
+
+
+def in_group(leader: int, work_in: Callable[..., None], *arguments: Any) -> None:
+    os.setpgid(0, leader)
+    work_in(*arguments)
+
+
+def read_pack(folder: Path) -> Artifact:
+    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+    manifest["payload"] = describe_files(folder / "shards")
+    return Artifact(folder / "manifest.json", manifest, folder / "shards")
+
+
+def run_all(plans: list[Plan], root: Path) -> None:
+    """One after the other; ends where one doesn't end as it should."""
+    pack(root / "pack")
+    model = tiny_model("llama")
+    model.save_pretrained(root / "model")
+    PREFERENCES.extend(preferences(root / "pairs", model))
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    for plan in plans:
+        began = time.monotonic()
+        if plan.since:
+            shutil.copytree(root / plan.since, root / plan.name)
+        WorkFolder(root / plan.name).start()
+        codes = run_forked(plan.processes, work, plan, root)
+        print(f"{plan.name}: exit codes {codes}, {time.monotonic() - began:.1f} s", flush=True)
+        if codes != [-signal.SIGKILL if plan.killed else 0] * plan.processes:
+            sys.exit(f"{plan.name} failed")
+
+
+# Of 22 rows in steps of four, the last of the six holds two.
+SHORT = {"micro_batch_rows": 1, "epochs": 1}
+# Three processes: 12 rows, then 10.
+WIDE = SHORT | {"batch_rows": 12}
+SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
+MARK = (checkpoints, "sync_folder")
+
+
+def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
+    """The same training by one process, and by two under each of `launches`."""
+    ways = (("single", 1), *((launch, 2) for launch in launches))
+    return [Plan(name=f"{name}-{launch}", processes=count, launch=launch, **what) for launch, count in ways]
+
+
+def plans() -> list[Plan]:
+    lora = Lora(rank=2)
+    continued = (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
+    return [
+        *alike("full", "ddp", "fsdp", training=SHORT),
+        *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
+        *alike("preferences", "ddp", "fsdp", model=None),
+        # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
+        *alike(
+            "bfloat16",
+            "fsdp",
+            training=SHORT | {"gradient_checkpointing": True},
+            model=partial(tiny_model, "qwen2", tie_word_embeddings=True),
+            dtype=torch.bfloat16,
+        ),
+        Plan(name="wide-1", processes=1, launch="single", training=WIDE),
+        Plan(name="wide-3", processes=3, launch="ddp", training=WIDE),
+        Plan(name="wide-4", processes=4, launch="ddp", training=WIDE),
+        # Amid the second of three checkpoints, when its weights are there but nothing else; and before it counts.
+        Plan(name="ddp-killed", processes=2, launch="ddp", training=SHORT, killed=(*SAVE, 2)),
+        Plan(name="fsdp-killed", processes=2, launch="fsdp", training=SHORT, killed=(*MARK, 2)),
+        *(
+            Plan(
+                name=f"{since}-{launch}-{count}",
+                processes=count,
+                launch=launch,
+                training=SHORT,
+                since=f"{since}-killed",
+            )
+            for since in ("ddp", "fsdp")
+            for launch, count in continued
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    run_all(plans(), Path(sys.argv[1]))

@@ -1,0 +1,60 @@
+"""In several processes, under DDP and in shards: what one process learns, killed or not, whoever goes on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
+
+
+def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.many_processes", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    for name in ("full", "adapters", "preferences"):
+        for way in ("ddp", "fsdp"):
+            same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
+    same(tmp_path / "bfloat16-fsdp", tmp_path / "bfloat16-single")
+    for processes in (3, 4):
+        same(tmp_path / f"wide-{processes}", tmp_path / "wide-1")
+    for since in ("ddp", "fsdp"):
+        for way in CONTINUED:
+            same(tmp_path / f"{since}-{way}", tmp_path / "full-single")
+        # By as many processes it goes on as if nothing had happened.
+        assert found(tmp_path / f"{since}-{since}-2")["loss"].equal(found(tmp_path / f"full-{since}")["loss"])
+        assert not differing(tmp_path / f"{since}-{since}-2", tmp_path / f"full-{since}")
+        assert "checkpoint-2 was made by 2 processes, 4 go on: rows come in the same order" in done.stdout
+    for name, processes in (("full-single", 1), ("full-ddp", 2), ("full-fsdp", 2), ("wide-3", 3), ("wide-4", 4)):
+        seen = torch.cat([found(tmp_path / name, rank)["seen"] for rank in range(processes)]).tolist()
+        # Rows, and what fills up the last step: blank ones.
+        assert sorted(item for item in seen if item < 22) == list(range(22))
+
+
+def same(one: Path, other: Path) -> None:
+    """Curves to 1e-5, and results of the same names and data types, weights to 1e-5."""
+    for name in ("loss", "grad_norm"):
+        torch.testing.assert_close(found(one)[name], found(other)[name], rtol=1e-5, atol=0)
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    for name in ("config.json", "generation_config.json"):
+        texts = {(folder / "payload.partial" / name).read_text(encoding="utf-8") for folder in (one, other)}
+        assert len(texts) == 1
+
+
+def found(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"found-{rank}")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "payload.partial/model.safetensors")
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    return [name for name, tensor in weights(one).items() if not torch.equal(tensor, weights(other)[name])]
