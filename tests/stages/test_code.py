@@ -70,6 +70,7 @@ CALLED = {
     "stages.jobs": {"result_at"},
     "stages.launches": {"check_installed", "check_nodes", "command"},
     "stages.locks": {"locked"},
+    "stages.needs": {"needs_of_gpu", "tell"},
     "stages.progress": {"progress"},
     "stages.work": {"sync", "sync_folder"},
     "tracking.curves": {"drawn"},

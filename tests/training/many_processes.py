@@ -88,7 +88,7 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
         loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
         training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
-    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch)
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, allow_cpu=True)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
     return dpo.train_on(run, (Reference(root / "model"),), packed, reference)

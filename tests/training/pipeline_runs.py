@@ -81,7 +81,9 @@ def train(
         return tiny_model(model) if isinstance(model, str) else model()
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    operation = executed(made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch)
+    operation = executed(
+        made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, allow_cpu=True
+    )
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 
 

@@ -14,7 +14,6 @@ from snaketune.config.evaluation import ExactMatch, Generation
 from snaketune.config.runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
-from snaketune.models import loading
 from snaketune.models.loading import load_folder
 from snaketune.models.stacked import Stack
 from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
@@ -82,7 +81,7 @@ class Chain:
         outcome = sft.build(
             spec,
             work,
-            operation=executed(spec.training),
+            operation=executed(spec.training, allow_cpu=True),
             pack=self.rows,
             tokenizer=self.tokenizer,
             base=[],
@@ -108,7 +107,12 @@ class Chain:
         )  # fmt: skip
         work = self.work(name)
         outcome = dpo.build(
-            spec, work, operation=executed(spec.training, log_steps=1), pack=self.pairs, ref_logps=reference, **inputs
+            spec,
+            work,
+            operation=executed(spec.training, log_steps=1, allow_cpu=True),
+            pack=self.pairs,
+            ref_logps=reference,
+            **inputs,
         )
         result = self.finish(work, outcome, spec)
         made = self.made(result, start) if lora else Made([result])
@@ -183,9 +187,8 @@ def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenize
     assert merged[3]["preferences"]["pairs"]["pairs_with_reference"] == 2
 
 
-def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path, tokenizer, monkeypatch):
-    """QLoRA on the CPU; a run takes it on CUDA alone."""
-    monkeypatch.setattr(loading, "_device_for_4_bits", lambda: "cpu")
+def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path, tokenizer):
+    """QLoRA on the CPU."""
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, num_key_value_heads=4)
     model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
     base = Made([], Pretrained(path=str(tmp_path / "base")))

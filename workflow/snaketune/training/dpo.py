@@ -35,6 +35,7 @@ class DpoTrainer(PackedTrainer):
 
     # The reference had none.
     drops_out = False
+    sums_losses = False
 
     def counts(self):
         return super().counts() | {"pairs": self.rows.pairs}
