@@ -218,7 +218,11 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
 
 
 def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer):
-    alone = Artifact(tmp_path, {"beneath_dtype": "float32"}, tmp_path)
+    alone, other = (
+        Artifact(tmp_path, {"beneath_dtype": dtype, "payload": {}}, tmp_path) for dtype in ("float32", "bfloat16")
+    )
+    # The same adapter, but upon other weights.
+    assert alone.content != other.content
     complete = Artifact(tmp_path, {}, tmp_path)
     base = Pretrained(path="some/model")
     for results, beneath in (((), None), ((alone,), None), ((complete,), base), ((alone, complete), base)):
