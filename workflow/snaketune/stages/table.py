@@ -40,7 +40,11 @@ class Stage:
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
-        return {role: artifacts[role][0] for role in self.one} | {role: artifacts[role] for role in self.many} | files
+        return (
+            {role: artifacts[role][0] for role in self.one}
+            | {role: artifacts.get(role, []) for role in self.many}
+            | files
+        )
 
     @property
     def gpu(self) -> bool:
