@@ -53,6 +53,7 @@ class Plan:
     name: str
     processes: int
     launch: str
+    zero_stage: int | None = None
     training: dict[str, Any] = field(default_factory=dict)
     lora: Lora | None = None
     model: Any = "llama"
@@ -79,7 +80,16 @@ def work(plan: Plan, root: Path) -> None:
 def train_rows(plan: Plan, root: Path) -> Outcome:
     rows, made = PackedRows(read_pack(root / "pack"), "train"), spec(plan.lora, **plan.training)
     compute = replace(CPU, dtype=plan.dtype)
-    return train(root / plan.name, rows, made, plan.model, every=2, launch=plan.launch, compute=compute)
+    return train(
+        root / plan.name,
+        rows,
+        made,
+        plan.model,
+        every=2,
+        launch=plan.launch,
+        zero_stage=plan.zero_stage,
+        compute=compute,
+    )
 
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:

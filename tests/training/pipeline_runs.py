@@ -68,6 +68,7 @@ def train(
     every: int = 4,
     config: Any = None,
     launch: str | None = None,
+    zero_stage: int | None = None,
     compute: Compute = CPU,
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
@@ -80,7 +81,7 @@ def train(
         return tiny_model(model) if isinstance(model, str) else model()
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    operation = Operation(checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch)
+    operation = Operation(checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, zero_stage=zero_stage)
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 
 

@@ -20,7 +20,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import (
     MarkComplete,
-    check_finite,
     diverged,
     last_checkpoint,
     remove_incomplete,
@@ -79,8 +78,8 @@ def train(
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
-    if run.in_shards:
-        gather_trained(trained, spec, saved, keep=trainer.is_world_process_zero())
+    if whole_of := trainer.whole_of():
+        gather_trained(trained, spec, saved, whole_of=whole_of, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
         save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
     return Outcome(
@@ -139,7 +138,7 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
     # The log may have looked for the last time before it happened.
     if not math.isfinite(mean_loss):
         raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
-    check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
+    trainer.check_finite()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 

@@ -146,7 +146,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         SnaketuneError: the batch can't be divided among the processes, or `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
-    world = processes()
+    world, on_cpu = processes(), run.compute.device.type == "cpu"
     if training.batch_rows % (training.micro_batch_rows * world):
         raise SnaketuneError(
             f"training.batch_rows: {training.batch_rows} rows can't be divided into micro-batches of "
@@ -162,7 +162,9 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         gradient_checkpointing=training.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
         bf16=run.compute.dtype == torch.bfloat16,
-        use_cpu=run.compute.device.type == "cpu",
+        # Told to use the CPU, accelerate would leave DeepSpeed out and not say so; told of gloo, it doesn't.
+        use_cpu=on_cpu and operation.launch != "deepspeed",
+        ddp_backend="gloo" if on_cpu and operation.launch == "deepspeed" else None,
         seed=training.seed,
         logging_steps=operation.log_steps,
         logging_first_step=True,
