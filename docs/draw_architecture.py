@@ -18,12 +18,25 @@ ROOMS = (
     "tokenization",
     "packing",
     "models",
+    "tracking",
     "training",
     "evaluation",
     "report",
 )
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
-COLOURS = ("#1f6f8b", "#8b5a1f", "#3f7d3a", "#7a3f7d", "#a03a3a", "#3a4ea0", "#6b6b1f", "#1f8b6f", "#8b1f5a", "#444444")
+COLOURS = (
+    "#1f6f8b",
+    "#8b5a1f",
+    "#3f7d3a",
+    "#7a3f7d",
+    "#a03a3a",
+    "#3a4ea0",
+    "#6b6b1f",
+    "#1f8b6f",
+    "#8b1f5a",
+    "#5a5a8b",
+    "#444444",
+)
 
 HEAD = "| module | what it is |\n|---|---|\n"
 PAGE = f"""# Architecture

@@ -177,7 +177,7 @@ def _trainer(
     """The steps of a training as `training.pipeline` runs it."""
     from transformers import TrainerCallback
 
-    from snaketune.config.runs import Operation, Scratch, Training
+    from snaketune.config.runs import Execution, Learning, Scratch
     from snaketune.stages.specs import SftSpec
     from snaketune.stages.work import WorkFolder
     from snaketune.training.pipeline import fit
@@ -196,12 +196,9 @@ def _trainer(
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop |= marks.step_ended()
 
-    settings = Training(
-        batch_rows=micro_rows,
-        micro_batch_rows=micro_rows,
-        learning_rate=LEARNING_RATE,
-        gradient_checkpointing=variant.checkpointing,
-        compile=variant.compiled,
+    settings = Learning(batch_rows=micro_rows, learning_rate=LEARNING_RATE, compile=variant.compiled)
+    operation = Execution(
+        checkpoint_steps=10**6, micro_batch_rows=micro_rows, gradient_checkpointing=variant.checkpointing
     )
     # The model is made already, so this is only said.
     base = Scratch(hidden_size=2, intermediate_size=1, layers=1, heads=1)
@@ -209,7 +206,7 @@ def _trainer(
     with tempfile.TemporaryDirectory() as name:
         work = WorkFolder(Path(name))
         work.start()
-        run = Run(spec=spec, operation=Operation(checkpoint_steps=10**6), work=work, compute=compute)
+        run = Run(spec=spec, operation=operation, work=work, compute=compute)
         trainer = Measured(model=model, rows=rows, run=run)
         trainer.add_callback(Ends())
         fit(trainer)

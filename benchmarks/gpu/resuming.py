@@ -21,7 +21,7 @@ BASE = {
     "init_std": 0.08,
 }  # fmt: skip
 TRAINING = {
-    "batch_rows": 2, "micro_batch_rows": 2, "learning_rate": 3e-3, "warmup_fraction": 0.05, "weight_decay": 0.1,
+    "batch_rows": 2, "learning_rate": 3e-3, "warmup_fraction": 0.05, "weight_decay": 0.1,
     "betas": [0.9, 0.95],
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ def resumed(folder: Path, conversations: int, epochs: float, checkpoint_steps: i
     command = [
         *(sys.executable, "-m", "snaketune", "sft", "--spec", json.dumps(spec), "--out", "sft"),
         *("--pack", str(pack), "--tokenizer", str(tokenizer)),
-        *("--checkpoint-steps", str(checkpoint_steps), "--log-steps", "1"),
+        *("--checkpoint-steps", str(checkpoint_steps), "--log-steps", "1", "--micro-batch-rows", "2"),
     ]
     rooms = {name: folder / name for name in ("undisturbed", "killed")}
     for room in rooms.values():

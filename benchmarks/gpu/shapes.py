@@ -110,7 +110,7 @@ def quantize(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def add_adapters(model: PreTrainedModel, rank: int) -> torch.nn.Module:
-    """As `models.loading.add_lora` puts them."""
+    """As `models.adapters.add_lora` puts them."""
     from peft import LoraConfig, get_peft_model
 
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -31,7 +31,7 @@ SHAPES = (
 def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     """The `sft` stage's own path; its trainer has a clock."""
     from snaketune.artifacts.manifest import read_artifact
-    from snaketune.config.runs import Operation
+    from snaketune.config.runs import Execution
     from snaketune.stages.work import WorkFolder
     from snaketune.training import sft
     from snaketune.training.trainer import Run
@@ -52,7 +52,8 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, patch.object(sft, "SftTrainer", Timed):
         work = WorkFolder(Path(name))
         work.start()
-        run = Run.of(sft.SftSpec.model_validate(sft_spec(material)), Operation(checkpoint_steps=10**6), work)
+        operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
+        run = Run.of(sft.SftSpec.model_validate(sft_spec(material)), operation, work)
         outcome = sft.train_on(
             run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
         )
@@ -63,7 +64,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
 def sft_spec(material: Material) -> dict[str, Any]:
     """What the `sft` stage is told; what isn't named has its default."""
     training = {
-        "batch_rows": ROWS, "micro_batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
+        "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
         "schedule": "constant_with_warmup", "warmup_fraction": 0,
     }  # fmt: skip
     return {"base": {"path": str(material.base)}, "training": training, "lora": None, "quantization": None}

@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.runs import Lora
+from snaketune.models.adapters import add_lora
 from snaketune.models.flops import Attention, FlopCount, count_flops
-from snaketune.models.loading import add_lora
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import VOCABULARY, tiny_model
 

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from snaketune.config.runs import Lora
 from snaketune.models import head
+from snaketune.models.adapters import add_lora
 from snaketune.models.attention import use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import logits_at, packed_inputs
-from snaketune.models.loading import add_lora
 from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.models.selftest import self_test
 
@@ -129,22 +129,40 @@ def test_no_operation_makes_the_logits_of_more_than_a_chunk(family):
     assert seen.rows == len(batch["targets"])
 
 
-@pytest.mark.parametrize("targets", [("q_proj",), ("lm_head", "q_proj")])
-def test_adapters_on_the_head_count(targets):
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"target_modules": ("q_proj",)},
+        {"target_modules": ("lm_head", "q_proj")},
+        {"target_modules": ("q_proj",), "modules_to_save": ("lm_head",)},
+        {"target_modules": ("lm_head",), "dora": True},
+    ],
+)
+def test_adapters_on_the_head_count(lora):
     model, batch = with_chunked_head("llama", tie_word_embeddings=False), collate(ROWS, "sdpa")
-    adapted = add_lora(model, Lora(rank=2, target_modules=targets))
+    adapted = add_lora(model, Lora(rank=2, **lora))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 parameter.normal_()
+            elif parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape))
     expected = all_at_once(adapted, batch).sum()
     torch.testing.assert_close(summed_losses(adapted, batch), expected)
     found, wanted = (
         gradients(adapted, summed_losses(adapted, batch)),
         gradients(adapted, all_at_once(adapted, batch).sum()),
     )
-    assert all("lora" in name for name in found)
+    assert all("lora" in name or "modules_to_save" in name for name in found)
     assert_close(found, wanted)
+
+
+def test_a_head_that_is_trained_whole_never_gives_the_logits_of_more_than_a_chunk():
+    model, batch = with_chunked_head("llama", hidden_size=48, intermediate_size=80), collate(ROWS, "sdpa")
+    adapted = add_lora(model, Lora(rank=2, modules_to_save=("lm_head",)))
+    with MostLogits() as seen:
+        summed_losses(adapted, batch).backward()
+    assert 0 < seen.rows <= 7
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])

@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 
 from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.loading import (
-    add_lora,
     grow_vocabulary,
     load_base,
     load_folder,

@@ -204,6 +204,33 @@ def test_throughput_is_told_as_a_share_and_as_older_results_have_it(results):
     assert page.count("89.3 GFLOP/s at 6 per parameter and token") == 1
 
 
+def test_what_calibration_measured_is_drawn_and_what_was_chosen_is_told(results):
+    tokenizer = results.tokenizer()
+    pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    trials = [
+        {"micro_batch_rows": rows, "gradient_checkpointing": False, "fits": True, "tokens_per_second": speed,
+         "peak_bytes": rows * 10**9}
+        for rows, speed in ((1, 5000.0), (2, 8000.0), (4, 10000.0))
+    ]  # fmt: skip
+    trials.append({"micro_batch_rows": 8, "gradient_checkpointing": False, "fits": False, "why": "CUDA out of memory."})
+    curve = {"device": "a card", "memory_bytes": 6 * 10**9, "trials": trials, "best": trials[2]}
+    facts = {
+        "measured": {"micro_batch_rows": 2, "calibration": curve, "slower_than_best_percent": 20.0},
+        "unmeasured": {"micro_batch_rows": 1, "calibration": None, "slower_than_best_percent": None},
+    }
+    for name, told in facts.items():
+        results.sft(name, pack, tokenizer)
+        path = results.folder / f"results/sft/{name}/run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"gradient_checkpointing": False} | told))
+    _, pages = results.report()
+    page = (pages / "index.html").read_text("utf-8")
+    assert "micro-batches of 2 rows (20% slower than the best found)" in page
+    assert "micro-batches of 1 row" in page
+    assert "Memory by rows at once: 2 GB at most (a card, 6 GB)" in page
+    assert "8,000 tokens/s with 2" in page
+    assert "rows at once (x: they didn't fit)" in (pages / "sft.svg").read_text("utf-8").replace("&apos;", "'")
+
+
 def test_values_that_are_null_or_no_numbers(results):
     tokenizer = results.tokenizer()
     pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)

@@ -12,7 +12,8 @@ import pytest
 
 from snaketune.__main__ import main
 from snaketune.config.base import Model
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages import fingerprint, once
 from snaketune.stages import run as stages
@@ -317,5 +318,5 @@ def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch,
     with pytest.raises(SnaketuneError, match=f"the code of the {stage} stage changed"):
         stages.run(
             stage, spec="{}", code="0" * 16, inputs={role: [tmp_path] for role in one}, out=tmp_path,
-            operation=Operation(gpus=0),
+            operation=Execution(gpus=0), tracking=Tracking(),
         )  # fmt: skip

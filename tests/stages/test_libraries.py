@@ -1,9 +1,9 @@
 """A stage names the libraries that shape its result with the spec that it has, and no others."""
 
 from snaketune.config.corpora import CorpusContent
-from snaketune.config.runs import Lora, Scratch, Training
-from snaketune.stages.libraries import of_corpus, of_training
-from snaketune.stages.specs import SftSpec
+from snaketune.config.runs import Lora, Quantization, Scratch, Training
+from snaketune.stages.libraries import of_corpus, of_evaluation, of_reference, of_training
+from snaketune.stages.specs import EvalSpec, RefLogpsSpec, SftSpec
 
 CORPUS = {"kind": "conversations", "sources": [{"files": ["a.jsonl"]}]}
 
@@ -31,3 +31,23 @@ def test_a_training_names_what_trained_it():
         training = full.training.model_copy(update={"optimizer": optimizer})
         libraries = of_training(full.model_copy(update={"training": training}), {"pack": [Pack("3.0")]})
         assert ("bitsandbytes" in libraries) == named
+
+
+class Model:
+    def __init__(self, **manifest: str):
+        self.manifest = manifest
+
+
+def test_who_adds_adapters_to_what_lies_beneath_them_names_peft():
+    reference = RefLogpsSpec(
+        precision="auto", frozen_weights=True, quantization=None, trust_remote_code=False, micro_batch_rows=1
+    )
+    in_4_bits = reference.model_copy(update={"quantization": Quantization()})
+    asked = EvalSpec.model_construct(task_names=())
+    full = SftSpec(base=None, training=Training(learning_rate=1.0), lora=None, quantization=None)
+    for model, named in ((Model(), set()), (Model(beneath_dtype="float32"), {"peft"})):
+        inputs = {"model": [model], "pack": [Pack("3.0")]}
+        assert set(of_reference(reference, inputs)) == {"torch", "transformers"} | named
+        assert set(of_reference(in_4_bits, inputs)) == {"torch", "transformers", "bitsandbytes"} | named
+        assert set(of_evaluation(asked, inputs)) == {"torch", "transformers"} | named
+        assert set(of_training(full, inputs)) == {"torch", "transformers", "accelerate"} | named

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Operation, Training
+from snaketune.config.runs import Lora, Training
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
@@ -32,6 +32,7 @@ from snaketune.training import checkpoints, dpo
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 
+from .executed import executed
 from .pipeline_runs import LENGTH, pack, spec, train
 from .test_pipeline import Reference, preferences
 
@@ -97,10 +98,10 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
         loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
         training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
-    operation = Operation(log_steps=1, gpus=plan.processes, launch=plan.launch)
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
-    return dpo.train_on(run, Reference(root / "model"), packed, reference)
+    return dpo.train_on(run, (Reference(root / "model"),), packed, reference)
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:

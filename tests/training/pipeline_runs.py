@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Operation, Scratch, Training
+from snaketune.config.runs import Lora, Scratch, Training
 from snaketune.models.devices import Compute
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
@@ -19,6 +19,7 @@ from snaketune.training import checkpoints, pipeline
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
+from tests.training.executed import executed
 
 LENGTH = 32
 
@@ -81,7 +82,9 @@ def train(
         return tiny_model(model) if isinstance(model, str) else model()
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
-    operation = Operation(checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, zero_stage=zero_stage)
+    operation = executed(
+        made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, zero_stage=zero_stage
+    )
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 
 

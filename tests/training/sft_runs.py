@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Operation, Pretrained, Scratch, Training
+from snaketune.config.runs import Lora, Pretrained, Scratch, Training
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
@@ -13,6 +13,7 @@ from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
+from tests.training.executed import executed
 
 ROWS = [{"id": str(i), "messages": messages(f"cat {i}?", f"ton {i}"), "tools": None} for i in range(12)]
 
@@ -43,5 +44,6 @@ def sft_spec(folder: Path, lora: Lora | None) -> SftSpec:
 def sft_run(folder: Path, lora: Lora | None = None) -> Run:
     work = WorkFolder(folder / "work")
     work.start()
-    operation = Operation(log_steps=1, checkpoint_steps=2)
-    return Run(spec=sft_spec(folder, lora), operation=operation, work=work, compute=CPU)
+    spec = sft_spec(folder, lora)
+    operation = executed(spec.training, log_steps=1, checkpoint_steps=2)
+    return Run(spec=spec, operation=operation, work=work, compute=CPU)

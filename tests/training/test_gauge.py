@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainerControl
 
 from snaketune.config.runs import Lora
 from snaketune.models.flops import count_flops
 from snaketune.models.peaks import measured_peak
+from snaketune.models.room import peak_memory
 from snaketune.training import gauge as gauge_module
-from snaketune.training.gauge import Gauge, peak_memory
+from snaketune.training.gauge import Gauge
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Watch
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
@@ -176,11 +178,11 @@ def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch, capsys, cl
     watch = Watch()
     monkeypatch.setattr("snaketune.training.trainer.time.monotonic", clock.monotonic)
     clock.now += 500.0
-    watch.on_step_end(None, State, None)
+    watch.on_step_end(None, State, TrainerControl())
     watch.on_log(None, State, None, logs={"loss": 1.0})
     clock.now += 30.0
     State.global_step = 51
-    watch.on_step_end(None, State, None)
+    watch.on_step_end(None, State, TrainerControl())
     watch.on_log(None, State, None, logs={"loss": 1.0})
     assert capsys.readouterr().out.splitlines() == ["step 41/100  loss 1", "step 51/100  loss 1  2 min left"]
 

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution, Operation
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import Attempt, stamps_of
 from snaketune.stages.code import code_digest
@@ -90,7 +91,9 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
             stage,
             spec=STAGES[stage].spec.model_construct(),
             work=work,
-            operation=Operation(gpus=0),
+            operation=Execution(gpus=0),
+            tracking=Tracking(),
+            out=tmp_path / "out",
             artifacts={role: [result_at(tmp_path / f"{role}.json")] for role in roles},
             files={role: [tmp_path / "base"] for role in STAGES[stage].files},
         )
@@ -99,7 +102,7 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
         put(replaced, "new")
 
     def reached(spec, work, *, operation, **given):
-        assert operation == Operation(gpus=0)
+        assert operation == Execution(gpus=0)
         assert {role: given[role].manifest_path for role in roles} == {
             role: tmp_path / f"{role}.json" for role in roles
         }
@@ -208,7 +211,16 @@ def launched_with(
     monkeypatch.setattr(launch.subprocess, "run", run)
     monkeypatch.setattr(launch, "visible_gpus", lambda: visible)
     spec = SftSpec.model_construct()
-    made = launch.launch("sft", spec=spec, operation=operation, work=work, artifacts={}, files={})
+    made = launch.launch(
+        "sft",
+        spec=spec,
+        operation=operation,
+        tracking=Tracking(),
+        work=work,
+        out=tmp_path,
+        artifacts={},
+        files={},
+    )
     assert made.counts == {"of": "this one"}
     return seen[0]
 
@@ -269,12 +281,11 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
         seen.append((work.folder / "training.lock").exists())
         return Outcome(counts={"rows": 1})
 
-    spec = RefLogpsSpec(
-        precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False, micro_batch_rows=1
-    ).model_dump()
+    spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False).model_dump()
     monkeypatch.setattr("snaketune.training.ref_logps.build", build)
     monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], one=()))
-    job = {"work": str(tmp_path), "stage": "ref_logps", "spec": spec, "operation": {}, "artifacts": {}, "files": {}}
+    job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}
+    job |= {"operation": {}, "tracking": {}}
     launched.work_on(job)
     assert seen == [rank == "0"]
     assert (work.state / "outcome.json").is_file() == (rank == "0")

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Operation, Training
+from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
+from snaketune.models import logprobs
+from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
-from snaketune.models.loading import add_lora
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
@@ -27,8 +28,9 @@ from snaketune.training import dpo
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema
 from snaketune.training.sft import SftTrainer
-from snaketune.training.trainer import Run, training_arguments
+from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
+from tests.training.executed import executed
 
 from .pipeline_runs import LENGTH, Interrupted, pack, spec, stop_after, train
 
@@ -91,15 +93,6 @@ def test_a_config_that_tells_enough_is_refused_before_weights_are_loaded(tmp_pat
         train(tmp_path / "work", pack(tmp_path / "pack", rows=4), spec(), no_model, config=config)
 
 
-def test_a_batch_that_no_number_of_processes_shares_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    run = Run(spec=spec(), operation=Operation(), work=WorkFolder(tmp_path), compute=CPU)
-    with pytest.raises(
-        SnaketuneError, match=r"4 rows can't be divided into micro-batches of 2 on 3 GPUs; .* multiple of 6"
-    ):
-        training_arguments(run, items=12)
-
-
 def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, monkeypatch, capsys):
     rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
     with monkeypatch.context() as patch:
@@ -134,7 +127,8 @@ class LastUpdateOverflows(SftTrainer):
 def test_no_model_with_numbers_that_are_not_finite_is_kept(tmp_path, monkeypatch, trainer, every):
     # The log looks at the first step only.
     monkeypatch.setattr(
-        "tests.training.pipeline_runs.Operation", lambda **given: Operation(**given | {"log_steps": 1000})
+        "tests.training.pipeline_runs.executed",
+        lambda training, **given: executed(training, **given | {"log_steps": 1000}),
     )
     with pytest.raises(SnaketuneError, match=r"step 9: .*the training diverged and nothing of it is published"):
         train(tmp_path / "work", pack(tmp_path / "pack", rows=12), spec(), trainer=trainer, every=every)
@@ -173,7 +167,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     packed = Artifact(folder / "manifest.json", manifest, folder / "shards")
     rows = PackedRows(packed, "train")
     self_test(model, [rows], CPU, training=False)
-    sums, counts = pair_logprobs_of(model, rows, CPU, 2, "reference")
+    sums, counts = pair_logprobs_of(model, rows, CPU, "reference")
     (folder / "logps").mkdir()
     names = schema().names
     values = [[f"p{r}" for r in range(PAIRS)], ["train"] * PAIRS, *sums.T.tolist(), *counts.T.tolist()]
@@ -184,8 +178,32 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     )
 
 
+@pytest.mark.parametrize("holds", [1, 2, 3])
+def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(tmp_path, monkeypatch, capsys, holds):
+    model = tiny_model("llama").eval()
+    packed, _ = preferences(tmp_path, model)
+    rows = PackedRows(packed, "train")
+    whole, counts = pair_logprobs_of(model, rows, CPU, "reference")
+    computed = logprobs.token_losses
+
+    def limited(model, batch):
+        if batch["input_ids"].shape[1] > holds * LENGTH:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return computed(model, batch)
+
+    monkeypatch.setattr(logprobs, "token_losses", limited)
+    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    found = pair_logprobs_of(model, rows, CPU, "reference")
+    torch.testing.assert_close(found[0], whole)
+    assert torch.equal(found[1], counts)
+    assert f"reference: out of memory; going on with {min(holds, 2)} rows at once" in capsys.readouterr().out
+    monkeypatch.setattr(logprobs, "token_losses", lambda *_: limited(None, {"input_ids": torch.empty(1, 999)}))
+    with pytest.raises(torch.OutOfMemoryError):
+        pair_logprobs_of(model, rows, CPU, "reference")
+
+
 class Reference:
-    content = "m"
+    content, manifest = "m", {}
 
     def __init__(self, folder):
         self.folder = folder
@@ -200,8 +218,8 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     work.start()
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
-    run = Run(spec=made, operation=Operation(log_steps=1), work=work, compute=CPU)
-    return dpo.train_on(run, Reference(tmp_path / "model"), packed, reference), work
+    run = Run(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
+    return dpo.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
 
 
 def dpo_model():

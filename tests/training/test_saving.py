@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Lora, Operation, Pretrained, Quantization, Scratch, Training
-from snaketune.models.loading import add_lora, load_folder
+from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch, Training
+from snaketune.models.adapters import add_lora, merge, round_weights
+from snaketune.models.loading import load_folder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import dpo, pipeline, ref_logps, saving, sft
@@ -25,6 +26,7 @@ from snaketune.training.checkpoints import copy_trained
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
+from tests.training.executed import executed
 
 from .sft_runs import packed_rows
 from .test_resume import model_of
@@ -83,7 +85,7 @@ class Kinds:
         self.histories: dict[str, list[dict[str, float]]] = {}
         save = pipeline.save_trained
 
-        def look_and_save(model, payload, spec, dtype, reload):
+        def look_and_save(model, payload, spec, dtype, reload, **named):
             seen = model
             if spec.quantization:
                 # What is merged is what was learned, on the weights as they were before they were quantized.
@@ -100,7 +102,7 @@ class Kinds:
                 for parameter in seen.parameters():
                     parameter.copy_(parameter.to(dtype))
                 self.rounded[self.making] = seen(IDS).logits
-            save(model, payload, spec, dtype, reload)
+            save(model, payload, spec, dtype, reload, **named)
 
         patch.setattr(pipeline, "save_trained", look_and_save)
 
@@ -113,7 +115,9 @@ class Kinds:
     def sft(self, name: str, base, lora: Lora | None = None, quantization=None, **settings) -> None:
         spec = SftSpec(base=base, training=training(**settings), lora=lora, quantization=quantization)
         work = self.work(name)
-        outcome = sft.build(spec, work, operation=Operation(), pack=self.rows, tokenizer=self.tokenizer, base=[])
+        outcome = sft.build(
+            spec, work, operation=executed(spec.training), pack=self.rows, tokenizer=self.tokenizer, base=[]
+        )
         self.results[name] = chain.made(work.folder, outcome, spec)
 
     def dpo(self, name: str, source: str, lora: Lora | None = None, **settings) -> None:
@@ -127,7 +131,6 @@ class Kinds:
         model, made = self.results[source], training(**settings)
         told = RefLogpsSpec(
             precision=made.precision, frozen_weights=lora is not None, quantization=None, trust_remote_code=False,
-            micro_batch_rows=2,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
         outcome = ref_logps.build(told, work, model=model, pack=packed)
@@ -138,28 +141,17 @@ class Kinds:
             training=made,
         )  # fmt: skip
         work = self.work(name)
-        outcome = dpo.build(spec, work, operation=Operation(log_steps=1), model=model, pack=packed, ref_logps=reference)
+        outcome = dpo.build(
+            spec, work, operation=executed(made, log_steps=1), model=model, pack=packed, ref_logps=reference
+        )
         self.results[name] = chain.made(work.folder, outcome, spec)
         self.histories[name] = outcome.run["history"]
 
     def quantized(self, source: str, precision: str) -> None:
         """Weights really in 4 bits, on the CPU; a run takes them on CUDA alone."""
 
-        def load(path, *, weights_dtype, quantization=None, **others):
-            if quantization is None:
-                return load_folder(path, weights_dtype=weights_dtype)
-            from peft import prepare_model_for_kbit_training
-
-            told = BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=weights_dtype
-            )
-            model = AutoModelForCausalLM.from_pretrained(
-                path, quantization_config=told, device_map="cpu", dtype=weights_dtype
-            )
-            return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-
         with self.patch.context() as patch:
-            patch.setattr("snaketune.models.loading.load_folder", load)
+            patch.setattr("snaketune.models.loading._device_for_4_bits", lambda: "cpu")
             self.sft("qlora", Pretrained(path=source), LORA, Quantization(), precision=precision)
 
 
@@ -281,7 +273,7 @@ def test_adapters_are_added_in_float32_and_rounded_once(tmp_path):
             if "lora_" in name:
                 tensor.normal_(std=0.05)
     copy_trained(adapted, exact)
-    merged = saving.merge(adapted, torch.bfloat16)
+    merged = merge(adapted, torch.bfloat16)
     wanted = exact.float().merge_and_unload()
     changed = 0
     for name, tensor in merged.named_parameters():
@@ -293,7 +285,7 @@ def test_adapters_are_added_in_float32_and_rounded_once(tmp_path):
 def test_what_a_model_wants_in_float32_stays_so():
     model = tiny_model("qwen2", tie_word_embeddings=True)
     model._keep_in_fp32_modules_strict = {"norm"}
-    saving.round_weights(model, torch.bfloat16)
+    round_weights(model, torch.bfloat16)
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     assert {name for name, dtype in dtypes.items() if dtype == torch.float32} == {n for n in dtypes if "norm" in n}
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -309,7 +301,7 @@ def test_sampling_settings_that_contradict_each_other_stop_no_training_at_its_en
     work = WorkFolder(tmp_path / "work")
     work.start()
     rows = packed_rows(tmp_path / "pack", tokenizer)
-    sft.build(spec, work, operation=Operation(), pack=rows, tokenizer=tokenizer, base=[])
+    sft.build(spec, work, operation=executed(spec.training), pack=rows, tokenizer=tokenizer, base=[])
     written = json.loads((work.payload / "generation_config.json").read_text())
     assert (written["temperature"], written["top_p"]) == (0.9, 0.6)
     assert written["eos_token_id"]

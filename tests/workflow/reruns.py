@@ -14,6 +14,10 @@ PRETRAINED = {"path": "some/model"}
 # A pretrained model brings its own tokenizer, so these edits begin there; that each key counts by itself: SINGLE, below.
 ADOPTED = {"tokenizers.small": {"adopt": "some/model"}, "sft.run.base": PRETRAINED}
 LORA = {"rank": 4}
+CONTINUED = {
+    "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
+    "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
+}  # fmt: skip
 
 # Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
 TABLE: dict[str, tuple[dict, set[str]]] = {
@@ -88,6 +92,12 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": {**LORA, "alpha": 8}}, TOKENIZER),
     "sft.lora.dropout": (ADOPTED | {"sft.run.lora": {**LORA, "dropout": 0.1}}, TOKENIZER),
     "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": {**LORA, "target_modules": ["q_proj"]}}, TOKENIZER),
+    "sft.lora.rslora": (ADOPTED | {"sft.run.lora": {**LORA, "rslora": True}}, TOKENIZER),
+    "sft.lora.dora": (ADOPTED | {"sft.run.lora": {**LORA, "dora": True}}, TOKENIZER),
+    "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, TOKENIZER),
+    "sft.lora.merge": (ADOPTED | {"sft.run.lora": {**LORA, "merge": False}}, TOKENIZER),
+    # The run goes on from one that is current, and all that is made of it follows.
+    "sft.use_base": ({"sft.first": "=sft.run", "sft.run": CONTINUED}, SFT),
     "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
     "sft.quantization.double": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, TOKENIZER),
     "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
@@ -102,6 +112,10 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, REF),
     "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, REF),
     "dpo.lora.target_modules": ({"dpo.run.lora": {**LORA, "target_modules": ["q_proj"]}}, REF),
+    "dpo.lora.rslora": ({"dpo.run.lora": {**LORA, "rslora": True}}, REF),
+    "dpo.lora.dora": ({"dpo.run.lora": {**LORA, "dora": True}}, REF),
+    "dpo.lora.modules_to_save": ({"dpo.run.lora": {**LORA, "modules_to_save": ["lm_head"]}}, REF),
+    "dpo.lora.merge": ({"dpo.run.lora": {**LORA, "merge": False}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
     "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
     "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
@@ -121,6 +135,12 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
+    "tracking.project": ({"tracking": {"project": "other"}}, set()),
+    "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),
+    "tracking.wandb.entity": ({"tracking": {"wandb": {"entity": "team"}}}, set()),
+    "tracking.wandb.online": ({"tracking": {"wandb": {"online": True}}}, set()),
+    "tracking.trackio": ({"tracking": {"trackio": True}}, set()),
+    "tracking.mlflow.tracking_uri": ({"tracking": {"mlflow": {"tracking_uri": "sqlite:///runs.db"}}}, set()),
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
 }  # fmt: skip
@@ -128,11 +148,14 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {
         "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "schedule_options": {"num_cycles": 0.3}, "warmup_fraction": 0.5,
         "optimizer": "adafactor", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
-        "gradient_checkpointing": True, "precision": "float32", "compile": False, "save_dtype": "bfloat16", "seed": 7, "micro_batch_rows": 4,
+        "precision": "float32", "compile": False, "save_dtype": "bfloat16", "seed": 7,
     }.items():  # fmt: skip
-        # Data type and batch can move a log-probability, so the reference follows them.
-        shared = {"ref_logps"} if section == "dpo" and key in ("precision", "micro_batch_rows") else set()
+        # The data type can move a log-probability, so the reference follows it.
+        shared = {"ref_logps"} if section == "dpo" and key == "precision" else set()
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, reruns | shared)
+    # In what portions a step is computed shapes nothing.
+    for key, value in {"micro_batch_rows": 4, "gradient_checkpointing": True}.items():
+        TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, set())
     for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory"):
         TABLE[f"{section}.operation.{key}"] = (
             {f"{section}.run.operation": {key: True if key == "load_in_memory" else 3}},
@@ -155,6 +178,12 @@ SINGLE = {
     "sft.lora.alpha": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.alpha": 5}, {"sft"}),
     "sft.lora.dropout": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dropout": 0.5}, {"sft"}),
     "sft.lora.target_modules": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.target_modules": ["q"]}, {"sft"}),
+    "sft.lora.rslora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.rslora": True}, {"sft"}),
+    "sft.lora.dora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dora": True}, {"sft"}),
+    "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.modules_to_save": ["norm"]}, {"sft"}),
+    # What reads the model is told what lies beneath.
+    "sft.lora.merge": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.merge": False}, {"sft", "ref_logps", "dpo", "eval"}),
+    "sft.use_base": ({"sft.first": "=sft.run", "sft.other": "=sft.run", "sft.run": CONTINUED}, {"sft.run.use_base": "sft:other"}, set()),
     "sft.quantization": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.quantization": {}}, {"sft"}),
     "sft.quantization.type": (
         ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {}}, {"sft.run.quantization.type": "fp4"}, {"sft"}
@@ -164,4 +193,8 @@ SINGLE = {
     ),
     "dpo.lora.rank": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rank": 5}, {"dpo"}),
     "dpo.lora.alpha": ({"dpo.run.lora": LORA}, {"dpo.run.lora.alpha": 5}, {"dpo"}),
+    "dpo.lora.dora": ({"dpo.run.lora": LORA}, {"dpo.run.lora.dora": True}, {"dpo"}),
+    "dpo.lora.rslora": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rslora": True}, {"dpo"}),
+    "dpo.lora.modules_to_save": ({"dpo.run.lora": LORA}, {"dpo.run.lora.modules_to_save": ["norm"]}, {"dpo"}),
+    "dpo.lora.merge": ({"dpo.run.lora": LORA}, {"dpo.run.lora.merge": False}, {"dpo"}),
 }  # fmt: skip

@@ -23,7 +23,8 @@ def test_the_map_is_found_where_the_catalog_looks_for_it():
     jobs = [re.findall(r"^(\w+) +(\d+)$", plan.stdout + plan.stderr, re.MULTILINE) for plan in plans]
     assert jobs[0] == jobs[1]
     default = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
-    asked = {stage for stage, _ in JobGraph(*load(default)).jobs}
+    # Its portions are chosen by hand, so that nothing is measured.
+    asked = {stage for stage, _ in JobGraph(*load(default)).jobs} - {"calibrate"}
     assert {name for name, _ in jobs[0]} >= asked | {"all", "total"}
 
 

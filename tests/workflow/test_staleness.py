@@ -9,6 +9,7 @@ import shutil
 import time
 import types
 import typing
+from pathlib import Path
 
 import pytest
 import yaml
@@ -117,6 +118,8 @@ def test_snakemake_reruns_exactly_the_rules_of_the_row(ready, key):
 
 
 def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch):
+    # What a shell, or Snakemake, would take for its own.
+    ready.config["tracking"] = {"mlflow": {"tracking_uri": "sqlite:///my {runs}'s.db"}}
     said = ready.snakemake("--dry-run", "--forceall", "--printshellcmds")
     monkeypatch.chdir(ready.folder)
     plan = JobGraph(*load(ready.config))
@@ -132,6 +135,8 @@ def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch)
         assert words[0] == job.stage
         assert words[words.index("--spec") + 1] == canonical(job.spec)
         assert words[words.index("--code") + 1] == code_digest(STAGES[job.stage].module)
+        if STAGES[job.stage].launcher:
+            assert words[words.index("--tracking") + 1] == canonical(plan.config.tracking)
         if job.stage != "report":
             read = {role: [other.manifest for other in jobs] for role, jobs in job.artifacts.items()} | job.files
             for role, paths in read.items():
@@ -237,9 +242,16 @@ def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(proje
     assert project.stale() == set()
 
 
+def curves(project) -> dict[str, bytes]:
+    """TensorBoard's files of the SFT run, by their path."""
+    folder = project.folder / "results/sft/run/tensorboard"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_config_put_back_brings_yesterdays_model_back_and_clean_work_frees_the_other(project):
     target = "results/sft/run/manifest.json"
-    yesterday = project.read(target)
+    yesterday, drawn = project.read(target), curves(project)
+    assert [Path(path).parts[0] for path in drawn] == [json.loads(yesterday)["fingerprint"][:8]]
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
     assert "sft: made" in project.snakemake(target)
     assert project.read(target) != yesterday
@@ -248,6 +260,9 @@ def test_a_config_put_back_brings_yesterdays_model_back_and_clean_work_frees_the
     assert "sft: nothing to compute" in said
     assert "sft: made" not in said
     assert project.read(target) == yesterday
+    # Its curves are where they were, those of the other training in a folder of their own.
+    assert len(curves(project)) == 2
+    assert drawn.items() <= curves(project).items()
 
     before = {path.name for path in project.folder.glob("results/.work/sft/*")}
     assert len(before) == 2

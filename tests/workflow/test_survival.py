@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from snaketune.stages.jobs import result_at
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launched
+from tests.training.event_files import points_of
 
 from .conftest import ROOT
 
@@ -96,6 +97,36 @@ def test_a_killed_training_resumes_to_the_same_weights(finished, tmp_path, targe
     assert digest_of_weights(interrupted, target) == digest_of_weights(straight, target)
     assert interrupted.read(target) == straight.read(target)
     assert json.loads(straight.read(target))["threads"] == 2
+    # Nor is there a seam in its curves, beside those of the result that was there before.
+    curves, other = learned(interrupted, target), learned(straight, target)
+    assert curves == other
+    assert {curve for _, curve, _ in curves} >= {"train/loss"} | ({"train/margin"} if target == DPO else set())
+    assert len({(step, curve) for step, curve, _ in curves}) == len(curves)
+    assert len(list((interrupted.folder / target).parent.glob("tensorboard/*"))) == 2
+
+
+def learned(project, target: str) -> list[tuple[int, str, float]]:
+    """The curves of a result, but for those that say how fast it went."""
+    fingerprint = json.loads(project.read(target))["fingerprint"]
+    points = points_of((project.folder / target).parent / "tensorboard" / fingerprint[:8])
+    return [point for point in points if not point[1].startswith("speed/")]
+
+
+@pytest.mark.parametrize("killed", ["snaketune.training.launched", "accelerate.commands.launch"])
+def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed):
+    """One of two that train, or the one that started both: the job ends, says why at last, and resumes."""
+    project = lengthen(finished.copy_to(tmp_path / "two"))
+    project.config["sft"]["run"]["operation"]["gpus"] = 2
+    running = start_and_wait_for_checkpoint(project)
+    *_, victim = processes(f"-m {killed}", project.folder)
+    os.kill(victim, signal.SIGKILL)
+    assert running.wait(timeout=60) != 0
+    assert not processes("snaketune.training.launched", project.folder)
+    last = project.read("results/logs/sft/run.log").splitlines()[-1]
+    assert last.startswith("error: the training process ended early")
+    assert last.endswith("Run again to resume")
+    assert "resuming from" in project.snakemake(SFT)
+    assert json.loads(project.read("results/sft/run/run.json"))["processes"] == 2
 
 
 def test_a_full_disk_ends_a_training_with_what_to_do(project):
@@ -117,7 +148,7 @@ def test_a_full_disk_ends_a_training_with_what_to_do(project):
     assert not list(project.folder.glob("results/.work/sft/*/state/checkpoints/*/complete"))
 
 
-def job_of_sft(project, folder: Path, **training) -> tuple[WorkFolder, Path]:
+def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFolder, Path]:
     """A work folder with the job of the project's SFT, as the stage hands it to the processes that it launches."""
     spec = json.loads(project.read(SFT))["spec"]
     (pack,) = project.folder.glob("results/pack/chat-*/manifest.json")
@@ -126,8 +157,14 @@ def job_of_sft(project, folder: Path, **training) -> tuple[WorkFolder, Path]:
     work.start()
     job = {
         "stage": "sft",
-        "spec": spec | {"training": spec["training"] | training},
-        "operation": {"gpus": 2, "checkpoint_steps": 2, "log_steps": 1},
+        "spec": spec,
+        "operation": {
+            "gpus": 2,
+            "checkpoint_steps": 2,
+            "log_steps": 1,
+            "micro_batch_rows": micro_batch_rows,
+            "gradient_checkpointing": False,
+        },
         "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
         "files": {"base": []},
         "work": str(work.folder),

@@ -6,6 +6,8 @@ import shutil
 import pytest
 from safetensors.numpy import load_file
 
+from snaketune.artifacts.manifest import content_digest
+
 pytestmark = pytest.mark.workflow
 
 
@@ -27,6 +29,15 @@ def variants(finished, tmp_path):
             # Adapters of so small a model learn slowly, and overshoot at the rate that suits all weights.
             "training": training | {"epochs": 3, "learning_rate": 0.003, "gradient_checkpointing": True},
         },
+        # Goes on from it, and is an adapter alone.
+        "more": {
+            "use_base": "sft:lora",
+            "corpus": "chat",
+            "tokenizer": "adopted",
+            "packing": {"length": 256},
+            "lora": {"rank": 2, "dora": True, "modules_to_save": ["embed_tokens"], "merge": False},
+            "training": training | {"learning_rate": 0.001},
+        },
         "raw": {
             "base": {"path": "base"},
             "corpus": "chat",
@@ -45,15 +56,16 @@ def variants(finished, tmp_path):
     }
     project.config["dpo"] = {
         "lora": {
-            "from": "lora",
+            "from": "more",
             "corpus": "pairs",
             "packing": {"length": 256},
             "loss": "ipo",
-            "lora": {"rank": 2},
+            "lora": {"rank": 2, "merge": False},
             "training": training,
         }
     }
-    project.config["eval"]["both"] |= {"models": ["base:lora", "sft:lora", "sft:raw", "sft:lengths", "dpo:lora"]}
+    models = ["base:lora", "sft:lora", "base:more", "sft:raw", "sft:lengths", "dpo:lora"]
+    project.config["eval"]["both"] |= {"models": models}
     return project
 
 
@@ -62,18 +74,32 @@ def test_lora_raw_rows_and_rows_of_two_lengths_train_and_are_evaluated(variants)
     assert "Traceback" not in said
     read = {
         name: json.loads(variants.read(f"results/{name}/manifest.json"))
-        for name in ("sft/lora", "sft/raw", "sft/lengths", "dpo/lora")
+        for name in ("sft/lora", "sft/more", "sft/raw", "sft/lengths", "dpo/lora")
     }
     assert read["sft/raw"]["trainer"] == "trl"
     assert read["sft/lora"]["trainable_parameters"] < read["sft/lora"]["parameters"] / 3
     # Adapters are merged: the published folders are complete models, and the adapter lies beside.
     base = load_file(variants.folder / "base/model.safetensors")
-    for name, manifest in read.items():
+    for name in ("sft/lora", "sft/raw", "sft/lengths"):
+        manifest = read[name]
         weights = load_file(variants.folder / f"results/{name}/model/model.safetensors")
         assert weights.keys() == base.keys(), name
         assert any((weights[key] != base[key]).any() for key in base), name
         assert ("adapter/adapter_model.safetensors" in manifest["payload"]) == name.endswith("lora")
         assert not [file for file in manifest["payload"] if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    # Two that are adapters alone, on the first, which is whole.
+    for name, beneath in (("sft/more", []), ("dpo/lora", [read["sft/lora"]])):
+        payload = read[name]["payload"]
+        assert [file for file in payload if file.endswith(".safetensors")] == ["adapter/adapter_model.safetensors"]
+        adapter = json.loads(variants.read(f"results/{name}/model/adapter/adapter_config.json"))
+        assert adapter["base_model_name_or_path"] is None
+        assert read[name]["inputs"]["beneath"] == [content_digest(manifest) for manifest in beneath]
+    on_base = json.loads(variants.read("results/sft/lora/model/adapter/adapter_config.json"))
+    assert on_base["base_model_name_or_path"] == "base"
+    scores = json.loads(variants.read("results/eval/both/dpo-lora/scores/scores.json"))
+    assert scores["preferences"]["pairs"]["pairs_with_reference"] > 0
+    scores = [variants.read(f"results/eval/both/{model}/scores/scores.json") for model in ("base-more", "sft-lora")]
+    assert scores[0] == scores[1]
     losses = {
         model: json.loads(variants.read(f"results/eval/both/{model}/scores/scores.json"))["conversations"]["chat"][
             "held_out_loss"

@@ -33,6 +33,7 @@ from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.jobs import folder_of
+from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
 from snaketune.report.pages import pages_of
@@ -82,6 +83,7 @@ results = Results(
     installed=(lambda library: None) if DEPLOYS else installed_version,
     reruns_on=graph.config.reruns_on,
 )
+launches_told = set()
 
 
 def let_manifests_decide():
@@ -95,6 +97,23 @@ def let_manifests_decide():
     workflow.dag.ignore_incomplete = True
 
 
+def tell_launch(job):
+    """What each node will run of a training in several processes; refused before anything runs where it couldn't be started."""
+    if job.manifest in launches_told:
+        return
+    launches_told.add(job.manifest)
+    for line in planned(job):
+        logger.info(line)
+    # Not where the graph is only drawn.
+    if workflow.executor_plugin is None or workflow.dryrun or not STAGES[job.stage].launcher:
+        return
+    if workflow.local_exec:
+        check_nodes(job.operation)
+        check_limit(job.operation, workflow.global_resources.get("gpu").value)
+    if not DEPLOYS:
+        check_installed(job.operation)
+
+
 def mark_of(job):
     """How the job's inputs are marked: those of a current result are ancient, since nothing has changed in them, however new
     they look. A result that is stale by itself is forced, and the reason is told."""
@@ -105,6 +124,8 @@ def mark_of(job):
         for line in results.tell(job):
             logger.info(line)
         standing = results.of(job)
+        if not standing.current:
+            tell_launch(job)
     except SnaketuneError as error:
         raise WorkflowError(str(error)) from None
     if standing.why:
@@ -122,9 +143,11 @@ def inputs_of(stage):
         made = {role: [mark(one.manifest) for one in jobs] for role, jobs in job.artifacts.items()}
         files = {role: [mark(file) for file in files] for role, files in job.files.items()}
         payloads = [mark(one.payload) for one in made_from(job)]
+        # What says how it runs is waited for where it runs, and is no reason to run.
+        after = [] if DECIDES and results.of(job).current else [ancient(one.manifest) for one in job.after]
         # Two jobs that make the same run one after the other.
         same = [mark(graph.same_as[job.manifest].manifest)] if job.manifest in graph.same_as else []
-        return {**made, **files, "payloads": payloads, "same": same}
+        return {**made, **files, "payloads": payloads, "after": after, "same": same}
 
     return inputs
 
@@ -203,16 +226,37 @@ def operation_of(stage):
     return asked | {"gpu": all_gpus if "gpus" in keys else 0}
 
 
+def for_each_process(stage, amount):
+    """Threads or memory of a job on one node: so much for each of the processes there."""
+
+    def resource(wildcards):
+        return amount * job_of(stage, wildcards).operation.processes_per_node
+
+    return resource
+
+
 def command_of(stage):
     """The command of one job: what it is told, what it reads by role, how it is run, where it publishes."""
     made = STAGES[stage]
     inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
-    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}}}" for key in made.operation)
+    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}:q}}" for key in made.operation)
+    if made.launcher:
+        # The same for all of them. Snakemake formats the command, so braces are doubled.
+        tracking = shlex.quote(canonical(graph.config.tracking)).replace("{", "{{").replace("}", "}}")
+        operation += f" --tracking {tracking}"
     return (
         f"OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
         f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
     )
+
+
+def calibrations(wildcards):
+    """What is measured of all trainings, also of those whose portions are chosen by hand."""
+    jobs = list(graph.stage("calibrate"))
+    for job in jobs:
+        mark_of(job)
+    return [job.manifest for job in jobs]
 
 
 def all_results(wildcards):

@@ -10,10 +10,10 @@ rule dpo:
         log_of("dpo"),
     conda:
         "../../envs/train.yaml"
-    threads: 8
+    threads: for_each_process("dpo", 8)
     resources:
         **operation_of("dpo"),
-        mem_mb=64000,
+        mem_mb=for_each_process("dpo", 64000),
         runtime=2880,
     params:
         **params_of("dpo"),

@@ -10,10 +10,10 @@ rule sft:
         log_of("sft"),
     conda:
         "../../envs/train.yaml"
-    threads: 8
+    threads: for_each_process("sft", 8)
     resources:
         **operation_of("sft"),
-        mem_mb=64000,
+        mem_mb=for_each_process("sft", 64000),
         runtime=2880,
     params:
         **params_of("sft"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accept
 from snaketune.stages.code import code_digest
@@ -39,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
             out=options.out,
             reruns_on=options.reruns_on,
             operation=_operation({key: getattr(options, key) for key in stage.operation}),
+            tracking=_tracking(options.tracking) if stage.launcher else Tracking(),
         )
     except SnaketuneError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -51,14 +53,22 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _operation(given: dict[str, str | None]) -> Operation:
+def _operation(given: dict[str, str | None]) -> Execution:
     """From options; what isn't given, or given as `none`, keeps its default."""
     try:
-        return Operation.model_validate_strings(
+        return Execution.model_validate_strings(
             {key: value for key, value in given.items() if value not in (None, "none")}
         )
     except ValidationError as error:
         raise SnaketuneError(f"an option doesn't fit: {error}") from None
+
+
+def _tracking(given: str) -> Tracking:
+    try:
+        return Tracking.model_validate_json(given)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
+        raise SnaketuneError(f"--tracking doesn't fit: {told}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,9 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         for role in stage.files:
             command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="FILE")
         for key in stage.operation:
-            command.add_argument(
-                option(key), help=f"as operation.{key} in the config (default: {getattr(Operation(), key)})"
-            )
+            command.add_argument(option(key), help=f"as {key} in the config (default: {getattr(Execution(), key)!r})")
+        if stage.launcher:
+            command.add_argument("--tracking", default="{}", help="as tracking in the config, as JSON (default: {})")
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")

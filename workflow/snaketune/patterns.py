@@ -1,5 +1,7 @@
 """Regular expressions of the config, with a limit on the time that they may take on one text."""
 
+from collections.abc import Callable
+
 import regex
 
 SECONDS = 10.0
@@ -24,7 +26,16 @@ def search(pattern: str, text: str) -> regex.Match[str] | None:
     >>> search("Answer: (.*)", "Answer: 7")[1]
     '7'
     """
+    return _in_time(regex.search, pattern, text)
+
+
+def fullmatch(pattern: str, text: str) -> regex.Match[str] | None:
+    """Like `re.fullmatch`; raises as `search` does."""
+    return _in_time(regex.fullmatch, pattern, text)
+
+
+def _in_time(match: Callable[..., regex.Match[str] | None], pattern: str, text: str) -> regex.Match[str] | None:
     try:
-        return regex.search(pattern, text, timeout=SECONDS)
+        return match(pattern, text, timeout=SECONDS)
     except TimeoutError:
         raise TooSlow(pattern) from None

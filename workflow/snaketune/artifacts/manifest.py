@@ -15,7 +15,7 @@ from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 
 # What a reader goes by besides the payload itself.
-FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id")
+FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "beneath_dtype")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -74,6 +74,11 @@ class Artifact:
 
     def _heal(self) -> str:
         return f"rebuild it with: {rebuild_command(self.manifest_path)}"
+
+
+def holds_adapter_alone(model: Artifact) -> bool:
+    """Whether a model's weights lie elsewhere, and this is what is added to them (in `beneath_dtype`)."""
+    return "beneath_dtype" in model.manifest
 
 
 def rebuild_command(manifest: Path) -> str:

@@ -17,6 +17,8 @@ from snaketune.config.names import unknown
 from snaketune.errors import SnaketuneError
 
 RUN_SECTIONS = ("sft", "dpo")
+# Of two keys that stand for each other, an heir's own replaces the inherited one.
+INSTEAD = {"base": {"use_base"}, "use_base": {"base"}}
 
 
 def expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, tuple[str, ...]]]]:
@@ -59,7 +61,9 @@ def _inherit(section: str, name: str, runs: dict[str, Any], heirs: tuple[str, ..
     inherited = _inherit(section, parent, runs, (*heirs, name))
     if not isinstance(inherited, dict):
         raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
-    inherited = {k: v for k, v in inherited.items() if k != "grid"}
+    grid = run.get("grid")
+    given = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
+    inherited = {k: v for k, v in inherited.items() if k != "grid" and not given & INSTEAD.get(k, set())}
     return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
@@ -84,7 +88,7 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
         for dotted, value in zip(grid, values):
             _set(key, variant, str(dotted), value)
             # A list or a section is named by its place in the grid.
-            shown = grid[dotted].index(value) if isinstance(value, list | dict) else value
+            shown = grid[dotted].index(value) if isinstance(value, list | dict) else str(value).removeprefix("sft:")
             parts.append(f"{str(dotted).rsplit('.', 1)[-1]}{shown}")
         made["-".join(parts)] = variant
     return made

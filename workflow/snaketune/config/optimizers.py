@@ -16,14 +16,25 @@ class Optimizer:
     Attributes:
         package: that must be importable besides torch and transformers, and whose version shapes the result.
         betas: whether it reads `training.betas`.
+        states: how many numbers it keeps of each one that is trained.
+        bits: of such a number.
+        factored: of a matrix it keeps sums of rows and of columns in their place.
         paged: its states may move to the host's memory, on CUDA alone.
         refused: why it can't be had.
     """
 
     package: str | None = None
     betas: bool = True
+    states: int = 2
+    bits: int = 32
+    factored: bool = False
     paged: bool = False
     refused: str | None = None
+
+    @property
+    def for_gpus(self) -> bool:
+        """Whether it is there to save a GPU's memory."""
+        return self.bits < 32 or self.paged
 
 
 _XLA, _NPU = (
@@ -48,25 +59,25 @@ _SCHEDULE_FREE = Optimizer(
 OPTIMIZERS: dict[str, Optimizer] = {
     "adamw_torch": Optimizer(),
     "adamw_torch_fused": Optimizer(),
-    "adafactor": Optimizer(betas=False),
-    "sgd": Optimizer(betas=False),
-    "adagrad": Optimizer(betas=False),
-    "rmsprop": Optimizer(betas=False),
-    "adamw_8bit": Optimizer(package="bitsandbytes"),
-    "adamw_bnb_8bit": Optimizer(package="bitsandbytes"),
-    "ademamix": Optimizer(package="bitsandbytes"),
-    "ademamix_8bit": Optimizer(package="bitsandbytes"),
-    "lion_32bit": Optimizer(package="bitsandbytes"),
-    "lion_8bit": Optimizer(package="bitsandbytes"),
-    "rmsprop_bnb": Optimizer(package="bitsandbytes", betas=False),
-    "rmsprop_bnb_8bit": Optimizer(package="bitsandbytes", betas=False),
-    "rmsprop_bnb_32bit": Optimizer(package="bitsandbytes", betas=False),
+    "adafactor": Optimizer(betas=False, states=1, factored=True),
+    "sgd": Optimizer(betas=False, states=0),
+    "adagrad": Optimizer(betas=False, states=1),
+    "rmsprop": Optimizer(betas=False, states=1),
+    "adamw_8bit": Optimizer(package="bitsandbytes", bits=8),
+    "adamw_bnb_8bit": Optimizer(package="bitsandbytes", bits=8),
+    "ademamix": Optimizer(package="bitsandbytes", states=3),
+    "ademamix_8bit": Optimizer(package="bitsandbytes", states=3, bits=8),
+    "lion_32bit": Optimizer(package="bitsandbytes", states=1),
+    "lion_8bit": Optimizer(package="bitsandbytes", states=1, bits=8),
+    "rmsprop_bnb": Optimizer(package="bitsandbytes", betas=False, states=1),
+    "rmsprop_bnb_8bit": Optimizer(package="bitsandbytes", betas=False, states=1, bits=8),
+    "rmsprop_bnb_32bit": Optimizer(package="bitsandbytes", betas=False, states=1),
     "paged_adamw_32bit": Optimizer(package="bitsandbytes", paged=True),
-    "paged_adamw_8bit": Optimizer(package="bitsandbytes", paged=True),
-    "paged_ademamix_32bit": Optimizer(package="bitsandbytes", paged=True),
-    "paged_ademamix_8bit": Optimizer(package="bitsandbytes", paged=True),
-    "paged_lion_32bit": Optimizer(package="bitsandbytes", paged=True),
-    "paged_lion_8bit": Optimizer(package="bitsandbytes", paged=True),
+    "paged_adamw_8bit": Optimizer(package="bitsandbytes", bits=8, paged=True),
+    "paged_ademamix_32bit": Optimizer(package="bitsandbytes", states=3, paged=True),
+    "paged_ademamix_8bit": Optimizer(package="bitsandbytes", states=3, bits=8, paged=True),
+    "paged_lion_32bit": Optimizer(package="bitsandbytes", states=1, paged=True),
+    "paged_lion_8bit": Optimizer(package="bitsandbytes", states=1, bits=8, paged=True),
     "adamw_torch_xla": _XLA,
     "adamw_torch_npu_fused": _NPU,
     "adamw_anyprecision": Optimizer(refused="it needs torchdistx, which was given up and has no build for torch 2"),

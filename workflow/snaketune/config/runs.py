@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.corpora import regex
 from snaketune.config.optimizers import OptimizerName, check_optimizer
 from snaketune.config.paths import LocalPath
 from snaketune.config.schedules import ScheduleName, check_schedule, checked_options
@@ -15,10 +16,13 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 DpoLoss = Literal["sigmoid", "ipo", "hinge"]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
+MicroBatchRows = Literal["auto"] | PositiveInt
+GradientCheckpointing = Literal["auto"] | bool
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
 TrainOn = Literal["assistant", "last", "all"]
 Launch = Literal["single", "ddp", "fsdp", "deepspeed"]
 ZeroStage = Annotated[int, Field(ge=2, le=3)]
+ModuleName = Annotated[str, Field(min_length=1)]
 
 
 class Scratch(Model):
@@ -139,7 +143,7 @@ class Packing(Model):
 
 
 class Lora(Model):
-    """Low-rank adapters on the linear layers (Hu et al., 2021); merged into the weights when the run ends."""
+    """Low-rank adapters (Hu et al., 2021), by peft. The result has them in its weights, and in `adapter/` beside these."""
 
     rank: PositiveInt = 16
     """Rank of the two matrices of an adapter."""
@@ -147,8 +151,26 @@ class Lora(Model):
     """An adapter's output is scaled by alpha / rank."""
     dropout: Fraction = 0.0
     """Share of an adapter's inputs that a training step leaves out."""
-    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Linear layers that get an adapter, by the ends of their names; `all-linear` is all but the output head."""
+    target_modules: str | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
+    """Layers that get an adapter: the ends of their names as a list, or one regular expression that fits whole names;
+    `all-linear` is all linear layers but the output head, and the experts of the mixtures that peft knows."""
+    rslora: bool = False
+    """Scales by alpha / √rank (Kalajdzievski, 2023), so that high ranks learn as fast as low ones."""
+    dora: bool = False
+    """Learns the length of each weight column apart from its direction (Liu et al., 2024): slower, better at low ranks."""
+    modules_to_save: tuple[ModuleName, ...] = ()
+    """Modules that are trained whole beside the adapters, by the ends of their names, such as `[embed_tokens, lm_head]` for
+    new tokens; of an embedding that is the output head too, one name stands for both."""
+    merge: bool = True
+    """`false` writes no merged weights: the result is the adapter and the tokenizer, for those who serve adapters. What comes
+    after it computes with the same weights either way."""
+
+    @field_validator("target_modules")
+    @classmethod
+    def _compiles(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(targets, str):
+            regex(targets)
+        return targets
 
 
 class Quantization(Model):
@@ -160,15 +182,13 @@ class Quantization(Model):
     """Quantizes the quantization constants too."""
 
 
-class Training(Model):
-    """The optimization. Everything here shapes the weights."""
+class Learning(Model):
+    """What of a training shapes the weights."""
 
     epochs: PositiveFloat = 1.0
     """How often the rows are gone through."""
     batch_rows: PositiveInt = 32
     """Rows per optimizer step, over all GPUs and accumulation steps; of several lengths, the longest counts."""
-    micro_batch_rows: PositiveInt = 8
-    """Rows per forward pass on one GPU."""
     learning_rate: PositiveFloat
     """The highest one, at the end of the warm-up."""
     schedule: ScheduleName = "cosine"
@@ -188,8 +208,6 @@ class Training(Model):
     """Decay of the running means of the gradient and of its square, in optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients with a larger norm are scaled down to it."""
-    gradient_checkpointing: bool = False
-    """Recomputes activations in the backward pass: less memory, about a third more work."""
     precision: Precision = "auto"
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
     compile: Literal["auto"] | bool = "auto"
@@ -220,9 +238,21 @@ class Training(Model):
             return options
         return checked_options(info.data["schedule"], options, info.data["learning_rate"])
 
+
+class Training(Learning):
+    """The optimization, and in what portions a device computes it. The portions move sums in their last bits and nothing else,
+    so editing `micro_batch_rows` and `gradient_checkpointing` reruns nothing."""
+
+    micro_batch_rows: MicroBatchRows = "auto"
+    """Rows per forward pass on one GPU; a step of `batch_rows` is made of as many as it takes. `auto` measures what is fastest
+    on the device (rule `calibrate`)."""
+    gradient_checkpointing: GradientCheckpointing = "auto"
+    """Recomputes activations in the backward pass: less memory, about a third more work. `auto` does where `micro_batch_rows:
+    auto` found that it pays, or where memory runs out."""
+
     @model_validator(mode="after")
     def _whole_steps(self) -> "Training":
-        if self.batch_rows % self.micro_batch_rows:
+        if self.micro_batch_rows != "auto" and self.batch_rows % self.micro_batch_rows:
             raise ValueError(f"batch_rows {self.batch_rows} is no multiple of micro_batch_rows {self.micro_batch_rows}")
         return self
 
@@ -243,7 +273,8 @@ class Operation(Model):
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10
-    """Optimizer steps between lines of the log and points of the curves."""
+    """Optimizer steps between lines of the log and points of the curves, each a mean over them; each checkpoint has a line
+    too, so that a resumed training has the same ones."""
     load_in_memory: Literal["auto"] | bool = "auto"
     """Reads all rows before training instead of mapping their files; `auto` does where mapping is slow (network mounts,
     Windows disks under WSL)."""
@@ -285,13 +316,29 @@ class Operation(Model):
         return 2 if stage is None and info.data["launch"] == "deepspeed" else stage
 
 
-class Sft(Model):
-    """Supervised fine-tuning."""
+class Execution(Operation):
+    """How a job runs: `operation`, and what else of a run's config says how and not what."""
 
-    base: Annotated[
-        Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
-    ]
+    micro_batch_rows: MicroBatchRows = "auto"
+    """As in `training`."""
+    gradient_checkpointing: GradientCheckpointing = "auto"
+    """As in `training`."""
+    calibration: str = ""
+    """Manifest of the curve that `auto` goes by; empty where there is none."""
+
+
+class Sft(Model):
+    """Supervised fine-tuning. It starts from a `base`, or from another run's result."""
+
+    base: (
+        Annotated[
+            Annotated[Pretrained, Tag("Pretrained")] | Annotated[Scratch, Tag("Scratch")], Discriminator(_kind_of_base)
+        ]
+        | None
+    ) = None
     """`{path: ...}` for a model to start from, or the shape of a new one."""
+    use_base: Annotated[str, Field(pattern=f"^sft:{NAME_PATTERN}$")] | None = None
+    """`sft:NAME` in the place of `base`: starts from that run's result, with the same tokenizer."""
     corpus: Name
     """Conversations or documents to train on."""
     tokenizer: Name
@@ -301,6 +348,20 @@ class Sft(Model):
     lora: Lora | None = None
     quantization: Quantization | None = None
     operation: Operation = Operation()
+
+    @property
+    def continues(self) -> str | None:
+        """The SFT run that it starts from."""
+        return self.use_base and self.use_base.removeprefix("sft:")
+
+    @model_validator(mode="after")
+    def _one_start(self) -> "Sft":
+        if (self.base is None) == (self.use_base is None):
+            found = "neither" if self.base is None else "both"
+            raise ValueError(
+                f"a run starts from a `base` or, with `use_base: sft:NAME`, from another run; found {found}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _adapters(self) -> "Sft":

@@ -13,6 +13,7 @@ from snaketune.config.optimizers import OPTIMIZERS, missing_package
 from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft, Training
 from snaketune.config.schedules import SCHEDULES
 from snaketune.config.tokenizers import Tokenizer
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 
 
@@ -24,6 +25,7 @@ class Workflow(Model):
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
     eval: dict[Name, Evaluation] = {}
+    tracking: Tracking = Tracking()
     report: Report = Report()
     reruns_on: dict[str, Literal["code", "versions"]] = {}
     """By stage (a rule's name), what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its
@@ -46,7 +48,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
             _suits_documents(f"sft.{name}.packing", run.packing)
         _trains(f"sft.{name}.corpus", run.corpus, config)
         _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
-        _fits(f"sft.{name}", run.packing, run)
+        _fits(f"sft.{name}", run.packing, _first(name, config))
         _check_training(f"sft.{name}.training", run.training)
         if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
             raise SnaketuneError(
@@ -57,7 +59,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
         _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
         _trains(f"dpo.{name}.corpus", run.corpus, config)
-        _fits(f"dpo.{name}", run.packing, config.sft[run.from_])
+        _fits(f"dpo.{name}", run.packing, _first(run.from_, config))
         _check_training(f"dpo.{name}.training", run.training)
     for name, evaluation in config.eval.items():
         for reference in evaluation.models:
@@ -68,7 +70,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
                 _fits(
                     f"eval.{name}",
                     evaluation.packing,
-                    config.sft[config.dpo[variant].from_ if kind == "dpo" else variant],
+                    _first(config.dpo[variant].from_ if kind == "dpo" else variant, config),
                 )
         for corpus in evaluation.conversations:
             _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations", "text")
@@ -85,6 +87,29 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
                 f"eval.{name}.packing: pairs are never split; choose another strategy and overflow, or evaluate preferences "
                 "in an entry of their own"
             )
+
+
+def _first(name: str, config: Workflow) -> Sft:
+    """The run at the beginning of those that continue each other up to this one.
+
+    Raises:
+        SnaketuneError: `use_base` names no run, runs in a circle, or the two have not the same tokenizer.
+    """
+    run, names = config.sft[name], [name]
+    while run.continues:
+        key = f"sft.{names[-1]}"
+        _known(f"{key}.use_base", run.continues, config.sft, "sft")
+        names.append(run.continues)
+        if run.continues in names[:-1]:
+            raise SnaketuneError(f"{key}.use_base: {' → '.join(names)} runs in a circle")
+        before = config.sft[run.continues]
+        if before.tokenizer != run.tokenizer:
+            raise SnaketuneError(
+                f"{key}.tokenizer: found {run.tokenizer!r}, but {run.use_base!r}, from which the run starts, has "
+                f"{before.tokenizer!r}; a model goes on with the tokenizer that it knows"
+            )
+        run = before
+    return run
 
 
 def _fits(key: str, packing: Packing, run: Sft) -> None:

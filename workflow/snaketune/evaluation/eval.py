@@ -7,6 +7,7 @@ responses.jsonl   every generated response, with the prompt, the expected and th
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,8 @@ from snaketune.evaluation.held_out import held_out_loss, how_to_run
 from snaketune.evaluation.preferences import comparable_references, held_out_preferences
 from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.loading import (
-    load_base,
-    load_folder,
-    parameter_count,
-    read_config,
-    read_folder_config,
-    set_special_tokens,
-)
+from snaketune.models.loading import parameter_count, set_special_tokens
+from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
@@ -49,10 +44,12 @@ def build(
     base: list[Path],
     tasks: list[Path],
     task_data: list[Path],
+    beneath: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with `scores.json` and `responses.jsonl`.
 
     Args:
+        model, beneath: the result that is evaluated, and what lies beneath it; none for a base.
         packs: of `spec.conversations`, then of `spec.preferences`.
         task_data: what tasks name outside their folder, which lm-eval reads by itself.
     """
@@ -60,7 +57,13 @@ def build(
     compute = resolve_compute("auto")
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    asked, config = _load(spec, model, ref_logps, chat, compute)
+    stack = Stack(
+        results=(*model, *beneath),
+        base=spec.base,
+        tokenizer=tokenizer.folder,
+        trust_remote_code=spec.trust_remote_code,
+    )
+    asked, config = _load(stack, ref_logps, chat, compute)
     # By the model's own attention, which nothing has replaced yet.
     continuing = how_to_continue(asked, chat, compute)
     if spec.task_names and not continuing.cached:
@@ -116,19 +119,16 @@ def build(
 
 
 def _load(
-    spec: EvalSpec, model: list[Artifact], ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
+    stack: Stack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
 ) -> tuple[PreTrainedModel, PretrainedConfig | None]:
     """The model, and its config as it was read."""
-    if not model:
-        asked = load_base(spec.base, chat, weights_dtype=compute.dtype)
-        return asked.to(compute.device), read_config(spec.base)
-    model[0].files()
+    for result in stack.results:
+        result.files()
     # As the reference was loaded, so that their log-probabilities can be compared.
     frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
-    remote = spec.trust_remote_code
-    asked = load_folder(model[0].folder, weights_dtype=compute.weights_dtype(frozen=frozen), trust_remote_code=remote)
+    asked = stack.load(compute.weights_dtype(frozen=frozen))
     set_special_tokens(asked, chat)
-    return asked.to(compute.device), read_folder_config(model[0].folder, trust_remote_code=remote)
+    return asked.to(compute.device), stack.config()
 
 
 def _responses(

@@ -14,8 +14,6 @@ from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 
-ROWS_PER_BATCH = 8
-
 
 def how_to_run(
     model: PreTrainedModel, config: PretrainedConfig | None, packs: list[PackedRows], compute: Compute
@@ -43,7 +41,7 @@ def how_to_run(
 def held_out_loss(model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str) -> dict[str, Any]:
     """Mean negative log-probability of the supervised tokens in nats, and its exponential."""
     total, tokens = 0.0, 0
-    for _, losses_N in losses_by_batch(model, rows, compute, ROWS_PER_BATCH, f"loss, {name}"):
+    for _, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
         total += losses_N.double().sum().item()
         tokens += len(losses_N)
     if not tokens:

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.evaluation.held_out import ROWS_PER_BATCH
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import pair_logprobs_of
 from snaketune.packing.reader import PackedRows, documents
@@ -31,7 +30,7 @@ def held_out_preferences(
     references: dict[str, Reference],
 ) -> dict[str, Any]:
     """Scores of the held-out rows of one pack."""
-    sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, ROWS_PER_BATCH, f"preferences, {name}")
+    sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, f"preferences, {name}")
     ids = [document["id"] for document in documents(pack, "held_out")]
     return preference_scores(ids, sums_P2, counts_P2, references)
 

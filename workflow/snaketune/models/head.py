@@ -110,7 +110,7 @@ def _forward(
         return model.whole_forward(*arguments, **inputs)
     outputs = _decoded(model, model.whole_forward, inputs)
     hidden_NH = outputs[0][0].index_select(0, supervised.sources_N)
-    head = model.get_output_embeddings()
+    head = _trained(model.get_output_embeddings())
     # Adapters may have been put around it since it was looked at.
     if supervised.summed and model.head_is_product and type(head) is torch.nn.Linear:
         return SummedLosses.apply(hidden_NH, head.weight, supervised.targets_N)
@@ -121,6 +121,12 @@ def _forward(
         model.config.get_text_config().vocab_size,
     )
     return losses_N.sum() if supervised.summed else losses_N
+
+
+def _trained(head: torch.nn.Module) -> torch.nn.Module:
+    """What computes: of a head that is trained whole beside adapters, its copy."""
+    copies = getattr(head, "modules_to_save", None)
+    return head if copies is None else copies["default"]
 
 
 def _decoded(model: PreTrainedModel, forward: Callable[..., Any], inputs: dict[str, Any]) -> Any:

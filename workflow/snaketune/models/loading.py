@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
-from snaketune.config.runs import Lora, Pretrained, Quantization, Scratch
+from snaketune.config.runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 
@@ -51,32 +51,65 @@ def load_folder(
     Raises:
         SnaketuneError: no such model, no safetensors, weights that lack something, or quantization without a GPU.
     """
-    arguments: dict[str, Any] = {}
-    if quantization:
-        arguments["quantization_config"] = _bitsandbytes(quantization, weights_dtype)
-        arguments["device_map"] = {"": torch.cuda.current_device()}
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
             output_loading_info=True,
             # So that they are told below, by name.
             ignore_mismatched_sizes=True,
-            dtype=weights_dtype,
             revision=revision or "main",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-            **arguments,
+            **_as_asked(weights_dtype, quantization),
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         first_line = (str(error).strip().splitlines() or [repr(error)])[0]
         raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
     _check_loaded(str(path), loaded)
-    if quantization:
-        from peft import prepare_model_for_kbit_training
+    return _prepared(model, quantization)
 
-        # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return model
+
+def as_loaded(
+    model: PreTrainedModel, *, weights_dtype: torch.dtype, quantization: Quantization | None = None
+) -> PreTrainedModel:
+    """What `load_folder` would give of the folder that a model is written to."""
+    loaded, found = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=model.state_dict(),
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **_as_asked(weights_dtype, quantization),
+    )
+    _check_loaded("in memory", found)
+    loaded.generation_config = model.generation_config
+    return _prepared(loaded, quantization)
+
+
+def _as_asked(weights_dtype: torch.dtype, quantization: Quantization | None) -> dict[str, Any]:
+    """Arguments of `from_pretrained`."""
+    if quantization is None:
+        return {"dtype": weights_dtype}
+    device = _device_for_4_bits()
+    return {
+        "dtype": weights_dtype,
+        "quantization_config": _bitsandbytes(quantization, weights_dtype),
+        "device_map": {"": device},
+    }
+
+
+def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreTrainedModel:
+    if quantization is None:
+        return model
+    from peft import prepare_model_for_kbit_training
+
+    for module in model.modules():
+        # On CPUs with bfloat16 products, bitsandbytes lays the weights out anew at the first evaluation, for a kernel that no
+        # gradient comes back through; a training after it would learn next to nothing, without a word.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    # Here and not where adapters are added, so that a reference computes with the same norms and embeddings.
+    return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
 
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
@@ -185,9 +218,13 @@ def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _bitsandbytes(quantization: Quantization, compute: torch.dtype):
+def _device_for_4_bits() -> int | str:
     if not torch.cuda.is_available():
         raise SnaketuneError("quantization: 4-bit weights need a CUDA device, found none; remove it or run on a GPU")
+    return torch.cuda.current_device()
+
+
+def _bitsandbytes(quantization: Quantization, compute: torch.dtype):
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
@@ -206,38 +243,6 @@ def set_special_tokens(model: PreTrainedModel, chat: ChatTokenizer) -> None:
     # Some bases come with sampling settings that contradict each other, which transformers lets pass, but in a config that was
     # edited refuses to save: at the end of the training.
     model.generation_config._original_object_hash = hash(model.generation_config)
-
-
-def add_lora(model: PreTrainedModel, lora: Lora):
-    """Wrap `model` so that only low-rank adapters train.
-
-    Raises:
-        SnaketuneError: none of the target modules is in the model, or one of them can't be merged.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
-    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head is not None and head.weight is embeddings.weight
-    try:
-        adapted = get_peft_model(
-            model,
-            LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=targets,
-                task_type="CAUSAL_LM",
-            ),
-        )
-    except ValueError as error:
-        raise SnaketuneError(f"lora.target_modules: {str(error).splitlines()[0]}") from None
-    if tied and any(getattr(layer, "base_layer", None) in (embeddings, head) for layer in adapted.modules()):
-        raise SnaketuneError(
-            "lora.target_modules: the output head of this model is its embedding, so an adapter on one of the two can't be "
-            "merged without changing the other; leave it out"
-        )
-    return adapted
 
 
 def parameter_count(model: torch.nn.Module) -> int:

@@ -13,6 +13,7 @@ from snaketune.models.batches import collate, on_device
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
 from snaketune.models.kernels import Segments
+from snaketune.models.room import ran_out, start_again
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
 
@@ -60,9 +61,13 @@ def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.
     return sums_D.reshape(-1, 2), torch.bincount(document_N, minlength=documents).reshape(-1, 2)
 
 
-@torch.no_grad()
-def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, batch_rows: int, what: str):
-    """Run all rows through `model`, in order.
+# Tokens of a forward pass without gradients, to begin with: on a GPU enough to be busy.
+FORWARD_TOKENS = {"cuda": 32768}
+FORWARD_TOKENS_ELSEWHERE = 8192
+
+
+def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
+    """Run all rows through `model`, in order; where memory runs out, half as many of them at once.
 
     Args:
         compute: with SEPARATE as its kernel, one sequence at a time.
@@ -70,22 +75,46 @@ def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, 
         Each batch, and its float32[N] losses.
     """
     model.eval()
+    at_once = max(1, FORWARD_TOKENS.get(compute.device.type, FORWARD_TOKENS_ELSEWHERE) // rows.row_length)
+    yield from progress(_batches(model, rows, compute, at_once, what), what, "batches", -(-len(rows) // at_once))
+
+
+def _batches(model: torch.nn.Module, rows: PackedRows, compute: Compute, at_once: int, what: str):
+    done = 0
+    while done < len(rows):
+        chunk = [rows[r] for r in range(done, min(done + at_once, len(rows)))]
+        found = None
+        try:
+            found = _forward(model, chunk, compute)
+        except Exception as error:
+            if at_once == 1 or not ran_out(error):
+                raise
+        if found:
+            done += len(chunk)
+            yield found
+        else:
+            # Not in the handler, whose traceback holds on to tensors.
+            at_once //= 2
+            start_again(compute.device)
+            print(f"{what}: out of memory; going on with {at_once} rows at once", flush=True)
+
+
+@torch.no_grad()
+def _forward(
+    model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute
+) -> tuple[dict[str, Any], torch.Tensor]:
     separate = compute.kernel == SEPARATE
-    starts = range(0, len(rows), batch_rows)
-    for start in progress(starts, what, f"batches of {batch_rows} rows", len(starts)):
-        chunk = [rows[r] for r in range(start, min(start + batch_rows, len(rows)))]
-        batch = on_device(collate(chunk, "sdpa" if separate else compute.kernel), compute.device)
-        with compute.autocast():
-            losses_N = (separate_token_losses if separate else token_losses)(model, batch)
-        yield batch, losses_N
+    batch = on_device(collate(rows, "sdpa" if separate else compute.kernel), compute.device)
+    with compute.autocast():
+        return batch, (separate_token_losses if separate else token_losses)(model, batch)
 
 
 def pair_logprobs_of(
-    model: torch.nn.Module, rows: PackedRows, compute: Compute, batch_rows: int, what: str
+    model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float64[P, 2] summed log-probabilities and int64[P, 2] token counts of all packed pairs, in the order of the rows."""
     sums, counts = [], []
-    for batch, losses_N in losses_by_batch(model, rows, compute, batch_rows, what):
+    for batch, losses_N in losses_by_batch(model, rows, compute, what):
         sums_P2, counts_P2 = pair_logprobs(losses_N, batch)
         sums.append(sums_P2.double().cpu())
         counts.append(counts_P2.cpu())

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
+from snaketune.report.calibration import calibration_panels
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message, trace
 from snaketune.report.findings import Findings, Result
 from snaketune.report.text import decimal, percent, whole
@@ -20,6 +21,7 @@ def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
     panels = [
         _curve("loss", "Training loss", "loss, nats per token", runs, styles, decimal),
         _throughput(runs, styles),
+        *calibration_panels(runs, styles),
     ]
     return _training_chart("sft", runs, styles, panels)
 
@@ -34,6 +36,7 @@ def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
         _curve("accuracy", "Pairs whose chosen answer gains more", "share of pairs", runs, styles, percent, line=0.5),
         _curve("margin", "Margin, chosen over rejected", "margin, nats × beta", runs, styles, decimal, line=0.0),
         _rewards(runs, styles),
+        *calibration_panels(runs, styles),
     ]
     return _training_chart("dpo", runs, styles, panels)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from snaketune.report.calibration import chosen
 from snaketune.report.findings import Findings, Result, natural
 from snaketune.report.text import clip, decimal, duration, percent, short, whole
 
@@ -71,6 +72,7 @@ def _facts(result: Result) -> list[str]:
     found += [str(manifest[key]) for key in ("dtype", "kernel") if manifest.get(key)]
     if run.get("processes", 1) > 1:
         found.append(f"{run['processes']} processes")
+    found += chosen(run)
     if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
         found.append(f"{short(rate)} tokens/s")
     found += _share_of_peak(run)

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.config.evaluation import Evaluation
-from snaketune.config.runs import Dpo, Operation, Packing, Pretrained, Scratch, Sft
+from snaketune.config.runs import Dpo, Execution, Packing, Pretrained, Scratch, Sft
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
-from snaketune.stages.jobs import Job, files_in, short_digest
+from snaketune.stages.jobs import Job, short_digest
+from snaketune.stages.portioned import execution_of, learning_of, sized, waits_for
 from snaketune.stages.specs import (
     CorpusSpec,
     DpoSpec,
@@ -30,10 +31,10 @@ from snaketune.stages.specs import (
     WriteSpec,
 )
 from snaketune.stages.table import STAGES
+from snaketune.stages.weights import Weights, local_files
 
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def jobs_asked_for(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path) -> Iterable[Job]:
@@ -118,7 +119,7 @@ class _Asked:
                 name=name,
                 spec=spec,
                 artifacts={"corpora": tuple(self._corpus(corpus) for corpus in training.corpora) if training else ()},
-                files={"chat_template": self._chat_template(tokenizer), "base": _local_files(tokenizer.adopt)},
+                files={"chat_template": self._chat_template(tokenizer), "base": local_files(tokenizer.adopt)},
             )
         )
 
@@ -182,31 +183,82 @@ class _Asked:
 
     def _sft(self, name: str) -> Job:
         run = self.config.sft[name]
+        start, pack = self._start_of(run), self._pack("sft", run.corpus, run.tokenizer, run.packing)
+        spec = SftSpec(
+            base=start.base,
+            training=learning_of(run),
+            lora=run.lora,
+            quantization=run.quantization,
+            trust_remote_code=self._trusted(name),
+        )
+        calibrated = self._calibrate(run, spec, name, pack)
         return self._add(
             Job(
                 stage="sft",
                 name=name,
-                spec=SftSpec(base=run.base, training=run.training, lora=run.lora, quantization=run.quantization),
-                artifacts={
-                    "pack": (self._pack("sft", run.corpus, run.tokenizer, run.packing),),
-                    "tokenizer": (self._tokenizer(run.tokenizer),),
-                },
-                files={"base": _base_files(run)},
-                operation=run.operation,
+                spec=spec,
+                artifacts=start.artifacts | {"pack": (pack,), "tokenizer": (self._tokenizer(run.tokenizer),)},
+                files={"base": start.files},
+                operation=execution_of(run, calibrated),
+                after=waits_for(run, calibrated),
             )
         )
+
+    def _calibrate(self, run: Sft | Dpo, spec: SftSpec | DpoSpec, sft: str, pack: Job) -> Job:
+        """What measures in which portions a training like this one is fastest. Args: sft: the run whose model it is."""
+        base, tokenizer = self._shape(sft), self.config.sft[sft].tokenizer
+        told = sized(run, spec, base)
+        name = f"{pack.name}-{short_digest(told, pack.name)}"
+        known = self.jobs.get(("calibrate", name))
+        return known or self._add(
+            Job(
+                stage="calibrate",
+                name=name,
+                spec=told,
+                artifacts={"pack": (pack,), "tokenizer": (self._tokenizer(tokenizer),)},
+                files={"base": Weights(base=base).files},
+                operation=Execution(**run.operation.model_dump(), micro_batch_rows=run.training.micro_batch_rows),
+            )
+        )
+
+    def _start_of(self, run: Sft) -> Weights:
+        return self._weights("sft", run.continues) if run.continues else Weights(base=run.base)
+
+    def _weights(self, kind: str, name: str) -> Weights:
+        """Those of a run's model; of the kind `base`, of what it starts from."""
+        if kind == "base":
+            return self._start_of(self.config.sft[name])
+        run, job = (
+            (self.config.sft[name], self._sft(name)) if kind == "sft" else (self.config.dpo[name], self._dpo(name))
+        )
+        if run.lora is None or run.lora.merge:
+            return Weights(results=(job,))
+        beneath = self._start_of(run) if isinstance(run, Sft) else self._weights("sft", run.from_)
+        return Weights(results=(job, *beneath.results), base=beneath.base)
+
+    def _shape(self, name: str) -> Pretrained | Scratch:
+        """The base of an SFT run, or of the one that it goes on from."""
+        run = self.config.sft[name]
+        return self._shape(run.continues) if run.continues else run.base
+
+    def _trusted(self, name: str) -> bool:
+        """Whether an SFT run's models carry code that the config allows to run."""
+        run = self.config.sft[name]
+        if run.continues:
+            return self._trusted(run.continues)
+        return isinstance(run.base, Pretrained) and run.base.trust_remote_code
 
     def _preference_pack(self, run: Dpo) -> Job:
         return self._pack("preference", run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
 
     def _ref_logps(self, run: Dpo) -> Job:
-        training = run.training
+        training, model = run.training, self._weights("sft", run.from_)
         spec = RefLogpsSpec(
             precision=training.precision,
             frozen_weights=run.lora is not None,
             quantization=run.quantization,
-            trust_remote_code=_trusted(self.config.sft[run.from_]),
-            micro_batch_rows=training.micro_batch_rows,
+            base=model.base,
+            trust_remote_code=self._trusted(run.from_),
         )
         pack = self._preference_pack(run)
         return self._add(
@@ -214,42 +266,47 @@ class _Asked:
                 stage="ref_logps",
                 name=f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}",
                 spec=spec,
-                artifacts={"model": (self._sft(run.from_),), "pack": (pack,)},
-                operation=Operation(gpus=run.operation.gpus and 1),
+                artifacts=model.artifacts | {"pack": (pack,)},
+                files={"base": model.files},
+                operation=Execution(gpus=run.operation.gpus and 1),
             )
         )
 
     def _dpo(self, name: str) -> Job:
         run = self.config.dpo[name]
+        model, pack = self._weights("sft", run.from_), self._preference_pack(run)
+        spec = DpoSpec(
+            **run.model_dump(include=set(DpoSpec.model_fields) - {"training"}),
+            training=learning_of(run),
+            base=model.base,
+            trust_remote_code=self._trusted(run.from_),
+        )
+        calibrated = self._calibrate(run, spec, run.from_, pack)
         return self._add(
             Job(
                 stage="dpo",
                 name=name,
-                spec=DpoSpec(
-                    **run.model_dump(include=set(DpoSpec.model_fields)),
-                    trust_remote_code=_trusted(self.config.sft[run.from_]),
-                ),
-                artifacts={
-                    "model": (self._sft(run.from_),),
-                    "pack": (self._preference_pack(run),),
-                    "ref_logps": (self._ref_logps(run),),
-                },
-                operation=run.operation,
+                spec=spec,
+                artifacts=model.artifacts | {"pack": (pack,), "ref_logps": (self._ref_logps(run),)},
+                files={"base": model.files},
+                operation=execution_of(run, calibrated),
+                after=waits_for(run, calibrated),
             )
         )
 
     def _eval(self, evaluation_name: str, model: str) -> Job:
         evaluation = self.config.eval[evaluation_name]
         kind, name = model.split(":")
-        sft = self.config.sft[self.config.dpo[name].from_ if kind == "dpo" else name]
+        trained = self.config.dpo[name].from_ if kind == "dpo" else name
+        sft, weights = self.config.sft[trained], self._weights(kind, name)
         references = [self._ref_logps(self.config.dpo[name])] if kind == "dpo" else []
         return self._add(
             Job(
                 stage="eval",
                 name=f"{evaluation_name}/{kind}-{name}",
                 spec=EvalSpec(
-                    base=sft.base if kind == "base" else None,
-                    trust_remote_code=_trusted(sft),
+                    base=weights.base,
+                    trust_remote_code=self._trusted(trained),
                     conversations=evaluation.conversations,
                     preferences=evaluation.preferences,
                     generation=evaluation.generation,
@@ -259,8 +316,8 @@ class _Asked:
                     task_batch_size=evaluation.tasks.batch_size if evaluation.tasks else 1,
                     samples=evaluation.samples,
                 ),
-                artifacts={
-                    "model": () if kind == "base" else (self._sft(name) if kind == "sft" else self._dpo(name),),
+                artifacts=weights.artifacts
+                | {
                     "tokenizer": (self._tokenizer(sft.tokenizer),),
                     "corpora": tuple(self._corpus(corpus) for corpus in evaluation.conversations),
                     "packs": tuple(
@@ -274,18 +331,20 @@ class _Asked:
                     "ref_logps": tuple(references),
                 },
                 files={
-                    "base": _base_files(sft) if kind == "base" else (),
+                    "base": weights.files,
                     "tasks": task_files(evaluation.tasks.folder).inside if evaluation.tasks else (),
                     "task_data": task_files(evaluation.tasks.folder).outside if evaluation.tasks else (),
                 },
-                operation=Operation(gpus=sft.operation.gpus and 1),
+                operation=Execution(gpus=sft.operation.gpus and 1),
             )
         )
 
     def _report(self) -> Job:
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
-        jobs = tuple(sorted(self.jobs.values(), key=lambda job: (stages.index(job.stage), job.name)))
+        # What was measured before a training stands in that one's run.json.
+        shown = (job for job in self.jobs.values() if job.stage != "calibrate")
+        jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
         reported = tuple(
             ReportedJob(
                 stage=job.stage,
@@ -309,17 +368,3 @@ def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[s
         kind, name = reference.split(":")
         for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
             yield f"{kind}:{variant}"
-
-
-def _trusted(run: Sft) -> bool:
-    """Whether the run's models carry code that the config allows to run."""
-    return isinstance(run.base, Pretrained) and run.base.trust_remote_code
-
-
-def _base_files(run: Sft) -> tuple[str, ...]:
-    return () if isinstance(run.base, Scratch) else _local_files(run.base.path)
-
-
-def _local_files(path: str | None) -> tuple[str, ...]:
-    """The files of a model in a local folder; none for a Hub id, whose revision stands for its content."""
-    return files_in(path, MODEL_FILES) if path and Path(path).is_dir() else ()

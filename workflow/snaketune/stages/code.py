@@ -27,6 +27,7 @@ SHAPELESS = {
     "artifacts": "describes what was made; what readers go by is digested by content",
     # progress is in the path of the data, so a test holds it to hand on exactly what it gets.
     "stages": "looks up, calls and publishes; what a stage is told and reads is in the fingerprint",
+    "tracking": "draws the log of a training, which hands it over and takes nothing back; a test holds the weights equal",
     "report": "draws what was made; in the report itself, everything counts",
     # These count, though they might seem to serve only: training.launch decides precision and processes. training.checkpoints
     # is what a resumed training goes on with, and its old states mustn't be read by other code. models.selftest decides

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
@@ -31,6 +31,7 @@ class Job:
     Attributes:
         artifacts: by role, the jobs whose results this one reads.
         files: by role, the files from outside that it reads.
+        after: jobs whose results say how this one runs, and not what comes out.
     """
 
     stage: str
@@ -38,7 +39,8 @@ class Job:
     spec: Model
     artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)
     files: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    operation: Operation = Operation()
+    operation: Execution = Execution()
+    after: tuple["Job", ...] = ()
 
     @property
     def key(self) -> str:

@@ -5,10 +5,19 @@ opens, so no two trainings can choose the same. On several, SLURM starts one `ac
 the node that the job runs on, by SLURM's own variables.
 """
 
+import os
 import shlex
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from snaketune.config.runs import Operation
+from snaketune.errors import SnaketuneError
+from snaketune.stages.gpus import visible_gpus
+from snaketune.stages.jobs import Job
+from snaketune.stages.table import STAGES
+from snaketune.stages.work import WORK_ROOT, WorkFolder
 
 ACCELERATE_FILE, DEEPSPEED_FILE, JOB_FILE = "accelerate.yaml", "deepspeed.json", "job.json"
 # torchrun reads its options from such variables too: an own store on a port that the kernel chooses as it is opened. The
@@ -43,6 +52,52 @@ def node_lines(operation: Operation, state: Path) -> list[str]:
     if operation.nodes == 1:
         return [shlex.join(command(operation, state))]
     return [_on_node(str(rank), state, "python") for rank in range(operation.nodes)]
+
+
+def planned(job: Job) -> Iterator[str]:
+    """Lines that tell a plan's reader what each node will run, where a job trains in several processes."""
+    operation = job.operation
+    if not STAGES[job.stage].launcher or operation.processes == 1:
+        return
+    # Which folder it is, is known when its inputs are there.
+    state = WorkFolder(WORK_ROOT / job.stage / "FINGERPRINT").state
+    each = operation.processes_per_node
+    devices = f"one for each of {each} GPUs" if operation.gpus else "one on the CPU"
+    where = f" on each of {operation.nodes} nodes, by {shlex.join(_steps(operation))}" if operation.nodes > 1 else ""
+    stage = f", ZeRO stage {operation.zero_stage}" if operation.zero_stage else ""
+    yield f"{job.key}: {operation.processes} processes ({operation.launch}{stage}), {devices}{where}"
+    for number, line in enumerate(node_lines(operation, state), 1):
+        yield f"  node {number}: {line}"
+
+
+def check_nodes(operation: Operation) -> None:
+    """Raise SnaketuneError, with what to do, if several nodes are asked for where nothing can start processes on them."""
+    if operation.nodes > 1 and ("SLURMD_NODENAME" not in os.environ or not shutil.which("srun")):
+        raise SnaketuneError(
+            f"operation.nodes: {operation.nodes} nodes need a batch job of SLURM, which starts the processes on each; run "
+            "snakemake --profile profiles/slurm, or set nodes: 1"
+        )
+
+
+def check_limit(operation: Operation, most: int | None) -> None:
+    """Raise SnaketuneError, with what to do, if a job asks for more GPUs than this run may hold on this machine.
+
+    Args:
+        most: as `--resources gpu=N` has it, by default all there are; None for any number.
+    """
+    if most is not None and operation.gpus > max(1, most) and visible_gpus():
+        raise SnaketuneError(
+            f"operation.gpus: {operation.gpus} GPUs, but this run may hold {most} (--resources gpu={most}, or what the machine "
+            "has); lower gpus, or raise the limit"
+        )
+
+
+def check_installed(operation: Operation) -> None:
+    """Raise SnaketuneError, with what to do, if what `launch` names isn't there."""
+    if operation.launch == "deepspeed" and not find_spec("deepspeed"):
+        raise SnaketuneError(
+            "operation.launch: deepspeed isn't installed here; pip install 'snaketune[deepspeed]', or set launch: fsdp"
+        )
 
 
 def _steps(operation: Operation) -> list[str]:

@@ -7,9 +7,17 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, holds_adapter_alone
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.stages.specs import CorpusSpec, DpoSpec, EvalSpec, SftSpec, TokenizerSpec
+from snaketune.stages.specs import (
+    CalibrateSpec,
+    CorpusSpec,
+    DpoSpec,
+    EvalSpec,
+    RefLogpsSpec,
+    SftSpec,
+    TokenizerSpec,
+)
 
 Inputs = dict[str, list[Artifact]]
 
@@ -41,15 +49,27 @@ def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
         torch=True,
         transformers=True,
         accelerate=True,
-        peft=spec.lora is not None,
+        peft=spec.lora is not None or _adds_adapters(inputs),
         bitsandbytes=spec.quantization is not None or OPTIMIZERS[spec.training.optimizer].package == "bitsandbytes",
         trl=raw,
         datasets=raw,
     )
 
 
+def of_calibration(spec: CalibrateSpec, inputs: Inputs) -> tuple[str, ...]:
+    return of_training(spec.run, inputs)
+
+
+def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), bitsandbytes=spec.quantization is not None)
+
+
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
-    return _used(torch=True, transformers=True, lm_eval=bool(spec.task_names))
+    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=bool(spec.task_names))
+
+
+def _adds_adapters(inputs: Inputs) -> bool:
+    return any(holds_adapter_alone(model) for model in inputs.get("model", ()))
 
 
 def _used(**libraries: bool) -> tuple[str, ...]:

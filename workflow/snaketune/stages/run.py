@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import check_code, import_checked, templates
 from snaketune.stages.gpus import claimed_gpus, visible_gpus
@@ -26,7 +27,8 @@ def run(
     code: str,
     inputs: dict[str, list[Path]],
     out: Path,
-    operation: Operation,
+    operation: Execution,
+    tracking: Tracking,
     reruns_on: str = "code",
 ) -> None:
     """Run one stage from paths, as the command line does.
@@ -35,6 +37,7 @@ def run(
         spec: the spec as JSON.
         inputs: by role, manifests of artifacts or files from outside.
         out: folder that the result is published in.
+        tracking: where the curves of a launched stage go.
         reruns_on: `versions` if a result made with other versions of the stage's libraries isn't taken.
     Raises:
         SnaketuneError: a spec or an input that doesn't fit the stage.
@@ -57,7 +60,14 @@ def run(
             if stage.launcher:
                 launch = import_module(stage.launcher).launch
                 outcome = launch(
-                    stage_name, spec=typed, operation=operation, work=work, artifacts=artifacts, files=files
+                    stage_name,
+                    spec=typed,
+                    operation=operation,
+                    tracking=tracking,
+                    work=work,
+                    out=out,
+                    artifacts=artifacts,
+                    files=files,
                 )
             else:
                 outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files))

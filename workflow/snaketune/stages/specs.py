@@ -12,6 +12,9 @@ from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
 from snaketune.config.runs import (
     DpoLoss,
+    GradientCheckpointing,
+    Launch,
+    Learning,
     Lora,
     Packing,
     PackingStrategy,
@@ -19,8 +22,8 @@ from snaketune.config.runs import (
     Pretrained,
     Quantization,
     Scratch,
-    Training,
     TrainOn,
+    ZeroStage,
 )
 
 CorpusSpec = CorpusContent
@@ -72,10 +75,12 @@ class PackSpec(Packing):
 class SftSpec(Model):
     """Start and optimization."""
 
-    base: Pretrained | Scratch
-    training: Training
+    base: Pretrained | Scratch | None
+    """What it starts from, or what lies beneath the adapters that it starts from; None where that is a result in full."""
+    training: Learning
     lora: Lora | None
     quantization: Quantization | None
+    trust_remote_code: bool = False
 
 
 class RefLogpsSpec(Model):
@@ -85,8 +90,9 @@ class RefLogpsSpec(Model):
     frozen_weights: bool
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
+    base: Pretrained | None = None
+    """What lies beneath the reference where its results hold adapters alone."""
     trust_remote_code: bool
-    micro_batch_rows: int
 
 
 class DpoSpec(Model):
@@ -95,16 +101,32 @@ class DpoSpec(Model):
     loss: DpoLoss
     beta: float
     label_smoothing: float
-    training: Training
+    training: Learning
     lora: Lora | None
     quantization: Quantization | None
+    base: Pretrained | None = None
+    """As for the reference."""
     trust_remote_code: bool
 
 
+class CalibrateSpec(Model):
+    """Of a training, what its speed and its memory follow from; runs that agree on it share what is measured."""
+
+    base: Pretrained | Scratch
+    """Of preferences too: an SFT model is as large as its base."""
+    run: SftSpec | DpoSpec
+    """As `stages.portioned` has it, who says no more than that."""
+    gradient_checkpointing: GradientCheckpointing
+    processes: int
+    launch: Launch
+    zero_stage: ZeroStage | None
+
+
 class EvalSpec(Model):
-    """What one model is asked; `base` is set where it is no artifact of this workflow."""
+    """What one model is asked."""
 
     base: Pretrained | Scratch | None
+    """The model itself, or what lies beneath its adapters, where that is no artifact of this workflow."""
     trust_remote_code: bool
     conversations: tuple[str, ...]
     preferences: tuple[str, ...]

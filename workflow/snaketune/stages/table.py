@@ -8,7 +8,16 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.stages import specs
-from snaketune.stages.libraries import Inputs, always, of_corpus, of_evaluation, of_tokenizer, of_training
+from snaketune.stages.libraries import (
+    Inputs,
+    always,
+    of_calibration,
+    of_corpus,
+    of_evaluation,
+    of_reference,
+    of_tokenizer,
+    of_training,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +31,7 @@ class Stage:
         one, many: roles filled by one artifact, or by any number of them.
         files: roles filled by files from outside.
         libraries: distributions whose version shapes the result, by its spec and artifacts.
-        operation: keys of the run's `operation` that it goes by; a launched `build` takes them.
+        operation: keys of `Execution` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
@@ -40,7 +49,8 @@ class Stage:
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
-        return {role: artifacts[role][0] for role in self.one} | {role: artifacts[role] for role in self.many} | files
+        many = {role: artifacts.get(role, []) for role in self.many}
+        return {role: artifacts[role][0] for role in self.one} | many | files
 
     @property
     def gpu(self) -> bool:
@@ -48,8 +58,10 @@ class Stage:
         return "gpus" in self.operation
 
 
-LAUNCHER = "snaketune.training.launch"
-TRAINING = ("gpus", "nodes", "launch", "zero_stage", "checkpoint_steps", "log_steps", "load_in_memory")
+LAUNCHER = "snaketune.training.attempts"
+DEVICES = ("gpus", "nodes", "launch", "zero_stage")
+PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
+TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(
@@ -100,11 +112,22 @@ STAGES: dict[str, Stage] = {
         many=("shards",),
         libraries=always("pyarrow"),
     ),
+    "calibrate": Stage(
+        spec=specs.CalibrateSpec,
+        payload="curve",
+        module="snaketune.training.calibrate",
+        one=("pack", "tokenizer"),
+        files=("base",),
+        libraries=of_calibration,
+        operation=(*DEVICES, "load_in_memory", "micro_batch_rows"),
+        launcher="snaketune.training.calibrating",
+    ),
     "sft": Stage(
         spec=specs.SftSpec,
         payload="model",
         module="snaketune.training.sft",
         one=("pack", "tokenizer"),
+        many=("model", "beneath"),
         files=("base",),
         libraries=of_training,
         operation=TRAINING,
@@ -115,7 +138,9 @@ STAGES: dict[str, Stage] = {
         payload="logps",
         module="snaketune.training.ref_logps",
         one=("model", "pack"),
-        libraries=always("torch", "transformers"),
+        many=("beneath",),
+        files=("base",),
+        libraries=of_reference,
         operation=("gpus",),
     ),
     "dpo": Stage(
@@ -123,6 +148,8 @@ STAGES: dict[str, Stage] = {
         payload="model",
         module="snaketune.training.dpo",
         one=("model", "pack", "ref_logps"),
+        many=("beneath",),
+        files=("base",),
         libraries=of_training,
         operation=TRAINING,
         launcher=LAUNCHER,
@@ -133,7 +160,7 @@ STAGES: dict[str, Stage] = {
         name="{evaluation}/{model}",
         module="snaketune.evaluation.eval",
         one=("tokenizer",),
-        many=("model", "corpora", "packs", "ref_logps"),
+        many=("model", "beneath", "corpora", "packs", "ref_logps"),
         files=("base", "tasks", "task_data"),
         libraries=of_evaluation,
         operation=("gpus",),

@@ -6,18 +6,21 @@ the pairs of an optimizer step.
 """
 
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.models.batches import collate
-from snaketune.models.loading import load_folder, read_folder_config
 from snaketune.models.logprobs import pair_logprobs, token_losses
+from snaketune.models.stacked import Stack
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
 from snaketune.training.dpo_loss import dpo_loss
 from snaketune.training.launched import is_first_process
@@ -86,11 +89,25 @@ class DpoTrainer(PackedTrainer):
 
 
 def build(
-    spec: DpoSpec, work: WorkFolder, *, operation: Operation, model: Artifact, pack: Artifact, ref_logps: Artifact
+    spec: DpoSpec,
+    work: WorkFolder,
+    *,
+    operation: Execution,
+    model: Artifact,
+    pack: Artifact,
+    ref_logps: Artifact,
+    beneath: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+    tracked: Tracked | None = None,
 ) -> Outcome:
-    """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
-    model.files()
-    outcome = train_on(Run.of(spec, operation, work), model, pack, ref_logps)
+    """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
+
+    Args:
+        beneath, base: what lies beneath the model, if that is an adapter alone.
+    """
+    for result in (model, *beneath):
+        result.files()
+    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *beneath), pack, ref_logps)
     if is_first_process():
         for name in model.manifest["payload"]:
             # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.
@@ -100,15 +117,14 @@ def build(
     return outcome
 
 
-def train_on(run: Run, model: Artifact, pack: Artifact, ref_logps: Artifact) -> Outcome:
+def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact) -> Outcome:
     """Train on packed pairs, from the model that is their reference."""
-    remote = run.spec.trust_remote_code
-
-    def load(weights_dtype, quantization):
-        return load_folder(
-            model.folder, weights_dtype=weights_dtype, quantization=quantization, trust_remote_code=remote
-        )
-
-    check_ref_logps(ref_logps, model=model, pack=pack, compute=run.compute)
+    start = Stack(
+        results=results,
+        base=run.spec.base,
+        tokenizer=results[0].folder,
+        trust_remote_code=run.spec.trust_remote_code,
+    )
+    check_ref_logps(ref_logps, model=start, pack=pack, compute=run.compute)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory)
-    return pipeline.train(DpoTrainer, rows, run, load, read_folder_config(model.folder, trust_remote_code=remote))
+    return pipeline.train(DpoTrainer, rows, run, start.load, start.config())

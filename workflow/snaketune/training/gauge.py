@@ -7,11 +7,8 @@ checkpoint is written it stands still. The first line of a process includes what
 allocations), so it says `warming up` and counts for no median. Tokens are those of documents, without free ones and padding.
 """
 
-import resource
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ import torch
 from snaketune.models.devices import Compute
 from snaketune.models.flops import count_flops
 from snaketune.models.peaks import peak_of
+from snaketune.models.room import peak_memory
 
 SHOWN = ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
 GB = 1e9
@@ -158,19 +156,6 @@ class _Timed:
             return next(self.iterator)
         finally:
             self.tell(time.monotonic() - started)
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that was allocated on a GPU, elsewhere the most that the process had in memory at once."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        # Of what the process runs now; getrusage begins with what its parent had.
-        status = Path("/proc/self/status").read_text(encoding="ascii")
-        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-    except (OSError, IndexError):
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
 
 
 def line(logs: dict[str, float], step: int, steps: int, left: float | None) -> str:

@@ -6,19 +6,18 @@ what the first of them died of as `state/failed/`. No torch is imported here; `t
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.base import Model
 from snaketune.config.runs import Operation
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import cores
 from snaketune.stages.gpus import visible_gpus
-from snaketune.stages.launches import JOB_FILE, command
+from snaketune.stages.launches import JOB_FILE, check_installed, check_nodes, command
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder
 from snaketune.training.failures import first_failure, forget_failures
@@ -32,13 +31,16 @@ def launch(
     *,
     spec: Model,
     operation: Operation,
+    tracking: Tracking,
     work: WorkFolder,
+    out: Path,
     artifacts: dict[str, list[Artifact]],
     files: dict[str, list[Path]],
 ) -> Outcome:
     """Run the stage's `build` under accelerate and return what it reports.
 
     Args:
+        out: where the result will be published; its curves are drawn there meanwhile.
         artifacts, files: by role; the job tells what artifacts held when its fingerprint was computed.
     Raises:
         SnaketuneError: it can't be started here, or it failed; with what the first process to fail said.
@@ -52,7 +54,9 @@ def launch(
         "stage": stage,
         "spec": spec.model_dump(mode="json"),
         "operation": operation.model_dump(mode="json"),
+        "tracking": tracking.model_dump(mode="json"),
         "work": str(work.folder),
+        "out": str(out),
         "artifacts": {role: {str(one.manifest_path): one.content for one in some} for role, some in artifacts.items()},
         "files": {role: [str(path) for path in some] for role, some in files.items()},
     }
@@ -77,15 +81,8 @@ def check_launch(operation: Operation, gpus: list[str]) -> None:
             f"operation.gpus: the job asks for {operation.gpus} GPUs on each node, here it sees {len(gpus)}; lower it, or give "
             "the job more"
         )
-    if operation.nodes > 1 and ("SLURMD_NODENAME" not in os.environ or not shutil.which("srun")):
-        raise SnaketuneError(
-            f"operation.nodes: {operation.nodes} nodes need a batch job of SLURM, which starts the processes on each; run "
-            "snakemake --profile profiles/slurm, or set nodes: 1"
-        )
-    if operation.launch == "deepspeed" and not find_spec("deepspeed"):
-        raise SnaketuneError(
-            "operation.launch: deepspeed isn't installed here; pip install 'snaketune[deepspeed]', or set launch: fsdp"
-        )
+    check_nodes(operation)
+    check_installed(operation)
 
 
 def environment(operation: Operation) -> dict[str, str]:

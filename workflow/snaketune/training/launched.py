@@ -16,16 +16,20 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
+from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.models.room import ran_out
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.jobs import result_at
 from snaketune.stages.locks import locked
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Tracked
 from snaketune.training.failures import record_failure
 from snaketune.training.launch import PARENT_VARIABLE
+from snaketune.training.portions import RAN_OUT, tell_ran_out
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
@@ -34,7 +38,8 @@ PR_SET_PDEATHSIG = 1
 def work_on(job: dict[str, Any]) -> None:
     """Build the job's stage, and write down what it reports."""
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
-    spec, operation = stage.spec.model_validate(job["spec"]), Operation.model_validate(job["operation"])
+    spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
+    tracked = Tracked.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
     artifacts = {
         role: [_unchanged(Path(path), content) for path, content in some.items()]
         for role, some in job["artifacts"].items()
@@ -44,7 +49,7 @@ def work_on(job: dict[str, Any]) -> None:
     # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
     with lock if is_first_process() else nullcontext():
         build = import_module(stage.module).build
-        outcome = build(spec, work, operation=operation, **stage.arguments(artifacts, files))
+        outcome = build(spec, work, operation=operation, tracked=tracked, **stage.arguments(artifacts, files))
         if is_first_process():
             write_json(work.state / "outcome.json", asdict(outcome))
 
@@ -120,6 +125,10 @@ def main(job_file: Path) -> None:
         work_on(job)
     except Exception as error:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
+        if not told and ran_out(error):
+            told = f"out of memory: {str(error).strip()}"
+            if not (job_file.parent / RAN_OUT).is_file():
+                tell_ran_out(job_file.parent, None, error)
         record_failure(job_file.parent, error, told)
         if not told:
             raise

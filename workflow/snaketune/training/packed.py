@@ -25,7 +25,7 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def __init__(self, *, model: torch.nn.Module, rows: PackedRows, run: Run):
         items = EqualTokens(rows)
-        micro_batch_rows = run.spec.training.micro_batch_rows
+        micro_batch_rows = run.operation.micro_batch_rows
         use_threads(model.config.get_text_config().hidden_size, micro_batch_rows * rows.row_length, run.compute)
         super().__init__(
             run=run,
@@ -66,7 +66,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         self.compiled = True
         batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
         before, again = self._loss_before(batch), self._loss_before(batch)
-        compile_layers(self.model, self.run.compute, checkpointing=training.gradient_checkpointing)
+        compile_layers(self.model, self.run.compute, checkpointing=self.run.operation.gradient_checkpointing)
         _check_compiled(before, again, self._loss_before(batch), self.run.compute)
 
     def _loss_before(self, batch: dict[str, Any]) -> torch.Tensor:

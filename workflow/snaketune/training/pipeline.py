@@ -1,23 +1,25 @@
 """A training from beginning to end, whatever its rows and its loss: load, check, adapt, train, merge and save."""
 
 import math
-from collections.abc import Callable, Sized
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sized
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from snaketune.config.runs import Quantization
+from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
-from snaketune.models.loading import add_lora, parameter_count, stored_dtype
+from snaketune.models.loading import parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import DpoSpec, SftSpec
+from snaketune.tracking.curves import drawn
 from snaketune.training.checkpoints import (
     MarkComplete,
     diverged,
@@ -25,6 +27,7 @@ from snaketune.training.checkpoints import (
     remove_incomplete,
 )
 from snaketune.training.order import SetEpoch
+from snaketune.training.portions import Portions, loss_in_percent, read_curve
 from snaketune.training.saving import choose_dtype, gather_trained, save_trained
 from snaketune.training.sharded import shard
 from snaketune.training.trainer import BaseTrainer, Run, Watch
@@ -33,22 +36,32 @@ from snaketune.training.trainer import BaseTrainer, Run, Watch
 Load = Callable[[torch.dtype, Quantization | None], PreTrainedModel]
 
 
-def train(
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A training that is about to begin: facts for the manifest and for run.json, and how many parameters there are."""
+
+    trainer: BaseTrainer
+    about: dict[str, Any]
+    facts: dict[str, Any]
+    parameters: int
+    trainable: int
+
+
+@contextmanager
+def prepared(
     trainer_class: type[BaseTrainer], rows: Sized, run: Run, load: Load, config: PretrainedConfig | None = None
-) -> Outcome:
-    """Load a model, train it, and fill `run.work.payload` with it.
+) -> Iterator[Prepared]:
+    """A loaded model, checked and adapted, in its trainer.
 
     Args:
         rows: as the trainer takes them; as text they say what they are.
         config: of the model that `load` gives; None where it is made from scratch.
     Raises:
-        SnaketuneError: no rows, a model that can't be trained on them rightly, or a training that diverges.
+        SnaketuneError: no rows, or a model that can't be trained on them rightly.
     """
     if not len(rows):
         raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
     spec, compute = run.spec, run.compute
-    if compute.device.type == "cpu":
-        keep_freed_memory()
     # Before anything is drawn: new rows of the vocabulary, adapters.
     set_seed(spec.training.seed)
     if config:
@@ -61,39 +74,84 @@ def train(
     with nullcontext() if trainer_class.drops_out else without_dropout(model):
         if run.in_shards:
             # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
-            model = _adapted(model, spec)
+            model = _adapted(model, run)
             shard(model, compute, dtype)
             about, facts = trainer_class.check_model(inner_model(model), rows, compute)
         else:
             about, facts = trainer_class.check_model(model, rows, compute)
-            model = _adapted(model, spec)
+            model = _adapted(model, run)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        trainer = trainer_class(model=model, rows=rows, run=run)
+        yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
+
+
+def train(
+    trainer_class: type[BaseTrainer],
+    rows: Sized,
+    run: Run,
+    load: Load,
+    config: PretrainedConfig | None = None,
+    base: Pretrained | None = None,
+) -> Outcome:
+    """Load a model, train it, and fill `run.work.payload` with it.
+
+    Args:
+        rows, load, config: as those of `prepared`.
+        base: what `load` loads, where that is no result of this workflow.
+    Raises:
+        SnaketuneError: as `prepared`, or a training that diverges.
+    """
+    spec, compute = run.spec, run.compute
+    if compute.device.type == "cpu":
+        keep_freed_memory()
+    with prepared(trainer_class, rows, run, load, config) as made:
+        trainer = made.trainer
         print(
-            f"model: {parameters / 1e6:.2f}M parameters, {trainable / 1e6:.2f}M of them trained; {compute.device}, "
-            f"{compute.dtype}; {rows}",
+            f"model: {made.parameters / 1e6:.2f}M parameters, {made.trainable / 1e6:.2f}M of them trained; "
+            f"{compute.device}, {compute.dtype}; {rows}",
             flush=True,
         )
-        trainer = trainer_class(model=model, rows=rows, run=run)
         print(trainer.gauge, flush=True)
         history = fit(trainer)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
+    # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
+    learned_on = compute.weights_dtype(frozen=spec.lora is not None)
+    beneath = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
     if whole_of := trainer.whole_of():
         gather_trained(trained, spec, saved, whole_of=whole_of, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
-        save_trained(trained, run.work.payload, spec, saved, lambda: load(stored_dtype(config) or torch.float32, None))
+        save_trained(
+            trained,
+            run.work.payload,
+            spec,
+            saved,
+            lambda: load(beneath, None),
+            base=base,
+            known_tokens=config.get_text_config().vocab_size if config else None,
+        )
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=about
-        | {"compiled": trainer.compiled, "parameters": parameters, "trainable_parameters": trainable}
-        | {"saved_dtype": str(saved).removeprefix("torch.")},
+        about=made.about
+        | {"compiled": trainer.compiled, "parameters": made.parameters, "trainable_parameters": made.trainable}
+        | {"saved_dtype": _name(saved)}
+        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
+            **_portions(run),
             **trainer.gauge.about(history),
-            **facts,
+            **made.facts,
         },
     )
+
+
+def _portions(run: Run) -> dict[str, Any]:
+    """What was computed at once, beside what was measured for such runs."""
+    portions = Portions.of_operation(run.operation)
+    curve = read_curve(run.operation)
+    lost = loss_in_percent(portions, curve) if curve else None
+    return asdict(portions) | {"calibration": curve, "slower_than_best_percent": lost}
 
 
 def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
@@ -101,11 +159,11 @@ def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None)
     return stored_dtype(config) or dtype if run.in_shards and dtype == torch.float32 else dtype
 
 
-def _adapted(model: PreTrainedModel, spec: SftSpec | DpoSpec) -> torch.nn.Module:
-    if not spec.lora:
+def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
+    if not run.spec.lora:
         return model
-    adapted = add_lora(model, spec.lora)
-    if spec.training.gradient_checkpointing:
+    adapted = add_lora(model, run.spec.lora)
+    if run.operation.gradient_checkpointing:
         adapted.enable_input_require_grads()
     return adapted
 
@@ -134,12 +192,17 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
     else:
         trainer.check_start()
     trainer.compile()
-    mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
-    # The log may have looked for the last time before it happened.
-    if not math.isfinite(mean_loss):
-        raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
-    trainer.check_finite()
+    with drawn(trainer, trainer.run.tracked):
+        mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
+        # The log may have looked for the last time before it happened.
+        if not math.isfinite(mean_loss):
+            raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
+        trainer.check_finite()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _where(compute: Compute, processes: int) -> dict[str, Any]:

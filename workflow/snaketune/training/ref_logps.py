@@ -7,16 +7,18 @@ none of them has a reference model in memory.
 """
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.models.devices import resolve_compute
-from snaketune.models.loading import load_folder, read_folder_config
 from snaketune.models.logprobs import pair_logprobs_of
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
+from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.outcome import Outcome
@@ -26,23 +28,39 @@ from snaketune.tables import write_table
 from snaketune.training.reference import FILE, check_finite, schema
 
 
-def build(spec: RefLogpsSpec, work: WorkFolder, *, model: Artifact, pack: Artifact) -> Outcome:
+def build(
+    spec: RefLogpsSpec,
+    work: WorkFolder,
+    *,
+    model: Artifact,
+    pack: Artifact,
+    beneath: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+) -> Outcome:
     """Fill `work.payload` with `logps.arrow`.
 
+    Args:
+        beneath, base: what lies beneath the model, if that is an adapter alone.
     Raises:
         SnaketuneError: a log-probability that isn't finite.
     """
-    model.files()
-    compute = resolve_compute(spec.precision)
-    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
-    config = read_folder_config(model.folder, trust_remote_code=spec.trust_remote_code)
-    check_config(config, max(rows.longest[0] for rows in rows_by_split.values()), prefixes=True, kernel=compute.kernel)
-    loaded = load_folder(
-        model.folder,
-        weights_dtype=compute.weights_dtype(frozen=spec.frozen_weights),
-        quantization=spec.quantization,
+    for result in (model, *beneath):
+        result.files()
+    reference = Stack(
+        results=(model, *beneath),
+        base=spec.base,
+        tokenizer=model.folder,
         trust_remote_code=spec.trust_remote_code,
     )
+    compute = resolve_compute(spec.precision)
+    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
+    check_config(
+        reference.config(),
+        max(rows.longest[0] for rows in rows_by_split.values()),
+        prefixes=True,
+        kernel=compute.kernel,
+    )
+    loaded = reference.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
     if not spec.quantization:
         loaded = loaded.to(compute.device)
     tested = self_test(loaded, list(rows_by_split.values()), compute, training=False)
@@ -53,7 +71,7 @@ def build(spec: RefLogpsSpec, work: WorkFolder, *, model: Artifact, pack: Artifa
             counts[split] = 0
             continue
         ids = [document["id"] for document in documents(pack, split)]
-        sums, lengths = pair_logprobs_of(loaded, rows, compute, spec.micro_batch_rows, f"reference, {split}")
+        sums, lengths = pair_logprobs_of(loaded, rows, compute, f"reference, {split}")
         columns["id"] += ids
         columns["split"] += [split] * len(ids)
         columns["chosen_logp"] += sums[:, 0].tolist()

@@ -10,6 +10,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
+from snaketune.models.stacked import Stack
 from snaketune.tables import read_table
 
 FILE = "logps.arrow"
@@ -58,7 +59,7 @@ def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
     }
 
 
-def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, compute: Compute) -> None:
+def check_ref_logps(artifact: Artifact, *, model: Stack, pack: Artifact, compute: Compute) -> None:
     """Refuse reference log-probabilities that were made by another model, on other pairs, or computed otherwise.
 
     Raises:
@@ -68,7 +69,11 @@ def check_ref_logps(artifact: Artifact, *, model: Artifact, pack: Artifact, comp
     differs = [
         f"{what}: {found} there, {expected} here"
         for what, found, expected in (
-            ("model", made_from.get("model"), [model.content]),
+            (
+                "model",
+                made_from.get("model", []) + made_from.get("beneath", []),
+                [one.content for one in model.results],
+            ),
             ("pairs", made_from.get("pack"), [pack.content]),
             *((name, artifact.manifest.get(name), used) for name, used in compute.about().items()),
         )

@@ -1,10 +1,11 @@
-"""A trained model as the folder that people load: adapters merged, in a data type that is chosen, in shards of at most 5 GB.
+"""A trained model as the folder that people load: adapters merged, in a data type that is chosen, in shards of at most 5 GB;
+or, where that is asked for, adapters alone.
 
 Training keeps float32 masters, or 16-bit weights under float32 adapters. What is written is rounded once, after everything was
 added up in float32, one layer at a time, so that a GPU that could train the model can also merge it.
 """
 
-import json
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import SaveDtype
+from snaketune.config.runs import Pretrained, SaveDtype
+from snaketune.models.adapters import add_lora, merge, round_weights, rounding, save_adapter
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
-from snaketune.models.loading import add_lora, stored_dtype
+from snaketune.models.loading import stored_dtype
+from snaketune.models.stacked import ADAPTER
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.training.checkpoints import copy_trained
 from snaketune.training.sharded import gather
@@ -46,23 +48,42 @@ def save_trained(
     spec: SftSpec | DpoSpec,
     dtype: torch.dtype,
     reload: Callable[[], PreTrainedModel],
+    *,
+    base: Pretrained | None = None,
+    known_tokens: int | None = None,
 ) -> None:
-    """Write a complete model folder. The model is of no use for training afterwards.
+    """Write a model folder: complete, or without weights where the adapters beside them are all that is asked for. The model
+    is of no use for training afterwards.
 
     Args:
         reload: gives the base as it is without quantization, for what was trained on 4-bit weights to be merged into.
+        base: what lies beneath adapters, as the config names it; None where it doesn't.
+        known_tokens: rows of the vocabulary there.
     """
     if spec.lora:
-        adapter = folder / "adapter"
-        model.save_pretrained(adapter)
-        # Its README is a template with nothing filled in.
-        (adapter / "README.md").unlink(missing_ok=True)
-        _sort_target_modules(adapter / "adapter_config.json")
+        rows = model.get_input_embeddings().weight.shape[0]
+        save_adapter(model, folder / ADAPTER, base=base, grown=known_tokens is not None and rows > known_tokens)
+        if not spec.lora.merge:
+            _save_configs(model.get_base_model(), folder, dtype)
+            return
         if spec.quantization:
             model = copy_trained(model, add_lora(reload(), spec.lora))
         model = merge(model, dtype)
     round_weights(model, dtype)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
+
+
+def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
+    """Those that the merged model's folder would have."""
+    config = copy.deepcopy(model.config)
+    # Its adapters were learned on 4-bit weights; they are added to the weights as they came.
+    config.__dict__.pop("quantization_config", None)
+    config.architectures = [type(model).__name__]
+    for one in {id(config): config, id(text := config.get_text_config()): text}.values():
+        one.dtype = dtype
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
 
 
 def gather_trained(
@@ -81,7 +102,7 @@ def gather_trained(
         whole_of: as of `sharded.gather`.
         keep: whether this is the process.
     """
-    rounded = _rounding(inner_model(model), dtype)
+    rounded = rounding(inner_model(model), dtype)
     gather(
         model,
         whole_of,
@@ -109,43 +130,3 @@ def tell_other_tokenizer(folder: Path) -> None:
             "model learned; outside of snaketune load its tokenizer with transformers.PreTrainedTokenizerFast",
             flush=True,
         )
-
-
-def merge(model: torch.nn.Module, dtype: torch.dtype) -> PreTrainedModel:
-    """The model without its adapters, which are added to its weights in float32; layers that had one are of `dtype` then."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for layer in model.modules():
-        if isinstance(layer, BaseTunerLayer):
-            layer.float()
-            layer.merge()
-            layer.get_base_layer().to(dtype)
-    return model.unload()
-
-
-def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Put parameters into a data type, in place; tied ones stay tied.
-
-    Those that the model wants in float32 whatever it is loaded in, as some routers, are left as they are; so are buffers.
-    """
-    rounded = _rounding(model, dtype)
-    for name, parameter in model.named_parameters():
-        parameter.data = rounded(name, parameter.data)
-
-
-def _rounding(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str, torch.Tensor], torch.Tensor]:
-    kept = model._keep_in_fp32_modules_strict or ()
-
-    def rounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        rounds = tensor.is_floating_point() and not any(pattern in name for pattern in kept)
-        return tensor.to(dtype) if rounds else tensor
-
-    return rounded
-
-
-def _sort_target_modules(path: Path) -> None:
-    """peft keeps them in a set, which has another order in every process."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(config.get("target_modules"), list):
-        config["target_modules"] = sorted(config["target_modules"])
-    write_json(path, config)

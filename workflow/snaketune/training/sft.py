@@ -5,18 +5,19 @@ SFTTrainer. The loss is the mean negative log-probability over all supervised to
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Operation
-from snaketune.models.loading import load_base, read_config
+from snaketune.config.runs import Execution
 from snaketune.models.logprobs import summed_losses
+from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import FORMAT_VERSION
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
 from snaketune.training.launched import is_first_process
 from snaketune.training.packed import PackedTrainer
@@ -36,11 +37,26 @@ class SftTrainer(PackedTrainer):
 
 
 def build(
-    spec: SftSpec, work: WorkFolder, *, operation: Operation, pack: Artifact, tokenizer: Artifact, base: list[Path]
+    spec: SftSpec,
+    work: WorkFolder,
+    *,
+    operation: Execution,
+    pack: Artifact,
+    tokenizer: Artifact,
+    base: list[Path],
+    model: Sequence[Artifact] = (),
+    beneath: Sequence[Artifact] = (),
+    tracked: Tracked | None = None,
 ) -> Outcome:
-    """Fill `work.payload` with a complete model folder: weights, config and tokenizer."""
+    """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
+
+    Args:
+        model, beneath: the result that it starts from, and what lies beneath that.
+    """
     tokenizer.files()
-    outcome = train_on(Run.of(spec, operation, work), pack, tokenizer)
+    for result in (*model, *beneath):
+        result.files()
+    outcome = train_on(Run.of(spec, operation, work, tracked), pack, tokenizer, (*model, *beneath))
     if is_first_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):
@@ -49,15 +65,16 @@ def build(
     return outcome
 
 
-def train_on(run: Run, pack: Artifact, tokenizer: Artifact) -> Outcome:
-    """Train on the rows of either format."""
-    chat, base = ChatTokenizer.load(tokenizer.folder), run.spec.base
-
-    def load(weights_dtype, quantization):
-        return load_base(base, chat, weights_dtype=weights_dtype, quantization=quantization)
-
+def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Outcome:
+    """Train on the rows of either format, from a base or, where there are, from results."""
+    start = Stack(
+        results=results,
+        base=run.spec.base,
+        tokenizer=tokenizer.folder,
+        trust_remote_code=run.spec.trust_remote_code,
+    )
     if pack.manifest.get("format_version") == FORMAT_VERSION:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
     else:
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
-    return pipeline.train(trainer, rows, run, load, read_config(base))
+    return pipeline.train(trainer, rows, run, start.load, start.config(), start.named_base)

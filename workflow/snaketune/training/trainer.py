@@ -13,33 +13,40 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
 
-from snaketune.config.runs import Operation
+from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.room import ran_out
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Tracked
 from snaketune.training.ahead import TakesAhead
 from snaketune.training.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.gauge import Gauge, line
 from snaketune.training.launched import parent_is_gone
 from snaketune.training.order import OwnOrder
+from snaketune.training.portions import tell_ran_out
 from snaketune.training.sharded import KeepsShards, processes
 from snaketune.training.steps import step_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training: what it is told, where it works, and what it computes with."""
+    """One training: what it is told, how it runs (numbers in the place of `auto`), where it works, computes, is drawn."""
 
     spec: SftSpec | DpoSpec
-    operation: Operation
+    operation: Execution
     work: WorkFolder
     compute: Compute
+    tracked: Tracked | None = None
 
     @classmethod
-    def of(cls, spec: SftSpec | DpoSpec, operation: Operation, work: WorkFolder) -> "Run":
+    def of(
+        cls, spec: SftSpec | DpoSpec, operation: Execution, work: WorkFolder, tracked: Tracked | None = None
+    ) -> "Run":
         """With what this process can compute with."""
-        return cls(spec=spec, operation=operation, work=work, compute=resolve_compute(spec.training.precision))
+        compute = resolve_compute(spec.training.precision)
+        return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
     @property
     def in_shards(self) -> bool:
@@ -83,9 +90,13 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
         return {"rows": len(self.rows)}
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
-        """However it ends, nobody makes batches any more."""
+        """However it ends, nobody makes batches any more; if for want of memory, it is told in which step."""
         try:
             return super().train(*arguments, **keywords)
+        except Exception as error:
+            if ran_out(error):
+                tell_ran_out(self.run.work.state, self.state.global_step + 1, error)
+            raise
         finally:
             self.stop_ahead()
 
@@ -122,6 +133,8 @@ class Watch(TrainerCallback):
             raise SnaketuneError("the job that started this training is gone; stopping")
         if self.warm is None:
             self.warm = state.global_step, time.monotonic()
+        # A line is a mean over the steps since the one before it, and a resumed training knows only those after its checkpoint.
+        control.should_log |= control.should_save
 
     def on_log(self, args, state, control, logs=None, **_):
         """One line: where it is, how it goes, how long it takes."""
@@ -143,24 +156,19 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
     Args:
         items: of an epoch.
     Raises:
-        SnaketuneError: the batch can't be divided among the processes, or `step_arguments` raises.
+        SnaketuneError: as `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
     world, on_cpu = processes(), run.compute.device.type == "cpu"
-    if training.batch_rows % (training.micro_batch_rows * world):
-        raise SnaketuneError(
-            f"training.batch_rows: {training.batch_rows} rows can't be divided into micro-batches of "
-            f"{training.micro_batch_rows} on {world} GPUs; expected a multiple of {training.micro_batch_rows * world}"
-        )
     return TrainingArguments(
         output_dir=str(run.checkpoints),
         num_train_epochs=training.epochs,
-        per_device_train_batch_size=training.micro_batch_rows,
-        gradient_accumulation_steps=training.batch_rows // (training.micro_batch_rows * world),
+        per_device_train_batch_size=operation.micro_batch_rows,
+        gradient_accumulation_steps=training.batch_rows // (operation.micro_batch_rows * world),
         **step_arguments(training, items, run.compute.device),
         max_grad_norm=training.max_grad_norm,
-        gradient_checkpointing=training.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False} if training.gradient_checkpointing else None,
+        gradient_checkpointing=operation.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False} if operation.gradient_checkpointing else None,
         bf16=run.compute.dtype == torch.bfloat16,
         # Told to use the CPU, accelerate would leave DeepSpeed out and not say so; told of gloo, it doesn't.
         use_cpu=on_cpu and operation.launch != "deepspeed",

@@ -1,0 +1,101 @@
+"""What a run starts from, and what its adapters are put on: refused by key, value and what was expected."""
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.config.runs import Pretrained
+from snaketune.errors import SnaketuneError
+
+
+@pytest.fixture
+def more(raw):
+    """The default, and a run that goes on from its SFT."""
+    raw["sft"]["more"] = {key: raw["sft"]["demo"][key] for key in ("corpus", "tokenizer", "training")} | {
+        "use_base": "sft:demo",
+        "lora": {"rank": 4},
+    }
+    return raw
+
+
+def test_a_run_goes_on_from_another(more):
+    config, _ = load(more)
+    assert config.sft["more"].continues == "demo"
+    assert config.sft["more"].base is None
+    assert config.sft["demo"].continues is None
+
+
+def refused(raw, told: str) -> None:
+    with pytest.raises(SnaketuneError, match=told):
+        load(raw)
+
+
+def test_exactly_one_start(more):
+    more["sft"]["more"]["base"] = {"path": "some/model"}
+    refused(more, r"sft\.more: .*`use_base: sft:NAME`, from another run; found both")
+    del more["sft"]["more"]["base"], more["sft"]["more"]["use_base"]
+    refused(more, r"sft\.more: .*found neither")
+
+
+def test_a_start_that_is_no_run_is_refused(more):
+    more["sft"]["more"]["use_base"] = "sft:dmo"
+    refused(more, r"sft\.more\.use_base: there is no 'dmo' under `sft:`; did you mean 'demo'")
+    for wrong in ("demo", "dpo:demo", "sft:"):
+        more["sft"]["more"]["use_base"] = wrong
+        refused(more, rf"sft\.more\.use_base: found '{wrong}'")
+
+
+def test_runs_that_go_on_in_a_circle_are_refused(more):
+    more["sft"]["most"] = more["sft"]["more"] | {"use_base": "sft:more"}
+    more["sft"]["more"]["use_base"] = "sft:most"
+    refused(more, r"use_base: more → most → more runs in a circle")
+    more["sft"]["more"]["use_base"] = "sft:more"
+    refused(more, r"use_base: more → more runs in a circle")
+
+
+def test_a_run_goes_on_with_its_tokenizer(more):
+    more["tokenizers"]["other"] = more["tokenizers"]["demo"]
+    more["sft"]["more"]["tokenizer"] = "other"
+    refused(more, r"sft\.more\.tokenizer: found 'other', but 'sft:demo', from which the run starts, has 'demo'")
+
+
+def test_rows_fit_the_model_at_the_beginning(more):
+    more["sft"]["more"]["packing"] = {"length": 2**15}
+    refused(more, r"sft\.more\.packing\.length: 32768 tokens, but the model's base\.max_positions is")
+    del more["sft"]["more"]["packing"]
+    more["dpo"]["more"] = more["dpo"]["demo"] | {"from": "more", "packing": {"length": 2**15}}
+    refused(more, r"dpo\.more\.packing\.length: 32768 tokens")
+
+
+def test_an_heir_may_start_elsewhere(more):
+    more["sft"]["again"] = {"extends": "demo", "use_base": "sft:more"}
+    more["sft"]["anew"] = {"extends": "again", "base": {"path": "some/model"}, "tokenizer": "adopted"}
+    more["tokenizers"]["adopted"] = {"adopt": "some/model"}
+    config, _ = load(more)
+    assert (config.sft["again"].base, config.sft["again"].continues) == (None, "more")
+    assert config.sft["anew"].base == Pretrained(path="some/model")
+    assert config.sft["anew"].continues is None
+
+
+def test_a_grid_of_starts_is_named_by_the_runs(more):
+    more["sft"]["again"] = {"extends": "demo", "grid": {"use_base": ["sft:demo", "sft:more"]}}
+    more["sft"]["ranks"] = {"extends": "more", "grid": {"lora.rank": [2, 8], "lora.dora": [True]}}
+    config, variants = load(more)
+    assert variants["sft"]["again"] == ("again-use_basedemo", "again-use_basemore")
+    assert config.sft["again-use_basemore"].continues == "more"
+    assert [config.sft[name].lora.rank for name in variants["sft"]["ranks"]] == [2, 8]
+    assert all(config.sft[name].continues == "demo" for name in variants["sft"]["ranks"])
+
+
+@pytest.mark.parametrize(
+    ("lora", "told"),
+    [
+        ({"target_modules": "layers.(q|v"}, r"lora\.target_modules: .* is not a regular expression: "),
+        ({"target_modules": []}, r"lora\.target_modules"),
+        ({"modules_to_save": [""]}, r"lora\.modules_to_save"),
+        ({"rslora": 1.5}, r"lora\.rslora"),
+        ({"merged": False}, r"lora\.merged: .*did you mean 'merge'"),
+    ],
+)
+def test_adapters_that_can_not_be_are_refused(more, lora, told):
+    more["sft"]["more"]["lora"] = lora
+    refused(more, rf"sft\.more\.{told}")

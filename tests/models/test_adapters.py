@@ -1,0 +1,282 @@
+"""Adapters are put where the config says, learn what they should, and come back from their folder: here, and in plain peft."""
+
+import json
+import os
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.pytorch_utils import Conv1D
+
+from snaketune.config.runs import Lora, Pretrained, Quantization
+from snaketune.errors import SnaketuneError
+from snaketune.models import loading
+from snaketune.models.adapters import add_lora, merge, put_adapter, round_weights, save_adapter
+from snaketune.models.loading import as_loaded, grow_vocabulary, load_folder
+from snaketune.training.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
+from tests.training.test_resume import model_of
+
+from .conftest import VOCABULARY, tiny_model
+
+IDS = torch.arange(5, 29)[None]
+
+PLAIN_PEFT = """
+import sys
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+ids = torch.arange(5, 29)[None]
+for folder in sys.argv[1:]:
+    base = AutoModelForCausalLM.from_pretrained(folder + "/base")
+    base.resize_token_embeddings(int(open(folder + "/tokens").read()))
+    said = {"given": PeftModel.from_pretrained(base, folder + "/adapter")}
+    if base.config.vocab_size == 97:
+        said["found"] = AutoPeftModelForCausalLM.from_pretrained(folder + "/adapter")
+    with torch.no_grad():
+        save_file({name: model(ids).logits for name, model in said.items()}, folder + "/plain.safetensors")
+assert not [name for name in sys.modules if name.startswith("snaketune")]
+"""
+
+# What each is put on, and how.
+KINDS = {
+    "llama": ("llama", {}, Lora(rank=4)),
+    "fused qkv": ("phi3", {}, Lora(rank=4)),
+    "Conv1D": ("gpt2", {}, Lora(rank=4)),
+    "experts": ("mixtral", {}, Lora(rank=2)),
+    "more experts": ("qwen3_moe", {}, Lora(rank=2)),
+    "rslora": ("llama", {}, Lora(rank=4, rslora=True)),
+    "dora": ("llama", {}, Lora(rank=4, dora=True)),
+    "dora on Conv1D": ("gpt2", {}, Lora(rank=4, dora=True)),
+    "by a pattern": (
+        "qwen2",
+        {},
+        Lora(rank=4, target_modules=r"model\.layers\.1\..*(q|v)_proj", dora=True, rslora=True),
+    ),
+    "whole": ("llama", {}, Lora(rank=4, modules_to_save=("embed_tokens", "lm_head", "model.norm"))),
+    "whole, tied": ("llama", {"tie_word_embeddings": True}, Lora(rank=4, modules_to_save=("embed_tokens",))),
+    "whole, tied by another name": ("gpt2", {}, Lora(rank=4, modules_to_save=("wte",))),
+    "whole router": ("mixtral", {}, Lora(rank=2, target_modules=("q_proj",), modules_to_save=("gate",))),
+    "more tokens": ("llama", {}, Lora(rank=4)),
+    "more tokens, tied": ("qwen2", {"tie_word_embeddings": True}, Lora(rank=4)),
+    "more tokens, trained": ("llama", {"tie_word_embeddings": True}, Lora(rank=4, modules_to_save=("lm_head",))),
+    "more tokens, half of them trained": ("llama", {}, Lora(rank=4, modules_to_save=("embed_tokens",))),
+    "adapter on the embedding": ("llama", {}, Lora(rank=4, target_modules=("embed_tokens", "lm_head", "q_proj"))),
+}
+
+
+def learned(adapted: torch.nn.Module) -> torch.nn.Module:
+    """As after a training: nothing that trains is what it was."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for tensor in trained_tensors(adapted).values():
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.randn(tensor.shape))
+    return adapted.eval()
+
+
+def base_of(family: str, settings: dict) -> torch.nn.Module:
+    return (model_of(family) if family in ("mixtral", "qwen3_moe") else tiny_model(family, **settings)).eval()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Of each kind the base, the adapter, and the logits of the model that learned it."""
+    root = tmp_path_factory.mktemp("adapters")
+    for kind, (family, settings, lora) in KINDS.items():
+        folder, tokens = root / kind, VOCABULARY + (3 if "more tokens" in kind else 0)
+        model = base_of(family, settings)
+        model.save_pretrained(folder / "base")
+        grow_vocabulary(model, tokens)
+        adapted = learned(add_lora(model, lora))
+        save_adapter(adapted, folder / "adapter", base=Pretrained(path=str(folder / "base")), grown=tokens > VOCABULARY)
+        (folder / "tokens").write_text(str(tokens))
+        with torch.no_grad():
+            save_file({"logits": adapted(IDS).logits}, folder / "expected.safetensors")
+            merged = merge(adapted, torch.float32)
+            save_file({"logits": merged(IDS).logits}, folder / "merged.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_PEFT, *(str(root / kind) for kind in KINDS)],
+        capture_output=True, text=True, cwd=root,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+def logits(path: Path, name: str = "logits") -> torch.Tensor:
+    return load_file(path)[name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_peft_and_the_merged_model_compute_what_was_learned(folders, kind):
+    expected = logits(folders / kind / "expected.safetensors")
+    torch.testing.assert_close(logits(folders / kind / "merged.safetensors"), expected, rtol=1e-4, atol=2e-4)
+    for plain in load_file(folders / kind / "plain.safetensors").values():
+        torch.testing.assert_close(plain, expected, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        before = load_folder(folders / kind / "base", weights_dtype=torch.float32)(IDS).logits
+    assert (expected[..., :VOCABULARY] - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_comes_back_from_its_folder_whole(folders, kind):
+    model = load_folder(folders / kind / "base", weights_dtype=torch.float32)
+    grow_vocabulary(model, int((folders / kind / "tokens").read_text()))
+    with torch.no_grad():
+        found = put_adapter(model, folders / kind / "adapter").eval()(IDS).logits
+    assert torch.equal(found, logits(folders / kind / "expected.safetensors"))
+
+
+def test_an_adapter_names_its_base_as_the_config_does_and_is_the_same_in_every_process(tmp_path):
+    for name, base in (("hub", Pretrained(path="some/model", revision="f00")), ("result", None)):
+        save_adapter(add_lora(model_of("mixtral"), Lora()), tmp_path / name, base=base, grown=False)
+    told, of_result = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("hub", "result"))
+    assert (told["base_model_name_or_path"], told["revision"]) == ("some/model", "f00")
+    assert (of_result["base_model_name_or_path"], of_result["revision"]) == (None, None)
+    for key in ("target_modules", "target_parameters"):
+        assert told[key] == sorted(told[key])
+        assert len(told[key]) > 1
+
+
+def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
+    with pytest.raises(SnaketuneError, match=r"doesn't fit the model beneath it: .*size mismatch"):
+        put_adapter(tiny_model("llama", hidden_size=64), folders / "llama/adapter")
+    adapter = tmp_path / "adapter"
+    save_adapter(add_lora(tiny_model("llama"), Lora(rank=2)), adapter, base=None, grown=False)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    gone = sorted(tensors)[3]
+    save_file({name: tensor for name, tensor in tensors.items() if name != gone}, adapter / "adapter_model.safetensors")
+    with pytest.raises(SnaketuneError, match=r"doesn't fit the model beneath it: it has no .*lora_"):
+        put_adapter(tiny_model("llama"), adapter)
+
+
+@pytest.mark.parametrize(
+    ("lora", "told"),
+    [
+        ({"target_modules": ("q_prj",)}, r"target_modules: the model has no module 'q_prj'; did you mean 'q_proj'"),
+        ({"target_modules": ("q_proj", "w3")}, r"target_modules: the model has no module 'w3'; known: .*down_proj"),
+        ({"target_modules": "q_proj"}, r"'q_proj' fits no whole name of a module; such are model\.layers\.0"),
+        ({"target_modules": ("mlp",)}, r": Target module LlamaMLP.* are supported"),
+        ({"target_modules": r"(.|..)+q_prox|.*"}, r"target_modules: the pattern .* takes more than"),
+        ({"modules_to_save": ("lm_hed",)}, r"modules_to_save: the model has no module 'lm_hed'; did you mean 'lm_head'"),
+        # peft would take whatever ends so.
+        ({"modules_to_save": ("proj",)}, r"modules_to_save: the model has no module 'proj'"),
+        ({"modules_to_save": ("mlp", "up_proj")}, r"model\.layers\.0\.mlp\.up_proj is a part of model\.layers\.0\.mlp"),
+    ],
+)  # fmt: skip
+def test_names_that_no_module_has_are_refused_with_some_that_are_there(lora, told, monkeypatch):
+    monkeypatch.setattr("snaketune.patterns.SECONDS", 0.05)
+    with pytest.raises(SnaketuneError, match=f"lora.*{told}"):
+        add_lora(tiny_model("llama"), Lora(rank=2, **lora))
+
+
+def test_a_name_means_whole_parts_of_names():
+    adapted = add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("q_proj",), modules_to_save=("norm",)))
+    whole = {name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name}
+    assert whole == {"base_model.model.model.norm.modules_to_save.default.weight"}
+
+
+def test_of_tied_embeddings_one_name_trains_both_as_one():
+    for name in ("embed_tokens", "lm_head"):
+        adapted = add_lora(tiny_model("llama", tie_word_embeddings=True), Lora(rank=2, modules_to_save=(name,)))
+        trained = [name for name, p in adapted.named_parameters() if p.requires_grad and "lora_" not in name]
+        assert trained == ["base_model.model.model.embed_tokens.modules_to_save.default.weight"]
+        merged = merge(learned(adapted), torch.bfloat16)
+        round_weights(merged, torch.bfloat16)
+        assert merged.lm_head.weight is merged.model.embed_tokens.weight
+        assert type(merged.lm_head) is torch.nn.Linear
+
+
+def test_what_is_trained_whole_is_trained_in_float32_and_begins_as_the_same_model():
+    model = tiny_model("llama").to(torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        before = model(IDS).logits
+    adapted = add_lora(model, Lora(rank=2, modules_to_save=("embed_tokens", "lm_head", "norm")))
+    trained = {p.dtype for p in adapted.parameters() if p.requires_grad}
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(adapted(IDS).logits, before)
+    assert trained == {torch.float32}
+
+
+def test_modules_that_are_trained_whole_are_in_checkpoints(tmp_path):
+    lora = Lora(rank=2, dora=True, modules_to_save=("embed_tokens", "norm"))
+    first, second = (add_lora(tiny_model("llama", tie_word_embeddings=True), lora).eval() for _ in range(2))
+    learned(first)
+    save_weights(tmp_path, first)
+    load_weights(tmp_path, second)
+    third = copy_trained(first, add_lora(tiny_model("llama", tie_word_embeddings=True), lora)).eval()
+    with torch.no_grad():
+        assert torch.equal(second(IDS).logits, first(IDS).logits)
+        assert torch.equal(third(IDS).logits, first(IDS).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_in_memory_is_taken_as_one_that_was_written_and_read(tmp_path, family, dtype):
+    model = base_of(family, {"tie_word_embeddings": True}).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    wanted = load_folder(tmp_path, weights_dtype=dtype).state_dict()
+    found = as_loaded(model, weights_dtype=dtype)
+    assert found.state_dict().keys() == wanted.keys()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.state_dict().items())
+    assert {p.dtype for p in found.parameters()} == {dtype}
+    assert (found.lm_head.weight is found.get_input_embeddings().weight) == (family != "mixtral")
+
+
+@pytest.fixture
+def in_4_bits(tmp_path, monkeypatch):
+    """Weights really in 4 bits, their constants too, on the CPU; a run takes them on CUDA alone."""
+    monkeypatch.setattr(loading, "_device_for_4_bits", lambda: "cpu")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 4}
+    model = tiny_model("llama", **sizes)
+    model.save_pretrained(tmp_path / "base")
+    return load_folder(tmp_path / "base", weights_dtype=torch.float32, quantization=Quantization()), model
+
+
+def dequantized(model: torch.nn.Module, like: torch.nn.Module) -> torch.nn.Module:
+    """The same weights in float32."""
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    plain = deepcopy(like)
+    for name, module in model.named_modules():
+        if isinstance(module, Linear4bit):
+            assert module.weight.quant_state.nested
+            weight = dequantize_4bit(module.weight.data, module.weight.quant_state)
+            plain.get_submodule(name).weight.data = weight.float()
+    return plain
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_on_4_bits_adapters_learn_by_the_gradients_of_the_weights_that_these_stand_for(in_4_bits, dora):
+    """After an evaluation too: there bitsandbytes may lay the weights out anew."""
+    model, original = in_4_bits
+    gradients = []
+    for one in (model, dequantized(model, original)):
+        with torch.no_grad():
+            one.eval()(IDS)
+        torch.manual_seed(0)
+        adapted = learned(add_lora(one, Lora(rank=2, dora=dora, modules_to_save=("lm_head",)))).train()
+        adapted(IDS).logits.logsumexp(-1).sum().backward()
+        gradients.append({name: p.grad for name, p in adapted.named_parameters() if p.requires_grad})
+    found, wanted = gradients
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_in_4_bits_are_not_trained_whole(in_4_bits):
+    with pytest.raises(SnaketuneError, match=r"modules_to_save: .*down_proj is in 4 bits"):
+        add_lora(in_4_bits[0], Lora(rank=2, modules_to_save=("down_proj",)))
+
+
+def test_layers_of_gpt2_are_no_linear_ones_and_get_adapters():
+    adapted = add_lora(tiny_model("gpt2"), Lora(rank=2, dora=True))
+    layers = [m for m in adapted.modules() if hasattr(m, "base_layer") and isinstance(m.base_layer, Conv1D)]
+    assert len(layers) == 2 * 4

@@ -1,0 +1,260 @@
+"""Calibration on real steps of tiny models, where memory is what a test says it is; trainings that run out and go on."""
+
+import json
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from snaketune.config.runs import Execution, Learning, Lora
+from snaketune.config.tracking import Tracking
+from snaketune.errors import SnaketuneError
+from snaketune.stages.portioned import sized_learning
+from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.training import attempts, calibrate, calibrating, launched, trial
+from snaketune.training import launch as processes
+from snaketune.training.packed import PackedTrainer
+from snaketune.training.portions import CURVE
+from tests.packing import chain
+from tests.tokenization.small_tokenizers import messages
+
+from .sft_runs import packed_rows, raw_rows, sft_spec
+
+FORKED = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(trial, "SECONDS", 0.0)
+
+
+@pytest.fixture
+def holds(monkeypatch):
+    """Lets a device hold so many rows; beyond, torch's own error. Recomputed activations take none."""
+
+    def hold(rows: int) -> None:
+        compute_loss = PackedTrainer.compute_loss
+
+        def limited(self, model, inputs, *others, **keywords):
+            if inputs["input_ids"].shape[1] > rows * self.rows.row_length and not self.args.gradient_checkpointing:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+            return compute_loss(self, model, inputs, *others, **keywords)
+
+        monkeypatch.setattr(PackedTrainer, "compute_loss", limited)
+
+    return hold
+
+
+def spec_of(run: SftSpec | DpoSpec, base, checkpointing="auto", batch_rows: int = 8) -> CalibrateSpec:
+    learning = sized_learning(run.training.model_copy(update={"batch_rows": batch_rows}))
+    made = run.model_copy(update={"training": learning})
+    return CalibrateSpec(
+        base=base, run=made, gradient_checkpointing=checkpointing, processes=1, launch="single", zero_stage=None
+    )
+
+
+def calibrated(folder, spec: CalibrateSpec, pack, tokenizer, **operation) -> dict:
+    work = WorkFolder(folder)
+    work.start()
+    calibrate.build(spec, work, operation=Execution(**operation), pack=pack, tokenizer=tokenizer, base=[])
+    return json.loads((work.payload / CURVE).read_text())
+
+
+def seen(curve: dict) -> list[tuple[int, bool, bool]]:
+    return [(one["micro_batch_rows"], one["gradient_checkpointing"], one["fits"]) for one in curve["trials"]]
+
+
+def many_rows(folder, tokenizer, monkeypatch):
+    rows = [{"id": str(i), "messages": messages(f"cat {i}?", f"ton {i}"), "tools": None} for i in range(90)]
+    monkeypatch.setattr("tests.training.sft_runs.ROWS", rows)
+    return packed_rows(folder, tokenizer)
+
+
+def test_what_fits_is_found_and_the_curve_is_whole(tmp_path, tokenizer, holds, monkeypatch):
+    holds(5)
+    rows = many_rows(tmp_path / "rows", tokenizer, monkeypatch)
+    # So that every doubling is worth it.
+    monkeypatch.setattr("snaketune.training.search.GAIN", -1.0)
+    spec = sft_spec(tmp_path, None)
+    curve = calibrated(tmp_path / "work", spec_of(spec, spec.base, batch_rows=12), rows, tokenizer)
+    kept = [found for found in seen(curve) if not found[1]]
+    assert kept == [(1, False, True), (2, False, True), (4, False, True), (12, False, False), (6, False, False)]
+    assert [found[1:] for found in seen(curve) if found[1]] == [(True, True)] * 4
+    for one in curve["trials"]:
+        assert one["accumulation"] * one["micro_batch_rows"] == 12
+        assert one["fits"] == (one.get("tokens_per_second", 0) > 0 and 5e7 < one["peak_bytes"] < 5e10)
+        assert one["fits"] or one["why"].startswith("CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert curve["best"] in curve["trials"]
+    assert curve["best"]["fits"]
+    # Nothing is left behind that would end a training.
+    assert not (tmp_path / "work/state/ran_out.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["lora", "raw", "preferences"])
+def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
+    run = sft_spec(tmp_path, Lora(rank=2) if kind == "lora" else None)
+    base = run.base
+    rows = raw_rows(tmp_path / "raw") if kind == "raw" else packed_rows(tmp_path / "rows", tokenizer)
+    if kind == "preferences":
+        pairs = [
+            {"id": str(i), "prompt": messages(f"cat {i}?"), "chosen": messages("", f"ton {i}")[1:],
+             "rejected": messages("", f"hat {i} sing")[1:]}
+            for i in range(8)
+        ]  # fmt: skip
+        corpus = chain.corpus(tmp_path / "pairs", "preference", pairs, held_out=0)
+        rows = chain.pack(tmp_path / "pack", corpus, tokenizer, "preference", length=64)
+        run = DpoSpec(
+            loss="sigmoid", beta=0.1, label_smoothing=0.0, training=Learning(learning_rate=1.0), lora=None,
+            quantization=None, trust_remote_code=False,
+        )  # fmt: skip
+    curve = calibrated(tmp_path / "work", spec_of(run, base, batch_rows=4), rows, tokenizer)
+    assert seen(curve)[0] == (1, False, True)
+
+
+def test_a_choice_by_hand_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
+    monkeypatch.setattr("snaketune.training.portions.WORTH_TELLING", -1)
+    run = sft_spec(tmp_path, None)
+    calibrated(
+        tmp_path / "work", spec_of(run, run.base, batch_rows=2), packed_rows(tmp_path / "rows", tokenizer), tokenizer,
+        micro_batch_rows=1,
+    )  # fmt: skip
+    assert "note: micro-batches of 1 row lose" in capsys.readouterr().out
+
+
+def test_where_nothing_fits_it_is_said_what_helps(tmp_path, tokenizer, holds, monkeypatch):
+    def never(self, *others, **keywords):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(PackedTrainer, "compute_loss", never)
+    run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
+    with pytest.raises(SnaketuneError, match=r"not even micro-batches of 1 row, .* fit: CUDA out of memory.*lower"):
+        calibrated(tmp_path / "work", spec_of(run, run.base), rows, tokenizer)
+
+
+def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkeypatch):
+    run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
+    spec = spec_of(run, run.base, batch_rows=4)
+
+    class Killed(BaseException):
+        pass
+
+    measured = []
+
+    def counting(trainer):
+        measured.append(trainer.args.per_device_train_batch_size)
+        if measured == [1, 2]:
+            raise Killed
+        return time_steps(trainer)
+
+    time_steps = trial.time_steps
+    monkeypatch.setattr(calibrate, "time_steps", counting)
+    with pytest.raises(Killed):
+        calibrated(tmp_path / "work", spec, rows, tokenizer)
+    calibrated(tmp_path / "work", spec, rows, tokenizer)
+    assert measured[:3] == [1, 2, 2]
+    assert measured.count(1) == 1
+
+
+def forked(monkeypatch) -> None:
+    """Processes are launched by a fork of this one, with what the test has put into it."""
+
+    def run(command, **_):
+        process = FORKED.Process(target=launched.main, args=(next(p for p in map(_path, command) if p),))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(command, process.exitcode)
+
+    monkeypatch.setattr(processes.subprocess, "run", run)
+
+
+def _path(word: str):
+    from pathlib import Path
+
+    return Path(word) if word.endswith("job.json") else None
+
+
+def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path, tokenizer, monkeypatch, capfd):
+    forked(monkeypatch)
+    rows, spec = many_rows(tmp_path / "rows", tokenizer, monkeypatch), sft_spec(tmp_path, None)
+    inputs = {"artifacts": {"pack": [rows], "tokenizer": [tokenizer]}, "files": {"base": []}}
+    monkeypatch.setattr(
+        launched, "result_at", lambda path: {rows.manifest_path: rows, tokenizer.manifest_path: tokenizer}[path]
+    )
+    operation = Execution(micro_batch_rows=4, log_steps=1, checkpoint_steps=2)
+
+    def attempt(folder):
+        work = WorkFolder(folder)
+        work.payload.mkdir(parents=True, exist_ok=True)
+        work.state.mkdir(exist_ok=True)
+        told = {"tracking": Tracking(), "out": folder / "out"}
+        return attempts.launch("sft", spec=spec, operation=operation, work=work, **told, **inputs)
+
+    undisturbed = attempt(tmp_path / "undisturbed").run["history"]
+    assert len(undisturbed) > 3
+    compute_loss = PackedTrainer.compute_loss
+
+    def ends(self, model, inputs, *others, **keywords):
+        if self.state.global_step >= 3 and self.args.per_device_train_batch_size > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return compute_loss(self, model, inputs, *others, **keywords)
+
+    monkeypatch.setattr(PackedTrainer, "compute_loss", ends)
+    for rows_before, rows_after in ((4, 2), (2, 1)):
+        with pytest.raises(SnaketuneError, match=rf"step 4 with micro-batches of {rows_before} .* of {rows_after} row"):
+            attempt(tmp_path / "disturbed")
+    found = attempt(tmp_path / "disturbed")
+    assert "resuming from" in capfd.readouterr().out
+    assert found.run["micro_batch_rows"] == 1
+    assert [entry["step"] for entry in found.run["history"]] == [entry["step"] for entry in undisturbed]
+    for one, other in zip(found.run["history"], undisturbed, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["learning_rate"] == other["learning_rate"]
+
+
+def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp_path, monkeypatch):
+    """Each launch stands for several processes, one of which has told of its memory and died."""
+    from snaketune.training.portions import Portions, tell_ran_out
+    from snaketune.training.search import Trials
+
+    work, left = WorkFolder(tmp_path), [8, 4]
+    work.start()
+
+    def dies(stage, *, work, **_):
+        if not left:
+            return "done"
+        portions = Portions(micro_batch_rows=left.pop(), gradient_checkpointing=False)
+        Trials(work.state).add(portions, {"fits": False})
+        tell_ran_out(work.state, None, MemoryError())
+        raise SnaketuneError("exit status 1")
+
+    monkeypatch.setattr(processes, "launch", dies)
+    assert calibrating.launch("calibrate", work=work) == "done"
+
+    def learns_nothing(stage, *, work, **_):
+        tell_ran_out(work.state, None, MemoryError())
+        raise SnaketuneError("exit status 1")
+
+    monkeypatch.setattr(processes, "launch", learns_nothing)
+    with pytest.raises(SnaketuneError, match="exit status 1"):
+        calibrating.launch("calibrate", work=work)
+
+
+CAPPED = """
+import resource
+import torch
+from snaketune.models.room import host_limit, ran_out
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+try:
+    torch.empty(2**30)
+except RuntimeError as error:
+    print(ran_out(error), ran_out(ValueError("other")))
+"""
+
+
+def test_what_torch_says_when_a_host_gives_no_more_is_understood():
+    found = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True)
+    assert found.stdout.split() == ["True", "False"], found.stderr

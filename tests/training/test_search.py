@@ -1,0 +1,92 @@
+"""The search for the fastest portions: every trial is worth its time, and the best below the limit is found."""
+
+import pytest
+
+from snaketune.training.portions import Portions, best_of, divisors
+from snaketune.training.search import Trials, search
+
+
+class Device:
+    """Rows at once take memory, and gain less and less; recomputed activations take a tenth of it, and a third more time."""
+
+    def __init__(self, memory: float, half: float = 2.0):
+        self.memory, self.half = memory, half
+        self.asked: list[tuple[int, bool]] = []
+
+    def measure(self, portions: Portions, before: list) -> dict:
+        rows, recomputed = portions.micro_batch_rows, portions.gradient_checkpointing
+        self.asked.append((rows, recomputed))
+        told = {"micro_batch_rows": rows, "gradient_checkpointing": recomputed}
+        needed = 10 + rows * (0.1 if recomputed else 1)
+        if needed > self.memory:
+            return told | {"fits": False}
+        speed = 1000 * rows / (rows + self.half) * (0.75 if recomputed else 1)
+        return told | {"fits": True, "tokens_per_second": speed, "peak_bytes": needed}
+
+    def best(self, batch_rows: int, checkpointing="auto") -> tuple[int, bool]:
+        trials = list(search(divisors(batch_rows, 1), checkpointing, self.measure))
+        found = best_of([one for one in trials if one["fits"]])
+        return found["micro_batch_rows"], found["gradient_checkpointing"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "batch_rows", "best"),
+    [
+        (1000, 64, (64, False)),
+        (1000, 7, (7, False)),
+        (26, 64, (16, False)),
+        # Between 8, which fits, and 16, which doesn't.
+        (22.5, 48, (12, False)),
+        (10.5, 64, (4, True)),
+        (11.5, 64, (8, True)),
+        (10.1, 64, (1, True)),
+    ],
+)
+def test_the_best_below_the_limit_is_found(memory, batch_rows, best):
+    assert Device(memory).best(batch_rows) == best
+
+
+def test_the_search_ends_where_more_rows_gain_nothing():
+    device = Device(1000, half=0.001)
+    assert device.best(1024) == (1, False)
+    assert device.asked == [(1, False), (2, False), (4, False)]
+
+
+def test_one_slow_trial_does_not_end_it():
+    class Hiccup(Device):
+        def measure(self, portions, before):
+            found = super().measure(portions, before)
+            return found | ({"tokens_per_second": 1.0} if portions.micro_batch_rows == 4 else {})
+
+    assert Hiccup(1000).best(64) == (64, False)
+
+
+def test_activations_are_recomputed_only_where_memory_keeps_the_speed_down():
+    roomy = Device(1000)
+    roomy.best(64)
+    assert not any(recomputed for _, recomputed in roomy.asked)
+    # It ran out, but had stopped to gain before.
+    flat = Device(14.5, half=0.01)
+    flat.best(64)
+    assert not any(recomputed for _, recomputed in flat.asked)
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_what_the_config_says_of_activations_is_the_only_thing_tried(checkpointing):
+    device = Device(12.5)
+    device.best(8, checkpointing)
+    assert {recomputed for _, recomputed in device.asked} == {checkpointing}
+
+
+def test_where_nothing_fits_all_that_could_is_tried():
+    device = Device(5)
+    assert not any(one["fits"] for one in search([1, 2, 4], "auto", device.measure))
+    assert device.asked == [(1, False), (1, True)]
+
+
+def test_what_was_measured_is_kept(tmp_path):
+    kept, one = Trials(tmp_path), {"micro_batch_rows": 1, "fits": True}
+    portions = Portions(micro_batch_rows=1, gradient_checkpointing=False)
+    kept.add(portions, one)
+    assert (Trials(tmp_path).get(portions), len(Trials(tmp_path))) == (one, 1)
+    assert Trials(tmp_path).get(Portions(micro_batch_rows=1, gradient_checkpointing=True)) is None

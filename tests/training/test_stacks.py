@@ -1,0 +1,226 @@
+"""Results that hold adapters alone: what is made of them is, to the bit, what is made of results that have them merged."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.evaluation import ExactMatch, Generation
+from snaketune.config.runs import Lora, Operation, Pretrained, Quantization, Training
+from snaketune.errors import SnaketuneError
+from snaketune.evaluation import eval as evaluation
+from snaketune.models import loading
+from snaketune.models.loading import load_folder
+from snaketune.models.stacked import Stack
+from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
+from snaketune.training import dpo, ref_logps, sft
+from snaketune.training.reference import FILE
+from tests.models.conftest import tiny_model
+from tests.packing import chain
+from tests.tokenization.small_tokenizers import messages
+
+from .sft_runs import packed_rows
+from .test_resume import model_of
+
+
+@dataclass
+class Made:
+    """A model: its results from the uppermost down, and what lies beneath."""
+
+    results: list[Artifact]
+    base: Pretrained | None = None
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        return {"model": self.results[:1], "beneath": self.results[1:]}
+
+    def stack(self, tokenizer: Artifact) -> Stack:
+        return Stack(results=tuple(self.results), base=self.base, tokenizer=tokenizer.folder)
+
+
+class Chain:
+    """sft → sft → reference → dpo → eval, all of them with adapters, in one folder."""
+
+    def __init__(self, folder: Path, tokenizer: Artifact, merge: bool):
+        self.folder, self.tokenizer, self.merge = folder, tokenizer, merge
+        self.rows = packed_rows(folder / "pack", tokenizer)
+        pairs = [
+            {"id": str(i), "prompt": messages(f"cat {i}?"), "chosen": messages("", f"ton {i}")[1:],
+             "rejected": messages("", f"hat {i} sing")[1:]}
+            for i in range(6)
+        ]  # fmt: skip
+        corpus = chain.corpus(folder / "pairs", "preference", pairs, held_out=2)
+        self.pairs = chain.pack(folder / "pairs-pack", corpus, tokenizer, "preference", length=64)
+
+    def work(self, name: str) -> WorkFolder:
+        work = WorkFolder(self.folder / name)
+        work.start()
+        return work
+
+    def finish(self, work: WorkFolder, outcome, spec, inputs=None) -> Artifact:
+        result = chain.made(work.folder, outcome, spec)
+        result.manifest["inputs"] = inputs or {}
+        return result
+
+    def made(self, result: Artifact, beneath: Made) -> Made:
+        return Made([result], None) if self.merge else Made([result, *beneath.results], beneath.base)
+
+    def sft(self, name: str, start: Made, lora: Lora, quantization=None, **settings) -> Made:
+        spec = SftSpec(
+            base=start.base, training=training(**settings), lora=lora.model_copy(update={"merge": self.merge}),
+            quantization=quantization,
+        )  # fmt: skip
+        work = self.work(name)
+        outcome = sft.build(
+            spec, work, operation=Operation(), pack=self.rows, tokenizer=self.tokenizer, base=[], **start.inputs
+        )
+        return self.made(self.finish(work, outcome, spec), start)
+
+    def dpo(self, name: str, start: Made, lora: Lora | None, quantization=None) -> tuple[Made, Artifact, list[float]]:
+        made = training(epochs=3, warmup_fraction=0)
+        inputs = {"model": start.results[0], "beneath": start.results[1:]}
+        told = RefLogpsSpec(
+            precision=made.precision, frozen_weights=lora is not None, quantization=quantization, base=start.base,
+            trust_remote_code=False, micro_batch_rows=2,
+        )  # fmt: skip
+        work = self.work(f"{name}-reference")
+        outcome = ref_logps.build(told, work, pack=self.pairs, **inputs)
+        read = {role: [one.content for one in some] for role, some in start.inputs.items()}
+        reference = self.finish(work, outcome, told, read | {"pack": [self.pairs.content]})
+        lora = lora and lora.model_copy(update={"merge": self.merge})
+        spec = DpoSpec(
+            loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=quantization, base=start.base,
+            trust_remote_code=False, training=made,
+        )  # fmt: skip
+        work = self.work(name)
+        outcome = dpo.build(
+            spec, work, operation=Operation(log_steps=1), pack=self.pairs, ref_logps=reference, **inputs
+        )
+        result = self.finish(work, outcome, spec)
+        made = self.made(result, start) if lora else Made([result])
+        return made, reference, [entry["loss"] for entry in outcome.run["history"]]
+
+    def scores(self, name: str, model: Made, references: list[Artifact]) -> dict[str, Any]:
+        spec = EvalSpec(
+            base=model.base, trust_remote_code=False, conversations=(), preferences=("pairs",),
+            generation=Generation(max_new_tokens=2), exact_match=ExactMatch(), task_names=(), task_limit=None,
+            task_batch_size=1, samples=0,
+        )  # fmt: skip
+        work = self.work(name)
+        evaluation.build(
+            spec, work, tokenizer=self.tokenizer, corpora=[], packs=[self.pairs], ref_logps=references, base=[],
+            tasks=[], task_data=[], **model.inputs,
+        )  # fmt: skip
+        return json.loads((work.payload / "scores.json").read_text())
+
+
+def training(**settings) -> Training:
+    return Training(**({"epochs": 1, "batch_rows": 2, "micro_batch_rows": 2, "learning_rate": 0.004} | settings))
+
+
+FIRST = Lora(rank=4, dora=True, modules_to_save=("embed_tokens",))
+SECOND = Lora(rank=2, rslora=True, target_modules=r".*\.(q|v)_proj")
+# Families, data types of their bases, and settings: computed in their own data type, in a lower one, saved in a higher one.
+CASES = {
+    "llama": ("llama", torch.bfloat16, {}),
+    "tied": ("qwen2", torch.float32, {"precision": "bfloat16"}),
+    "experts": ("mixtral", torch.bfloat16, {"save_dtype": "float32"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenizer, case):
+    family, dtype, settings = CASES[case]
+    model = model_of(family) if family == "mixtral" else tiny_model(family, tie_word_embeddings=case == "tied")
+    model.to(dtype).save_pretrained(tmp_path / "base")
+    base = Made([], Pretrained(path=str(tmp_path / "base")))
+    # Rows of the vocabulary that the base lacks come along.
+    first = Lora(rank=2) if case == "experts" else FIRST
+    made: dict[bool, Any] = {}
+    for merge in (True, False):
+        run = Chain(tmp_path / str(merge), tokenizer, merge)
+        one = run.sft("one", base, first, **settings)
+        two = run.sft("two", one, SECOND)
+        last, reference, losses = run.dpo("last", two, SECOND)
+        full, *_ = run.dpo("full", two, None)
+        scores = run.scores("scores", last, [reference])
+        made[merge] = (one, two, last, full), read_table(reference.file(FILE)), losses, scores
+    merged, alone = made[True], made[False]
+    assert [len(model.results) for model in alone[0]] == [1, 2, 3, 1]
+    for with_weights, without in zip(merged[0], alone[0], strict=True):
+        names = set(without.results[0].manifest["payload"])
+        assert {"tokenizer.json", "config.json", "generation_config.json"} <= names
+        if len(without.results) > 1:
+            assert "adapter/adapter_model.safetensors" in names
+            assert not [name for name in names if name.endswith((".safetensors", ".index.json")) and "/" not in name]
+        for asked in (torch.float32, torch.bfloat16):
+            wanted = load_folder(with_weights.results[0].folder, weights_dtype=asked)
+            found = without.stack(tokenizer).load(asked)
+            assert found.state_dict().keys() == wanted.state_dict().keys()
+            for name, tensor in wanted.state_dict().items():
+                assert torch.equal(found.state_dict()[name], tensor), name
+        told = [json.loads((model.results[0].folder / "config.json").read_text()) for model in (with_weights, without)]
+        assert told[0] == told[1]
+    assert merged[1].equals(alone[1])
+    assert merged[2] == alone[2]
+    assert merged[2][0] == pytest.approx(math.log(2), abs=1e-6)
+    assert merged[2][-1] < merged[2][0]
+    assert merged[3] == alone[3]
+    assert merged[3]["preferences"]["pairs"]["pairs_with_reference"] == 2
+
+
+def test_in_4_bits_a_reference_on_adapters_is_what_the_policy_begins_as(tmp_path, tokenizer, monkeypatch):
+    """QLoRA on the CPU; a run takes it on CUDA alone."""
+    monkeypatch.setattr(loading, "_device_for_4_bits", lambda: "cpu")
+    model = tiny_model("llama", hidden_size=64, intermediate_size=64, num_key_value_heads=4)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    base = Made([], Pretrained(path=str(tmp_path / "base")))
+    losses, tables = [], []
+    for merge in (True, False):
+        run = Chain(tmp_path / str(merge), tokenizer, merge)
+        one = run.sft("one", base, FIRST, Quantization())
+        last, reference, history = run.dpo("last", one, SECOND, Quantization())
+        losses.append(history)
+        tables.append(read_table(reference.file(FILE)))
+        assert ("quantization_config" in (last.results[0].folder / "config.json").read_text()) is False
+        assert last.stack(tokenizer).load(torch.float32)(torch.arange(5, 29)[None]).logits.isfinite().all()
+    assert losses[0] == losses[1]
+    assert losses[0][0] == pytest.approx(math.log(2), abs=1e-6)
+    assert losses[0][-1] < losses[0][0]
+    assert tables[0].equals(tables[1])
+
+
+def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path, tokenizer):
+    tiny_model("llama").save_pretrained(tmp_path / "base")
+    run = Chain(tmp_path, tokenizer, merge=False)
+    one, other = (
+        run.sft(name, Made([], Pretrained(path=str(tmp_path / "base"))), SECOND, seed=seed)
+        for name, seed in (("one", 1), ("other", 2))
+    )
+    two = run.sft("two", one, SECOND)
+    _, reference, _ = run.dpo("last", two, SECOND)
+    spec = DpoSpec(
+        loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=SECOND, quantization=None, base=two.base,
+        trust_remote_code=False, training=training(),
+    )  # fmt: skip
+    with pytest.raises(SnaketuneError, match=r"doesn't belong to this run \(model: "):
+        dpo.build(
+            spec, run.work("wrong"), operation=Operation(), pack=run.pairs, ref_logps=reference,
+            model=two.results[0], beneath=other.results,
+        )  # fmt: skip
+
+
+def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer):
+    alone = Artifact(tmp_path, {"beneath_dtype": "float32"}, tmp_path)
+    complete = Artifact(tmp_path, {}, tmp_path)
+    base = Pretrained(path="some/model")
+    for results, beneath in (((), None), ((alone,), None), ((complete,), base), ((alone, complete), base)):
+        with pytest.raises(SnaketuneError, match="--model, --beneath: expected"):
+            Stack(results=results, base=beneath, tokenizer=tokenizer.folder)

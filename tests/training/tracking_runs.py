@@ -1,0 +1,215 @@
+"""Trainings that are tracked, killed with SIGKILL in processes of their own, and what their trackers hold afterwards.
+
+As a program: imports once, and forks a process for each attempt, which alone imports the trackers.
+"""
+
+import json
+import os
+import signal
+import struct
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snaketune.config.tracking import Tracking
+from snaketune.packing.reader import PackedRows
+from snaketune.stages.work import WorkFolder
+from snaketune.tracking.curves import Curves, Tracked
+from snaketune.training import checkpoints, pipeline
+from snaketune.training.sft import SftTrainer
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU, tiny_model
+from tests.training.executed import executed
+
+from .pipeline_runs import FORKED, read_pack, spec
+
+EVERYTHING = {"wandb": {}, "trackio": True, "mlflow": {}}
+STEPS, CHECKPOINT = 18, 4
+
+
+def train(root: Path, fingerprint: str, tracking: Tracking | None, name: str = "demo", log_steps: int = 1) -> None:
+    """22 rows, three epochs of six steps; a line of the log after every `log_steps`, a checkpoint after every fourth."""
+    made, work = spec(), WorkFolder(root / "results/.work/sft" / fingerprint)
+    if os.environ.get("RANK", "0") == "0":
+        work.start()
+    out = root / "results/sft" / name
+    tracked = Tracked.of("sft", made.model_dump(mode="json"), tracking, work, out) if tracking else None
+    run = Run(
+        spec=made,
+        operation=executed(made.training, checkpoint_steps=CHECKPOINT, log_steps=log_steps),
+        work=work,
+        compute=CPU,
+        tracked=tracked,
+    )
+    pipeline.train(SftTrainer, PackedRows(read_pack(root), "train"), run, lambda *_: tiny_model("llama"))
+
+
+def killed_at(where: str, patch: pytest.MonkeyPatch) -> None:
+    """Let this process be killed: after the line of a step (`log 7`), in the middle of it in TensorBoard's file (`torn 7`),
+    when a step's checkpoint is written but doesn't count yet (`save 8`), or when it counts (`saved 8`)."""
+    what, step = where.split()
+
+    def kill(at: int) -> None:
+        if at == int(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if what == "log":
+        on_log = Curves.on_log
+
+        def logged(self, args, state, control, **more):
+            on_log(self, args, state, control, **more)
+            kill(state.global_step)
+
+        patch.setattr(Curves, "on_log", logged)
+    elif what == "torn":
+        from snaketune.tracking import to_tensorboard
+
+        write = to_tensorboard.Run.write
+
+        def torn(self, points):
+            if points[0][0] == int(step):
+                self.file = Torn(self.file)
+            write(self, points)
+
+        patch.setattr(to_tensorboard.Run, "write", torn)
+    else:
+        on_save = checkpoints.MarkComplete.on_save
+
+        def saved(self, args, state, control, **more):
+            if what == "save":
+                kill(state.global_step)
+            on_save(self, args, state, control, **more)
+            kill(state.global_step)
+
+        patch.setattr(checkpoints.MarkComplete, "on_save", saved)
+
+
+def fill_disk_at(step: int, patch: pytest.MonkeyPatch) -> None:
+    """Let TensorBoard's disk be full from this step on."""
+    from snaketune.tracking import to_tensorboard
+
+    write = to_tensorboard.Run.write
+
+    def full(self, points):
+        if points[0][0] == step:
+            self.file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
+        write(self, points)
+
+    patch.setattr(to_tensorboard.Run, "write", full)
+
+
+class Torn:
+    """A file that is killed with half a record written."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, record):
+        self.file.write(record[: len(record) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attempt(root: Path, how: dict[str, Any]) -> None:
+    """One attempt, in this process."""
+    with (root / f"{how['fingerprint']}.log").open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.environ |= how.get("environment", {})
+    with (root / "sockets").open("a", buffering=1) as seen:
+        if how.get("watched", True):
+            sys.addaudithook(
+                lambda event, about: (
+                    print(event, about, file=seen)
+                    if event in ("socket.getaddrinfo", "socket.sendto", "socket.connect") and not is_local(about[-1])
+                    else None
+                )
+            )
+        if kill := how.get("kill"):
+            killed_at(kill, pytest.MonkeyPatch())
+        if full := how.get("full"):
+            fill_disk_at(full, pytest.MonkeyPatch())
+        tracking = Tracking(**how["tracking"]) if how["tracking"] is not None else None
+        train(root, how["fingerprint"], tracking, how.get("name", "demo"), how.get("log_steps", 1))
+
+
+def is_local(address: Any) -> bool:
+    """Of a unix socket, by which wandb speaks with its own process."""
+    return isinstance(address, str | bytes)
+
+
+def held(root: Path, fingerprints: list[str]) -> None:
+    """Write down what trackio, MLflow and Weights & Biases say they hold: by tracker and fingerprint, [step, curve, value]."""
+    os.environ |= {"TRACKIO_DIR": str(root / "results/trackio"), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    import wandb  # noqa: F401
+    from mlflow.tracking import MlflowClient
+    from trackio.sqlite_storage import SQLiteStorage
+
+    client = MlflowClient(tracking_uri=(root / "results/mlruns").as_uri())
+    (experiment,) = [found for found in client.search_experiments() if found.name == "snaketune"]
+    found: dict[str, Any] = {"trackio": {}, "mlflow": {}, "wandb": {}, "runs": defaultdict(list)}
+    for run in client.search_runs([experiment.experiment_id]):
+        fingerprint = run.data.tags["snaketune.fingerprint"]
+        found["mlflow"][fingerprint] = [
+            [point.step, curve, point.value]
+            for curve in run.data.metrics
+            for point in client.get_metric_history(run.info.run_id, curve)
+        ]
+        found["runs"][fingerprint].append([run.info.run_name, run.info.status, run.data.params])
+    for fingerprint in fingerprints:
+        lines = SQLiteStorage.get_logs("snaketune", "sft/demo", run_id=fingerprint)
+        found["trackio"][fingerprint] = [
+            [line["step"], curve, value]
+            for line in lines
+            for curve, value in line.items()
+            if curve not in ("step", "timestamp")
+        ]
+        (folder,) = (root / "results/wandb").glob(f"offline-run-*-{fingerprint}")
+        found["wandb"][fingerprint] = list(wandb_points(folder / f"run-{fingerprint}.wandb"))
+    (root / "held.json").write_text(json.dumps(found))
+
+
+def wandb_points(path: Path):
+    """What an offline run holds. wandb has no reader of it in Python: after 7 bytes, records in LevelDB's log format, each with
+    checksum, length and kind (1 whole, 2 first, 3 middle, 4 last), in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, parts = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        parts += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            record, parts = Record.FromString(parts), b""
+            if record.HasField("history"):
+                values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                for curve, value in values.items():
+                    if not curve.startswith("_"):
+                        yield [values["_step"], curve, value]
+
+
+def in_a_process(work: Callable[..., None], *arguments: Any) -> int:
+    child = FORKED.Process(target=work, args=arguments)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def main(root: Path) -> None:
+    """Args: `attempts.json` in `root`: the attempts, one after the other; `held`: whose points to write down."""
+    told = json.loads((root / "attempts.json").read_text())
+    exits = [in_a_process(attempt, root, how) for how in told["attempts"]]
+    (root / "exits.json").write_text(json.dumps(exits))
+    if told["held"]:
+        assert in_a_process(held, root, told["held"]) == 0
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

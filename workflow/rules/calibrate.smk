@@ -1,0 +1,26 @@
+"""In which portions a training is fastest on the device; `snakemake calibrations` measures that of every training."""
+
+
+rule calibrate:
+    input:
+        unpack(inputs_of("calibrate")),
+    output:
+        **outputs_of("calibrate"),
+    log:
+        log_of("calibrate"),
+    conda:
+        "../../envs/train.yaml"
+    threads: 8
+    resources:
+        **operation_of("calibrate"),
+        mem_mb=64000,
+        runtime=120,
+    params:
+        **params_of("calibrate"),
+    shell:
+        command_of("calibrate")
+
+
+rule calibrations:
+    input:
+        calibrations,

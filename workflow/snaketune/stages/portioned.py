@@ -1,0 +1,49 @@
+"""Of a run's config, what shapes the weights; how it runs; and what of it speed and memory follow from."""
+
+from snaketune.config.runs import Dpo, Execution, Learning, Pretrained, Scratch, Sft
+from snaketune.stages.jobs import Job
+from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
+
+
+def learning_of(run: Sft | Dpo) -> Learning:
+    """Of a run's training, what shapes the weights."""
+    return Learning(**run.training.model_dump(include=set(Learning.model_fields)))
+
+
+def execution_of(run: Sft | Dpo, calibrated: Job) -> Execution:
+    """How a run's training runs."""
+    portions = run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
+    return Execution(**run.operation.model_dump(), **portions, calibration=calibrated.manifest)
+
+
+def waits_for(run: Sft | Dpo, calibrated: Job) -> tuple[Job, ...]:
+    """The jobs that say how it runs."""
+    return (calibrated,) if run.training.micro_batch_rows == "auto" else ()
+
+
+def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -> CalibrateSpec:
+    """What is told the job that measures trainings like this one; the same for all that take the same memory and time.
+
+    Args:
+        base: whose shape the model has that it starts from.
+    """
+    alike = {"base": None, "trust_remote_code": False, "training": sized_learning(spec.training)}
+    alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
+    if isinstance(spec, DpoSpec):
+        alike |= {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0}
+    return CalibrateSpec(
+        base=base,
+        run=spec.model_copy(update=alike),
+        gradient_checkpointing=run.training.gradient_checkpointing,
+        processes=run.operation.processes,
+        launch=run.operation.launch,
+        zero_stage=run.operation.zero_stage,
+    )
+
+
+def sized_learning(learning: Learning) -> Learning:
+    """A learning that says no more than what takes memory or time."""
+    kept = {"batch_rows", "optimizer", "precision", "compile"}
+    # What is compiled isn't measured unless it was asked for: each portion would be compiled anew, for minutes.
+    compiled = {"compile": learning.compile is True}
+    return Learning(**learning.model_dump(include=kept) | compiled, learning_rate=1e-6, schedule="constant")

@@ -1,0 +1,62 @@
+"""MLflow through its client: a server, a database, or files below `results/mlruns`.
+
+Files, because many jobs of a cluster can write them side by side; MLflow wants to be told that they are meant. A kill between
+two files leaves a line in some curves and not in others, so the newest step is asked for curve by curve.
+"""
+
+import os
+import time
+from collections import defaultdict
+
+from snaketune.stages.locks import locked
+from snaketune.tracking.curves import Tracked
+
+FINGERPRINT = "snaketune.fingerprint"
+# What MLflow takes at a time.
+METRICS, PARAMETERS = 1000, 100
+# Tried for seconds, not for the minutes that MLflow would let a training wait.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+class Run:
+    """One training; found again by a tag that holds its fingerprint."""
+
+    def __init__(self, tracked: Tracked):
+        # Read where it is imported.
+        os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        local = tracked.results / "mlruns"
+        uri = tracked.settings.mlflow.tracking_uri or local.absolute().as_uri()
+        self.client, self.metric = MlflowClient(tracking_uri=uri, registry_uri=uri), Metric
+        # Trainings that begin together make one experiment.
+        with locked(tracked.results / ".mlflow.lock", "another training to make MLflow's experiment"):
+            experiment = self.client.get_experiment_by_name(tracked.settings.project)
+            at = experiment.experiment_id if experiment else self.client.create_experiment(tracked.settings.project)
+        known = self.client.search_runs([at], f"tags.`{FINGERPRINT}` = '{tracked.fingerprint}'", max_results=1)
+        self.newest: dict[str, int] = defaultdict(int)
+        if known:
+            self.id = known[0].info.run_id
+            self.client.update_run(self.id, status="RUNNING")
+            for curve in known[0].data.metrics:
+                history = self.client.get_metric_history(self.id, curve)
+                self.newest[curve] = max((point.step for point in history), default=0)
+        else:
+            tags = {FINGERPRINT: tracked.fingerprint, "snaketune.stage": tracked.name.partition("/")[0]}
+            self.id = self.client.create_run(at, run_name=tracked.name, tags=tags).info.run_id
+        told = known[0].data.params if known else {}
+        parameters = [Param(name, str(value)) for name, value in tracked.parameters.items() if name not in told]
+        for first in range(0, len(parameters), PARAMETERS):
+            self.client.log_batch(self.id, params=parameters[first : first + PARAMETERS])
+
+    def write(self, points: list[tuple[int, dict[str, float]]]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self.metric(curve, value, now, step) for step, values in points for curve, value in values.items()]
+        for first in range(0, len(metrics), METRICS):
+            self.client.log_batch(self.id, metrics=metrics[first : first + METRICS])
+
+    def close(self, finished: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if finished else "FAILED")
