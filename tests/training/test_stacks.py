@@ -81,7 +81,7 @@ class Chain:
         outcome = sft.build(
             spec,
             work,
-            operation=executed(spec.training, allow_cpu=True),
+            operation=executed(spec.training),
             pack=self.rows,
             tokenizer=self.tokenizer,
             base=[],
@@ -109,7 +109,7 @@ class Chain:
         outcome = dpo.build(
             spec,
             work,
-            operation=executed(spec.training, log_steps=1, allow_cpu=True),
+            operation=executed(spec.training, log_steps=1),
             pack=self.pairs,
             ref_logps=reference,
             **inputs,
