@@ -62,6 +62,7 @@ def test_every_reason_is_of_something_that_is_there():
 # progress are in the path of the data, so tests hold that they hand on what they get.
 CALLED = {
     "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
+    "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "read_attempt"},
     "stages.disk": {"disk_trouble"},

@@ -13,13 +13,18 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.artifacts.manifest import Artifact, holds_adapter_alone
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.models.loading import as_loaded, load_base, load_folder, read_config, read_folder_config, stored_dtype
 from snaketune.tokenization.chat import ChatTokenizer
 
 ADAPTER = "adapter"
+
+
+def holds_adapter_alone(result: Artifact) -> bool:
+    """Whether its weights lie elsewhere, and it is what is added to them, in the data type that its manifest tells."""
+    return "beneath_dtype" in result.manifest
 
 
 @dataclass(frozen=True, kw_only=True)
