@@ -141,7 +141,9 @@ def estimate(
     )
     gathered = planned.largest_layer * 2 * compute.dtype.itemsize if parts["weights"] > 1 else 0
     buckets = gradients if processes > 1 and sharing == "ddp" else 0
-    computing = _computing(planned, compute, batch, checkpointing, summed, gradients, accumulation > 1)
+    # What autocast makes of whole weights is kept for the backward pass, and what it makes of gathered ones isn't.
+    dropped = _casts(planned, compute) if parts["weights"] > 1 else 0
+    computing = _computing(planned, compute, batch, checkpointing, summed, gradients, accumulation > 1, dropped)
     return Estimate(
         there=there,
         weights=round(whole) // parts["weights"],
@@ -177,6 +179,13 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
     return kept.states * (EIGHT_BITS if in_8_bits else FLOAT32) * numbers
 
 
+def _casts(planned: Planned, compute: Compute) -> int:
+    """Bytes of the weights that autocast makes of float32 masters, and that the backward pass needs."""
+    if compute.dtype == torch.float32:
+        return 0
+    return compute.dtype.itemsize * sum(w.numbers for w in planned.weights if w.trained and w.linear)
+
+
 def _computing(
     planned: Planned,
     compute: Compute,
@@ -185,12 +194,18 @@ def _computing(
     summed: bool,
     gradients: int,
     again: bool,
+    dropped: int,
 ) -> int | None:
-    """The peak over weights and states. `again`: whether there are gradients of earlier micro-batches."""
+    """The peak over weights and states.
+
+    Args:
+        gradients: bytes of them; `again`: whether those of earlier micro-batches are there.
+        dropped: bytes that are kept by one process and not by several.
+    """
     if planned.kept is None or planned.head is None or batch is None:
         return None
     kept, before = planned.kept, gradients if again else 0
-    forward = kept.checkpointed if checkpointing else kept.whole
+    forward = kept.checkpointed if checkpointing else kept.whole - dropped
     in_head, after_head = _head_bytes(planned.head, compute, batch.rows * batch.row_length, kept.hidden, summed)
     return max(
         before + forward + in_head,
