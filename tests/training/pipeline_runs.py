@@ -10,6 +10,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Scratch, Training
 from snaketune.models.devices import Compute
+from snaketune.models.loading import as_loaded
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.outcome import Outcome
@@ -79,7 +80,8 @@ def train(
         work.start()
 
     def load(weights_dtype, quantization):
-        return tiny_model(model) if isinstance(model, str) else model()
+        loaded = tiny_model(model) if isinstance(model, str) else model()
+        return as_loaded(loaded, weights_dtype=weights_dtype, quantization=quantization) if quantization else loaded
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = executed(
