@@ -6,7 +6,6 @@ torch's launcher would tell them. A run that dies takes its whole process group 
 
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -25,7 +24,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Lora, Quantization, Training
 from snaketune.models import loading
 from snaketune.packing.reader import EqualTokens, PackedRows
@@ -40,12 +39,11 @@ from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
-from .pipeline_runs import LENGTH, pack, spec, train
+from .pipeline_runs import FORKED, pack, read_pack, spec, train
 from .test_pipeline import Reference, preferences
 
 # Of the runs with no model of their own: pairs, and what their reference gives them.
 PREFERENCES: list[Artifact] = []
-FORKED = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ def tell_of_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None
 
 
 def train_rows(plan: Plan, root: Path) -> Outcome:
-    rows, made = PackedRows(read_pack(root / "pack"), "train"), spec(plan.lora, **plan.training)
+    rows, made = PackedRows(read_pack(root), "train"), spec(plan.lora, **plan.training)
     made = made.model_copy(update={"quantization": plan.quantization})
     compute = replace(CPU, dtype=plan.dtype)
     return train(
@@ -177,12 +175,6 @@ def run_forked(processes: int, work_in: Callable[..., None], *arguments: Any) ->
 def in_group(leader: int, work_in: Callable[..., None], *arguments: Any) -> None:
     os.setpgid(0, leader)
     work_in(*arguments)
-
-
-def read_pack(folder: Path) -> Artifact:
-    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
-    manifest["payload"] = describe_files(folder / "shards")
-    return Artifact(folder / "manifest.json", manifest, folder / "shards")
 
 
 def run_all(plans: list[Plan], root: Path) -> None:

@@ -1,5 +1,6 @@
 """Whole packed trainings of tiny models in this process, without a workflow around."""
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 
 LENGTH = 32
+FORKED = multiprocessing.get_context("fork")
 
 
 class Interrupted(BaseException):
@@ -101,3 +103,10 @@ def stop_after(save: int, monkeypatch) -> None:
             raise Interrupted
 
     monkeypatch.setattr(checkpoints.MarkComplete, "on_save", saved)
+
+
+def read_pack(folder: Path) -> Artifact:
+    """Of the rows that another process made in `folder`."""
+    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+    manifest["payload"] = describe_files(folder / "pack/shards")
+    return Artifact(folder / "pack/manifest.json", manifest, folder / "pack/shards")
