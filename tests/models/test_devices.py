@@ -1,11 +1,14 @@
 """What a process computes with."""
 
+import sys
+
 import pytest
 import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
 from snaketune.models.devices import Compute, resolve_compute, use_threads
+from snaketune.models.machines import look
 
 from .conftest import CPU
 
@@ -24,7 +27,8 @@ def test_a_cpu_computes_in_float32_unless_asked(monkeypatch, precision, dtype):
 def gpu(monkeypatch, capability: int, *, has_bf16: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (capability, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
 
 
@@ -44,16 +48,71 @@ def test_the_kernel_is_the_fastest_that_device_type_and_installation_have(
     gpu(monkeypatch, capability, has_bf16=True)
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: "2" in installed)
     monkeypatch.setattr(attention, "is_flash_attn_4_available", lambda: "4" in installed)
+    monkeypatch.setattr(attention, "load_trouble", lambda kernel: "")
     compute = resolve_compute(precision)
     assert (compute.device, compute.kernel) == (torch.device("cuda", 0), kernel)
     assert compute.dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """flash-attn as it is installed: what its module does when it is imported."""
+
+    def install(code: str, cute: str | None = None) -> None:
+        folder = tmp_path / "flash_attn"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(code)
+        if cute is not None:
+            (folder / "cute.py").write_text(cute)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    attention.load_trouble.cache_clear()
+    yield install
+    attention.load_trouble.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "flash_attn"]:
+        del sys.modules[name]
+
+
+UNDEFINED = (
+    "raise ImportError('flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: "
+    "_ZN3c105ErrorC2ENS_14SourceLocationE\\nmore')"
+)
+WHOLE = "flash_attn_varlen_func = print"
+
+
+@pytest.mark.parametrize(
+    ("code", "cute", "kernel", "troubled"),
+    [
+        (UNDEFINED, None, "varlen", ["flash_attention_2"]),
+        ("raise OSError('libcudart.so.12: cannot open shared object file')", None, "varlen", ["flash_attention_2"]),
+        ("# An older one.", None, "varlen", ["flash_attention_2"]),
+        (WHOLE, UNDEFINED, "flash_attention_2", ["flash_attention_4"]),
+        (WHOLE, WHOLE, "flash_attention_4", []),
+    ],
+)
+def test_a_kernel_that_does_not_load_is_told_and_the_next_one_is_taken(
+    monkeypatch, packages, code, cute, kernel, troubled
+):
+    packages(code, cute)
+    gpu(monkeypatch, 9, has_bf16=True)
+    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(attention, "is_flash_attn_4_available", lambda: cute is not None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (80 * 10**9, 85 * 10**9))
+    compute = resolve_compute("auto")
+    assert compute.kernel == kernel
+    found = look(compute).unloadable
+    assert [name for name, _ in found] == troubled
+    if UNDEFINED in (code, cute):
+        assert found[0][1].startswith("ImportError: flash_attn_2_cuda") and found[0][1].endswith("LocationE")
 
 
 def test_a_gpu_without_bfloat16_takes_float32_and_refuses_the_other(monkeypatch):
     gpu(monkeypatch, 7, has_bf16=False)
     assert resolve_compute("auto").about() == {"dtype": "float32", "kernel": "sdpa"}
     with pytest.raises(
-        SnaketuneError, match=r"training\.precision: this GPU has no bfloat16; expected `auto` or `float32`"
+        SnaketuneError,
+        match=r"training\.precision: bfloat16 needs a GPU of compute capability 8\.0 or higher, and Tesla T4 has 7\.5; "
+        "expected `float32`, or `auto`",
     ):
         resolve_compute("bfloat16")
 

@@ -87,10 +87,20 @@ def test_code_that_comes_with_a_model_is_not_run_unasked(folder):
             load(folder)
 
 
-def test_quantization_without_a_gpu_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SnaketuneError, match="quantization: 4-bit weights need a CUDA device, found none"):
-        load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
+def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
+    """bitsandbytes would lay them out for a kernel without a backward pass."""
+    model = load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
+    adapted = add_lora(model, Lora(rank=4))
+    ids = torch.arange(4, 36)[None]
+    with torch.no_grad():
+        evaluated = adapted.eval()(input_ids=ids, labels=ids).loss
+    trained = adapted.train()(input_ids=ids, labels=ids).loss
+    assert trained == evaluated
+    trained.backward()
+    gradients = [
+        p.grad.abs().max() for name, p in adapted.named_parameters() if "layers.0.self_attn.q_proj.lora_B" in name
+    ]
+    assert gradients and min(gradients) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

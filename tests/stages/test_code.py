@@ -61,15 +61,16 @@ def test_every_reason_is_of_something_that_is_there():
 # What stages call of rooms that no digest covers, each looked at: it describes, verifies, waits or prints. Those of tables and
 # progress are in the path of the data, so tests hold that they hand on what they get.
 CALLED = {
-    "artifacts.manifest": {"holds_adapter_alone", "read_artifact", "rebuild_command", "write_json"},
+    "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},
     "stages.disk": {"disk_trouble"},
     "stages.gpus": {"visible_gpus"},
     "stages.jobs": {"result_at"},
-    "stages.launches": {"command"},
+    "stages.launches": {"check_installed", "check_nodes", "command"},
     "stages.locks": {"locked"},
+    "stages.needs": {"needs_of_gpu", "tell"},
     "stages.progress": {"progress"},
     "stages.work": {"sync", "sync_folder"},
     "tracking.curves": {"drawn"},

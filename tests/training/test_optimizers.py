@@ -11,9 +11,11 @@ from snaketune.config.optimizers import OptimizerName
 from snaketune.config.runs import Training
 from snaketune.config.schedules import ScheduleName
 from snaketune.errors import SnaketuneError
+from snaketune.models.memory import _state_bytes
+from snaketune.models.planned import plan_model
 from snaketune.training.checkpoints import load_optimizer, save_optimizer
 from snaketune.training.steps import step_arguments
-from tests.models.conftest import tiny_model
+from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 
@@ -37,6 +39,10 @@ def ends_the_same(folder, monkeypatch, **training) -> list[float]:
             train(folder / "resumed", rows, made, model)
     (checkpoint,) = (folder / "resumed/state/checkpoints").glob("checkpoint-4")
     states = load_file(checkpoint / "optimizer.safetensors")
+    # What the estimate of memory takes them to be, but for tables that all share, and counters.
+    planned = plan_model(model().config, CPU).weights
+    held = sum(state.nbytes for name, state in states.items() if "qmap" not in name and state.numel() > 2)
+    assert held == pytest.approx(sum(_state_bytes(weight, made.training.optimizer) for weight in planned), rel=0.01)
     assert any(state.dtype == torch.uint8 for state in states.values()) == ("8bit" in made.training.optimizer)
     train(folder / "resumed", rows, made, model)
     straight, resumed = (

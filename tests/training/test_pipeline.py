@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -39,7 +40,10 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
     outcome = train(tmp_path / "work", pack(tmp_path / "pack"), spec())
     said = capsys.readouterr().out
     parameters = sum(p.numel() for p in tiny_model("llama").parameters())
-    assert f"model: {parameters / 1e6:.2f}M parameters" in said
+    assert re.search(
+        r"model: \S+ parameters on cpu \(\d threads? of \d+ cores?\), float32, sdpa, not compiled, micro-batch 2 x 2, ",
+        said,
+    )
     assert "22 rows of 32 tokens" in said
     assert "step 18/18" in said
     assert outcome.counts == {"rows": 22, "tokens_per_epoch": 22 * 28, "steps": 18}

@@ -156,9 +156,9 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     # In what portions a step is computed shapes nothing.
     for key, value in {"micro_batch_rows": 4, "gradient_checkpointing": True}.items():
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, set())
-    for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory"):
+    for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory", "allow_cpu"):
         TABLE[f"{section}.operation.{key}"] = (
-            {f"{section}.run.operation": {key: True if key == "load_in_memory" else 2}},
+            {f"{section}.run.operation": {key: True if key in ("load_in_memory", "allow_cpu") else 2}},
             set(),
         )
     for key, operation in {

@@ -116,7 +116,7 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed):
     """One of two that train, or the one that started both: the job ends, says why at last, and resumes."""
     project = lengthen(finished.copy_to(tmp_path / "two"))
-    project.config["sft"]["run"]["operation"]["gpus"] = 2
+    project.config["sft"]["run"]["operation"] |= {"gpus": 2, "allow_cpu": True}
     running = start_and_wait_for_checkpoint(project)
     *_, victim = processes(f"-m {killed}", project.folder)
     os.kill(victim, signal.SIGKILL)
@@ -160,6 +160,7 @@ def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFo
         "spec": spec,
         "operation": {
             "gpus": 2,
+            "allow_cpu": True,
             "checkpoint_steps": 2,
             "log_steps": 1,
             "micro_batch_rows": micro_batch_rows,

@@ -270,6 +270,9 @@ class Operation(Model):
     Default: `ddp` for several processes, `single` for one."""
     zero_stage: Annotated[ZeroStage | None, Field(validate_default=True)] = None
     """What DeepSpeed shards: optimizer states and gradients (2, the default of `launch: deepspeed`), or the weights too (3)."""
+    allow_cpu: bool = False
+    """Trains on the CPU what is refused without a GPU: 4-bit weights, optimizers in 8 bits or with pages, several `gpus` or
+    `nodes`, and what would take more than two days."""
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10

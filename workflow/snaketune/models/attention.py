@@ -1,6 +1,8 @@
 """Attention over segments as one function that transformers' models call; `models.kernels` holds what computes it."""
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -11,18 +13,39 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.kernels import KERNELS, SOFTCAP, Asked, Segments
 
 NAME = "snaketune_segments"
+# Where kernels are imported from that aren't torch's.
+PACKAGED = {"flash_attention_2": "flash_attn", "flash_attention_4": "flash_attn.cute"}
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
     """The fastest kernel that this device, data type and installation support."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return "sdpa"
+    installed = (kernel for kernel in installed_kernels(device, dtype) if not load_trouble(kernel))
+    return next(installed, "varlen" if _has_varlen(device, dtype) else "sdpa")
+
+
+def installed_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Kernels of installed packages for such a device, the fastest first; whether they load is another question."""
+    if not _has_varlen(device, dtype):
+        return []
     major, _ = torch.cuda.get_device_capability(device)
-    if major >= 9 and is_flash_attn_4_available():
-        return "flash_attention_4"
-    if major >= 8:
-        return "flash_attention_2" if is_flash_attn_2_available() else "varlen"
-    return "sdpa"
+    four = ["flash_attention_4"] if major >= 9 and is_flash_attn_4_available() else []
+    return four + (["flash_attention_2"] if is_flash_attn_2_available() else [])
+
+
+def _has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 8
+
+
+@cache
+def load_trouble(kernel: str) -> str:
+    """Why an installed kernel doesn't load, as one that was built for another torch; empty if it does."""
+    try:
+        getattr(import_module(PACKAGED[kernel]), "flash_attn_varlen_func")  # noqa: B009
+    except Exception as error:
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return ""
 
 
 class Unpackable(SnaketuneError):

@@ -87,7 +87,11 @@ def _device() -> torch.device:
 def _dtype(precision: str) -> torch.dtype:
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" and torch.cuda.is_available() and not has_bf16:
-        raise SnaketuneError("training.precision: this GPU has no bfloat16; expected `auto` or `float32`")
+        major, minor = torch.cuda.get_device_capability()
+        raise SnaketuneError(
+            f"training.precision: bfloat16 needs a GPU of compute capability 8.0 or higher, and {torch.cuda.get_device_name()} "
+            f"has {major}.{minor}; expected `float32`, or `auto`, which is float32 there"
+        )
     if precision == "bfloat16" or (precision == "auto" and has_bf16):
         return torch.bfloat16
     return torch.float32

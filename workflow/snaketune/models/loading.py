@@ -49,7 +49,7 @@ def load_folder(
     """A causal language model from a local folder or the Hub.
 
     Raises:
-        SnaketuneError: no such model, no safetensors, weights that lack something, or quantization without a GPU.
+        SnaketuneError: no such model, no safetensors, or weights that lack something.
     """
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -195,7 +195,8 @@ def stored_dtype(config: PretrainedConfig | None) -> torch.dtype | None:
     return config.dtype or config.get_text_config().dtype
 
 
-def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
+def scratch_config(shape: Scratch, chat: ChatTokenizer) -> PretrainedConfig:
+    """The config of a model that `load_base` makes."""
     config = AutoConfig.for_model(
         shape.architecture,
         vocab_size=chat.vocab_size,
@@ -214,14 +215,17 @@ def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
     )
     if hasattr(config, "sliding_window"):
         config.sliding_window = None
+    return config
+
+
+def _from_scratch(shape: Scratch, chat: ChatTokenizer) -> PreTrainedModel:
+    config = scratch_config(shape, chat)
     torch.manual_seed(shape.seed)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def _device_for_4_bits() -> int | str:
-    if not torch.cuda.is_available():
-        raise SnaketuneError("quantization: 4-bit weights need a CUDA device, found none; remove it or run on a GPU")
-    return torch.cuda.current_device()
+    return torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
 
 
 def _bitsandbytes(quantization: Quantization, compute: torch.dtype):

@@ -7,22 +7,23 @@
 
 weights     trained ones 4 bytes (float32 masters), frozen ones those of the computation's data type; under QLoRA linear layers
             4.13 bits with double quantization and 4.5 without (Dettmers et al., 2023), the rest 4 bytes
-gradients   4 bytes per trained number; so far: all where a step has several micro-batches, else none. DDP's buckets have as much
+gradients   4 bytes per trained number; so far: all where a step has several micro-batches, else none. DDP's buckets: as much
 states      `config.optimizers.OPTIMIZERS`, 4 bytes each or 1; bitsandbytes keeps embeddings, and what has fewer than 4096
             numbers, in 32 bits; Adafactor has rows + columns of a matrix (Shazeer and Stern, 2018)
 kept        `models.planned`: what the model's own code would keep. By hand one comes near with 34 bytes per token and hidden
             size in every layer (Korthikanti et al., 2022). With gradient checkpointing: what goes into layers, and one of them
 head        `models.head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
-FSDP and ZeRO 3 divide weights, gradients and states among the processes and gather two layers at a time, ZeRO 2 divides gradients
-and states. On a CPU a process holds a quarter more than its tensors (see HELD).
+FSDP and ZeRO 3 divide weights, gradients and states among the processes and gather two layers at a time; ZeRO 2 divides
+gradients and states. On a CPU a process holds a quarter more than its tensors (HELD).
 
-A Llama of 22.9M parameters (hidden 384, 6 layers, vocabulary 32,000) on an H100: AdamW, bfloat16 products, micro-batches of 16
-rows of 1024 tokens, two to a step. Weights, gradients and states are 4, 4 and 8 bytes x 22.9M. While it computes, there are what
-16,384 tokens keep in 6 layers, 2.17 GB, gradients of the micro-batch before, 0.09, and in the head 2^26 logits at once of 8 bytes,
-0.54, and 0.16 of hidden states and casts:
+A Llama of 22.9M parameters (hidden 384, 6 layers, vocabulary 32,000) on an H100: AdamW, bfloat16 products, micro-batches of
+16 rows of 1024 tokens, two to a step. Weights, gradients and states are 4, 4 and 8 bytes x 22.9M. While it computes, there are
+what 16,384 tokens keep in 6 layers, 2.17 GB, gradients of the micro-batch before, 0.09, in the head 2^26 logits at once of 8
+bytes, 0.54, and 0.16 of hidden states and casts:
 
 >>> from transformers import AutoConfig
+>>> from snaketune.models.planned import plan_model
 >>> config = AutoConfig.for_model("llama", vocab_size=32000, hidden_size=384, intermediate_size=1024, num_hidden_layers=6,
 ...                               num_attention_heads=6, tie_word_embeddings=True)
 >>> h100 = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
@@ -140,7 +141,9 @@ def estimate(
     )
     gathered = planned.largest_layer * 2 * compute.dtype.itemsize if parts["weights"] > 1 else 0
     buckets = gradients if processes > 1 and sharing == "ddp" else 0
-    computing = _computing(planned, compute, batch, checkpointing, summed, gradients, accumulation > 1)
+    # What autocast makes of whole weights is kept for the backward pass, and what it makes of gathered ones isn't.
+    dropped = _casts(planned, compute) if parts["weights"] > 1 else 0
+    computing = _computing(planned, compute, batch, checkpointing, summed, gradients, accumulation > 1, dropped)
     return Estimate(
         there=there,
         weights=round(whole) // parts["weights"],
@@ -170,10 +173,17 @@ def _state_bytes(weight: Weight, optimizer: str) -> float:
     kept = OPTIMIZERS[optimizer]
     numbers = weight.numbers
     if kept.factored and len(weight.shape) > 1:
-        *batch, rows, columns = weight.shape
+        *_, rows, columns = weight.shape
         numbers = numbers // (rows * columns) * (rows + columns)
     in_8_bits = kept.bits == 8 and numbers >= FEWEST_IN_8_BITS and not weight.embedding
     return kept.states * (EIGHT_BITS if in_8_bits else FLOAT32) * numbers
+
+
+def _casts(planned: Planned, compute: Compute) -> int:
+    """Bytes of the weights that autocast makes of float32 masters, and that the backward pass needs."""
+    if compute.dtype == torch.float32:
+        return 0
+    return compute.dtype.itemsize * sum(w.numbers for w in planned.weights if w.trained and w.linear)
 
 
 def _computing(
@@ -184,12 +194,18 @@ def _computing(
     summed: bool,
     gradients: int,
     again: bool,
+    dropped: int,
 ) -> int | None:
-    """The peak over weights and states. `again`: whether there are gradients of earlier micro-batches."""
+    """The peak over weights and states.
+
+    Args:
+        gradients: bytes of them; `again`: whether those of earlier micro-batches are there.
+        dropped: bytes that are kept by one process and not by several.
+    """
     if planned.kept is None or planned.head is None or batch is None:
         return None
     kept, before = planned.kept, gradients if again else 0
-    forward = kept.checkpointed if checkpointing else kept.whole
+    forward = kept.checkpointed if checkpointing else kept.whole - dropped
     in_head, after_head = _head_bytes(planned.head, compute, batch.rows * batch.row_length, kept.hidden, summed)
     return max(
         before + forward + in_head,

@@ -1,7 +1,7 @@
 """A model that is going to be trained, before there is one: its tensors, and what its forward pass keeps for the backward.
 
-From the config alone, in a second or two: transformers makes the model of fake tensors (`FakeTensorMode`), which have shapes and
-data types and hold nothing; adapters are put in as the training puts them in; and a micro-batch is pushed through the decoder,
+From the config alone, in a second or two: transformers makes the model of tensors that have shapes and data types and hold
+nothing; adapters are put in as the training puts them in; and a micro-batch is pushed through the decoder (`FakeTensorMode`)
 while autograd tells what it would keep. So what is counted is what the model's own code does, whatever the family.
 
 Shapes: B rows of L tokens, T = B x L.
@@ -9,6 +9,7 @@ Shapes: B rows of L tokens, T = B x L.
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +25,6 @@ from snaketune.models.compiling import layers_of
 from snaketune.models.devices import Compute
 from snaketune.models.flops import FlopCount, count_flops
 from snaketune.models.kernels import segments_for
-from snaketune.models.loading import add_lora
 from snaketune.packing.segments import layout
 
 
@@ -137,12 +137,21 @@ def plan_model(
     """
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return None
+    with warnings.catch_warnings():
+        # They come again, of the model itself.
+        warnings.simplefilter("ignore")
+        return _planned(config, compute, lora, batch, dropout)
+
+
+def _planned(
+    config: PretrainedConfig, compute: Compute, lora: Lora | None, batch: Batch | None, dropout: bool
+) -> Planned | None:
     try:
         model = _made(config, compute.weights_dtype(frozen=lora is not None))
     except Exception:
         # Every family has its own ways to fail.
         return None
-    adapted = add_lora(model, lora) if lora else model
+    adapted = _adapted(model, lora) if lora else model
     found = Planned(
         weights=tuple(_weights(adapted)),
         head=_head(model),
@@ -151,6 +160,13 @@ def plan_model(
         kept=None,
     )
     return replace(found, kept=_kept(config, compute, lora, batch, dropout)) if batch else found
+
+
+def _adapted(model: PreTrainedModel, lora: Lora) -> torch.nn.Module:
+    # It imports peft.
+    from snaketune.models.adapters import add_lora
+
+    return add_lora(model, lora)
 
 
 def _made(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -235,7 +251,7 @@ def _followed(
     use_attention(model, attend if compute.kernel == "sdpa" else _flash_attention)
     decoder = model.get_decoder()
     if lora:
-        add_lora(model, lora)
+        _adapted(model, lora)
         model.enable_input_require_grads()
     model.train(dropout)
     with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode:

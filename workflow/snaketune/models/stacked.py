@@ -13,13 +13,26 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.artifacts.manifest import Artifact, holds_adapter_alone
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
-from snaketune.models.loading import as_loaded, load_base, load_folder, read_config, read_folder_config, stored_dtype
+from snaketune.models.loading import (
+    as_loaded,
+    load_base,
+    load_folder,
+    read_config,
+    read_folder_config,
+    scratch_config,
+    stored_dtype,
+)
 from snaketune.tokenization.chat import ChatTokenizer
 
 ADAPTER = "adapter"
+
+
+def holds_adapter_alone(result: Artifact) -> bool:
+    """Whether its weights lie elsewhere, and it is what is added to them, in the data type that its manifest tells."""
+    return "beneath_dtype" in result.manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,12 @@ class Stack:
         if not self.results:
             return read_config(self.base)
         return read_folder_config(self.results[0].folder, trust_remote_code=self.trust_remote_code)
+
+    def new_config(self) -> PretrainedConfig | None:
+        """Of what `load` makes from scratch, if it does."""
+        if self.results or not isinstance(self.base, Scratch):
+            return None
+        return scratch_config(self.base, ChatTokenizer.load(self.tokenizer))
 
     def load(self, weights_dtype: torch.dtype, quantization: Quantization | None = None) -> PreTrainedModel:
         """The model, with room for every token of its tokenizer.

@@ -268,7 +268,7 @@ class _Asked:
                 spec=spec,
                 artifacts=model.artifacts | {"pack": (pack,)},
                 files={"base": model.files},
-                operation=Execution(gpus=run.operation.gpus and 1),
+                operation=Execution(gpus=run.operation.gpus and 1, allow_cpu=run.operation.allow_cpu),
             )
         )
 

@@ -13,6 +13,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.code import check_code, import_checked, templates
 from snaketune.stages.gpus import claimed_gpus, visible_gpus
 from snaketune.stages.jobs import result_at
+from snaketune.stages.needs import needs_of_gpu, tell
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import canonical
@@ -56,6 +57,8 @@ def run(
     def build(work: WorkFolder) -> Outcome:
         # A launched process imports what shapes the result, and checks that itself.
         (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
+        if stage.gpu and not (operation.gpus and visible_gpus()):
+            tell(needs_of_gpu(typed, operation))
         with claimed_gpus(operation.gpus) if stage.gpu else nullcontext():
             if stage.launcher:
                 launch = import_module(stage.launcher).launch

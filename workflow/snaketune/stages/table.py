@@ -59,7 +59,7 @@ class Stage:
 
 
 LAUNCHER = "snaketune.training.attempts"
-DEVICES = ("gpus", "nodes", "launch", "zero_stage")
+DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
 TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
 
@@ -141,7 +141,7 @@ STAGES: dict[str, Stage] = {
         many=("beneath",),
         files=("base",),
         libraries=of_reference,
-        operation=("gpus",),
+        operation=("gpus", "allow_cpu"),
     ),
     "dpo": Stage(
         spec=specs.DpoSpec,

@@ -22,7 +22,7 @@ from accelerate.utils import gather_object
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.loading import load_base, read_config
+from snaketune.models.loading import load_base, read_config, scratch_config
 from snaketune.models.room import host_limit, ran_out, start_again
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import FORMAT_VERSION
@@ -34,7 +34,7 @@ from snaketune.tracking.curves import Tracked
 from snaketune.training.dpo import DpoTrainer
 from snaketune.training.launched import is_first_process
 from snaketune.training.pairs import PairRows
-from snaketune.training.pipeline import prepared
+from snaketune.training.pipeline import check_fitness, prepared
 from snaketune.training.portions import CURVE, RAN_OUT, Portions, best_of, divisors, tell, tell_ran_out
 from snaketune.training.raw import RawRows, RawTrainer
 from snaketune.training.search import Trial, Trials, search
@@ -65,11 +65,16 @@ def build(
     tokenizer.files()
     run = Run.of(spec.run, operation, work)
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
+    chat = ChatTokenizer.load(tokenizer.folder)
+    base_config = read_config(spec.base) or scratch_config(spec.base, chat)
+    # The smallest portions that it may come to.
+    smallest = Portions(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
+    check_fitness(trainer_class, rows, replace(run, operation=smallest.put_in(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
     ]
-    bench = _Bench(spec, run, rows, trainer_class, ChatTokenizer.load(tokenizer.folder))
+    bench = _Bench(spec, run, rows, trainer_class, chat)
     trials = []
     for trial in search(possible, spec.gradient_checkpointing, bench.measure):
         trials.append(trial)

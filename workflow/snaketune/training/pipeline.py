@@ -18,6 +18,7 @@ from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
 from snaketune.models.loading import parameter_count, stored_dtype
 from snaketune.stages.attempt import check_files
+from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import drawn
 from snaketune.training.checkpoints import (
@@ -26,6 +27,8 @@ from snaketune.training.checkpoints import (
     last_checkpoint,
     remove_incomplete,
 )
+from snaketune.training.fitness import Fitness, examine
+from snaketune.training.launched import is_first_process
 from snaketune.training.order import SetEpoch
 from snaketune.training.portions import Portions, loss_in_percent, read_curve
 from snaketune.training.saving import choose_dtype, gather_trained, save_trained
@@ -85,6 +88,18 @@ def prepared(
         yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
 
 
+def check_fitness(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:
+    """Whether this training fits the machine, before its model is loaded; notes are printed.
+
+    Raises:
+        SnaketuneError: it doesn't.
+    """
+    dropout, summed = trainer_class.drops_out, trainer_class.sums_losses
+    found = examine(run.spec, run.operation, run.compute, config, rows, dropout=dropout, summed=summed)
+    tell(found.findings, aloud=is_first_process())
+    return found
+
+
 def train(
     trainer_class: type[BaseTrainer],
     rows: Sized,
@@ -92,27 +107,25 @@ def train(
     load: Load,
     config: PretrainedConfig | None = None,
     base: Pretrained | None = None,
+    made: PretrainedConfig | None = None,
 ) -> Outcome:
     """Load a model, train it, and fill `run.work.payload` with it.
 
     Args:
         rows, load, config: as those of `prepared`.
         base: what `load` loads, where that is no result of this workflow.
+        made: the config of a model from scratch.
     Raises:
-        SnaketuneError: as `prepared`, or a training that diverges.
+        SnaketuneError: as `prepared`, a machine that it doesn't fit, or a training that diverges.
     """
     spec, compute = run.spec, run.compute
+    fitness = check_fitness(trainer_class, rows, run, config or made)
     if compute.device.type == "cpu":
         keep_freed_memory()
-    with prepared(trainer_class, rows, run, load, config) as made:
-        trainer = made.trainer
-        print(
-            f"model: {made.parameters / 1e6:.2f}M parameters, {made.trainable / 1e6:.2f}M of them trained; "
-            f"{compute.device}, {compute.dtype}; {rows}",
-            flush=True,
-        )
-        print(trainer.gauge, flush=True)
-        history = fit(trainer)
+    with prepared(trainer_class, rows, run, load, config) as ready:
+        trainer = ready.trainer
+        print(f"rows: {rows}", trainer.gauge, sep="\n", flush=True)
+        history = fit(trainer, lambda: setting(ready, fitness))
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
     # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
@@ -132,18 +145,56 @@ def train(
         )
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=made.about
-        | {"compiled": trainer.compiled, "parameters": made.parameters, "trainable_parameters": made.trainable}
+        about=ready.about
+        | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
         | {"saved_dtype": _name(saved)}
         | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
             **_portions(run),
-            **trainer.gauge.about(history),
-            **made.facts,
+            **_memory(trainer, history, fitness),
+            **ready.facts,
         },
     )
+
+
+def setting(made: Prepared, fitness: Fitness) -> str:
+    """What is trained, on what, and how: the line that a training begins with."""
+    trainer, compute = made.trainer, made.trainer.run.compute
+    args = trainer.args
+    trained = f", {_short(made.trainable)} of them trained," if made.trainable != made.parameters else ""
+    return ", ".join(
+        [
+            f"model: {_short(made.parameters)} parameters{trained} on {fitness.machine}",
+            compute.about()["dtype"],
+            made.about.get("kernel", "its own attention"),
+            "compiled" if trainer.compiled else "not compiled",
+            f"micro-batch {args.per_device_train_batch_size} x {args.gradient_accumulation_steps}"
+            + (f" in each of {args.world_size} processes" if args.world_size > 1 else ""),
+            *(["activations recomputed"] if args.gradient_checkpointing else []),
+            fitness.expected,
+        ]
+    )
+
+
+def _short(count: int) -> str:
+    """
+    >>> _short(23_110_272), _short(7_696_356_864), _short(9_216)
+    ('23.1M', '7.70G', '9.22k')
+    """
+    size, unit = next((pair for pair in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if count >= pair[0]), (1, ""))
+    digits = max(0, 2 - int(math.log10(max(1, count / size))))
+    return f"{count / size:.{digits if unit else 0}f}{unit}"
+
+
+def _memory(trainer: BaseTrainer, history: list[dict[str, float]], fitness: Fitness) -> dict[str, Any]:
+    """What the gauge found, and the peak of memory beside the one that was expected, which is told."""
+    about = trainer.gauge.about(history)
+    expected = fitness.estimate.expected if fitness.estimate else None
+    if trainer.is_world_process_zero():
+        print(f"peak memory: {about['peak_memory_gb']:.2f} GB, {fitness.expected}", flush=True)
+    return about | {"expected_memory_gb": expected and round(expected / 1e9, 3)}
 
 
 def _portions(run: Run) -> dict[str, Any]:
@@ -169,9 +220,11 @@ def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
     return adapted
 
 
-def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
+def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str, float]]:
     """Train, from the last checkpoint where there is one.
 
+    Args:
+        begins: what to say when all is known that there is to know before the first step.
     Returns:
         The lines of the log that have a loss.
     Raises:
@@ -193,6 +246,8 @@ def fit(trainer: BaseTrainer) -> list[dict[str, float]]:
     else:
         trainer.check_start()
     trainer.compile()
+    if trainer.is_world_process_zero() and (line := begins()):
+        print(line, flush=True)
     with drawn(trainer, trainer.run.tracked):
         mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
         # The log may have looked for the last time before it happened.

@@ -16,15 +16,18 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact
 from snaketune.models.devices import resolve_compute
 from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.models.machines import look
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import SPLITS
+from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
+from snaketune.training.fitness import of_libraries
 from snaketune.training.reference import FILE, check_finite, schema
 
 
@@ -53,6 +56,7 @@ def build(
         trust_remote_code=spec.trust_remote_code,
     )
     compute = resolve_compute(spec.precision)
+    tell(of_libraries(spec, compute, look(compute)))
     rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
     check_config(
         reference.config(),

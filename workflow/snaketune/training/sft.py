@@ -77,4 +77,4 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artif
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
     else:
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
-    return pipeline.train(trainer, rows, run, start.load, start.config(), start.named_base)
+    return pipeline.train(trainer, rows, run, start.load, start.config(), start.named_base, made=start.new_config())

@@ -63,6 +63,8 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
 
     # Whether the model's own dropout works in training.
     drops_out = True
+    # Whether the loss is one sum over a batch, of which the head makes gradients on the way.
+    sums_losses = True
     compiled = False
 
     def __init__(self, *, run: Run, rows: Any, **arguments: Any):
