@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.corpora import regex
-from snaketune.config.optimizers import OptimizerName, check_optimizer
+from snaketune.config.optimizers import OptimizerName, check_optimizer, check_shared
 from snaketune.config.paths import LocalPath
 from snaketune.config.schedules import ScheduleName, check_schedule, checked_options
 
@@ -412,6 +412,8 @@ class Dpo(Model):
 def _possible_together(run):
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
+    if run.operation.processes > 1:
+        check_shared(run.training.optimizer, run.operation.launch)
     rows, micro, processes = run.training.batch_rows, run.training.micro_batch_rows, run.operation.processes
     micro = 1 if micro == "auto" else micro
     if processes > 1 and rows % (micro * processes):

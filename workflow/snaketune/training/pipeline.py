@@ -234,7 +234,8 @@ def _portions(run: Run) -> dict[str, Any]:
 
 def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
     """What weights are read in. As they are stored, processes share the pages of the files; shards are rounded one by one."""
-    return stored_dtype(config) or dtype if run.in_shards and dtype == torch.float32 else dtype
+    as_stored = run.in_shards and dtype == torch.float32 and not run.spec.quantization
+    return stored_dtype(config) or dtype if as_stored else dtype
 
 
 def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
