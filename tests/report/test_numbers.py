@@ -4,6 +4,7 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,3 +268,14 @@ def test_an_interval_holds_its_share_and_narrows_with_size(share, size):
     low, high = wilson(share, size)
     assert 0 <= low <= share <= high <= 1
     assert high - low > wilson(share, size * 10)[1] - wilson(share, size * 10)[0]
+
+
+def test_a_run_that_goes_on_from_another_is_shown_after_it():
+    jobs = {label: SimpleNamespace(label=label) for label in ("sft:one", "sft:two", "dpo:run")}
+    sources = {"dpo:run": "sft:two", "sft:two": "sft:one"}
+    found = SimpleNamespace(
+        of=lambda stage: [job for label, job in jobs.items() if label.startswith(stage)],
+        made_from=lambda job, role: [jobs[sources[job.label]]] if job.label in sources else [],
+    )
+    models = [SimpleNamespace(model=label, scores={}) for label in ("dpo:run", "base:one", "sft:two", "sft:one")]
+    assert lineage(found, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]

@@ -126,6 +126,22 @@ def test_contradictions_are_refused_by_key_and_value(operation, told, monkeypatc
     assert f"sft.demo.operation.{told}" in str(refused.value)
 
 
+def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
+    for section in ("sft", "dpo"):
+        (run,) = config[section].values()
+        run["training"] |= {"batch_rows": 12, "micro_batch_rows": 2}
+        run["operation"] = {"gpus": 2, "nodes": 2}
+    with pytest.raises(SnaketuneError) as refused:
+        load(config)
+    for section in ("sft", "dpo"):
+        assert (
+            f"{section}.demo: training.batch_rows: 12 rows can't be divided into micro-batches of 2 in 4 processes "
+            "(operation.gpus x nodes); expected a multiple of 8"
+        ) in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("given", "launch", "zero_stage", "processes"),
     [

@@ -1,9 +1,21 @@
-"""A small tokenizer, trained once."""
+"""A small tokenizer, trained once; deepspeed, if it isn't installed."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from tests.tokenization.small_tokenizers import train_in
+from tests.workflow.conftest import made_once
+
+ROOT = Path(__file__).parents[2]
+# What deepspeed imports besides what snaketune has.
+WITH = ("hjson", "py-cpuinfo", "ninja", "msgpack", "einops")
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +23,28 @@ def tokenizer(tmp_path_factory) -> Artifact:
     folder = tmp_path_factory.mktemp("tokenizer")
     work, _ = train_in(folder, "bpe")
     return Artifact(folder / "manifest.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
+
+
+@pytest.fixture(scope="session")
+def with_deepspeed(tmp_path_factory) -> dict[str, str]:
+    """The environment of a process that has deepspeed: installed, or from PyPI into a folder of the tests."""
+    if importlib.util.find_spec("deepspeed"):
+        return dict(os.environ)
+    wanted = re.search(r'"(deepspeed==[\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
+
+    def install(folder: Path) -> None:
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            str(folder),
+        ]
+        subprocess.run([*pip, wanted, *WITH], check=True)
+
+    folder = made_once(tmp_path_factory, "deepspeed", install)
+    return os.environ | {"PYTHONPATH": os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(folder)))}

@@ -10,5 +10,7 @@ def executed(training: Training, **operation: Any) -> Execution:
     return Execution(
         micro_batch_rows=training.micro_batch_rows,
         gradient_checkpointing=training.gradient_checkpointing is True,
+        # Tests have nothing else.
+        allow_cpu=True,
         **operation,
     )

@@ -4,6 +4,7 @@ One start of Python for all of them: processes are forked from this one, which h
 torch's launcher would tell them. A run that dies takes its whole process group with it, as `kill -9` of a job does.
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -29,10 +31,11 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import checkpoints, dpo
+from snaketune.training.launch_files import deepspeed_config
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
-from tests.training.executed import executed
 
+from .executed import executed
 from .pipeline_runs import LENGTH, pack, spec, train
 from .test_pipeline import Reference, preferences
 
@@ -54,6 +57,7 @@ class Plan:
     name: str
     processes: int
     launch: str
+    zero_stage: int | None = None
     training: dict[str, Any] = field(default_factory=dict)
     lora: Lora | None = None
     model: Any = "llama"
@@ -68,6 +72,8 @@ def work(plan: Plan, root: Path) -> None:
     first = os.environ["RANK"] == "0"
     if plan.killed and first:
         kill_before(*plan.killed, patch)
+    if plan.launch == "deepspeed":
+        tell_of_deepspeed(plan, root, patch)
     seen: list[int] = []
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
@@ -77,10 +83,29 @@ def work(plan: Plan, root: Path) -> None:
     save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
 
 
+def tell_of_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None:
+    """As `accelerate launch` does."""
+    told = root / plan.name / "deepspeed.json"
+    told.write_text(json.dumps(deepspeed_config(plan.zero_stage)), encoding="utf-8")
+    del os.environ["ACCELERATE_USE_CPU"]
+    os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(told)}
+    # It would be compiled first, and gloo can do without.
+    patch.setattr(import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+
+
 def train_rows(plan: Plan, root: Path) -> Outcome:
     rows, made = PackedRows(read_pack(root / "pack"), "train"), spec(plan.lora, **plan.training)
     compute = replace(CPU, dtype=plan.dtype)
-    return train(root / plan.name, rows, made, plan.model, every=2, launch=plan.launch, compute=compute)
+    return train(
+        root / plan.name,
+        rows,
+        made,
+        plan.model,
+        every=2,
+        launch=plan.launch,
+        zero_stage=plan.zero_stage,
+        compute=compute,
+    )
 
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:
@@ -88,10 +113,10 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
         loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
         training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
-    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, allow_cpu=True)
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
-    return dpo.train_on(run, Reference(root / "model"), packed, reference)
+    return dpo.train_on(run, (Reference(root / "model"),), packed, reference)
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:
@@ -175,7 +200,6 @@ def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
 
 def plans() -> list[Plan]:
     lora = Lora(rank=2)
-    continued = (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
     return [
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
@@ -203,10 +227,25 @@ def plans() -> list[Plan]:
                 since=f"{since}-killed",
             )
             for since in ("ddp", "fsdp")
-            for launch, count in continued
+            for launch, count in (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
         ),
     ]
 
 
+def plans_with_deepspeed() -> list[Plan]:
+    zero = {stage: {"launch": "deepspeed", "zero_stage": stage} for stage in (2, 3)}
+    return [
+        Plan(name="full-single", processes=1, launch="single", training=SHORT),
+        Plan(name="adapters-single", processes=1, launch="single", training=SHORT, lora=Lora(rank=2)),
+        Plan(name="adapters-zero-3", processes=2, training=SHORT, lora=Lora(rank=2), **zero[3]),
+        Plan(name="killed-2", processes=2, training=SHORT, killed=(*SAVE, 2), **zero[2]),
+        Plan(name="killed-3", processes=2, training=SHORT, killed=(*SAVE, 2), **zero[3]),
+        Plan(name="2-zero", processes=2, training=SHORT, since="killed-2", **zero[2]),
+        Plan(name="2-single", processes=1, launch="single", training=SHORT, since="killed-2"),
+        Plan(name="3-zero", processes=2, training=SHORT, since="killed-3", **zero[3]),
+        Plan(name="3-fsdp", processes=2, launch="fsdp", training=SHORT, since="killed-3"),
+    ]
+
+
 if __name__ == "__main__":
-    run_all(plans(), Path(sys.argv[1]))
+    run_all({"plain": plans, "deepspeed": plans_with_deepspeed}[sys.argv[2]](), Path(sys.argv[1]))

@@ -69,6 +69,7 @@ def train(
     every: int = 4,
     config: Any = None,
     launch: str | None = None,
+    zero_stage: int | None = None,
     compute: Compute = CPU,
 ) -> Outcome:
     """Train in the work folder `folder`; `model` is a family, or makes a model."""
@@ -82,7 +83,7 @@ def train(
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = executed(
-        made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, allow_cpu=True
+        made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, zero_stage=zero_stage
     )
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 

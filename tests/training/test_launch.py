@@ -234,7 +234,7 @@ def launched_with(
         ({"gpus": 2}, ["0", "1"], 2, "MULTI_GPU", False),
         ({"gpus": 2}, ["0", "1", "2"], 2, "MULTI_GPU", False),
         ({"gpus": 3}, [], 3, "MULTI_GPU", True),
-        ({"gpus": 1, "launch": "fsdp"}, ["0"], 1, "FSDP", False),
+        ({"gpus": 1, "launch": "fsdp"}, ["0"], 1, "MULTI_GPU", False),
     ],
 )
 def test_one_process_per_gpu_asked_for(tmp_path, monkeypatch, operation, visible, processes, kind, cpu):

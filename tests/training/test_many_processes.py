@@ -11,12 +11,17 @@ from safetensors.torch import load_file
 CONTINUED = ("single-1", "ddp-2", "fsdp-2", "fsdp-4")
 
 
-def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
+def run(folder: Path, which: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.many_processes", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "tests.training.many_processes", str(folder), which],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
+    said = run(tmp_path, "plain", dict(os.environ))
     for name in ("full", "adapters", "preferences"):
         for way in ("ddp", "fsdp"):
             same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
@@ -29,11 +34,19 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
         # By as many processes it goes on as if nothing had happened.
         assert found(tmp_path / f"{since}-{since}-2")["loss"].equal(found(tmp_path / f"full-{since}")["loss"])
         assert not differing(tmp_path / f"{since}-{since}-2", tmp_path / f"full-{since}")
-        assert "checkpoint-2 was made by 2 processes, 4 go on: rows come in the same order" in done.stdout
+        assert "checkpoint-2 was made by 2 processes, 4 go on: rows come in the same order" in said
     for name, processes in (("full-single", 1), ("full-ddp", 2), ("full-fsdp", 2), ("wide-3", 3), ("wide-4", 4)):
         seen = torch.cat([found(tmp_path / name, rank)["seen"] for rank in range(processes)]).tolist()
         # Rows, and what fills up the last step: blank ones.
         assert sorted(item for item in seen if item < 22) == list(range(22))
+
+
+def test_deepspeed_too(with_deepspeed, tmp_path):
+    run(tmp_path, "deepspeed", with_deepspeed | {"DS_ACCELERATOR": "cpu"})
+    same(tmp_path / "adapters-zero-3", tmp_path / "adapters-single")
+    # Killed after four of eleven steps, whose losses the checkpoint holds.
+    for name in ("2-zero", "2-single", "3-zero", "3-fsdp"):
+        same(tmp_path / name, tmp_path / "full-single")
 
 
 def same(one: Path, other: Path) -> None:

@@ -46,14 +46,14 @@ def test_a_missing_or_infinite_value_is_an_error(tmp_path, value):
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("model", {"model": Named("other")}),
+        ("model", {"model": [Named("other")]}),
         ("pairs", {"pack": Named("other")}),
         ("dtype", {"compute": replace(CPU, dtype=torch.bfloat16)}),
         ("kernel", {"compute": replace(CPU, kernel="varlen")}),
     ],
 )
 def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, what, expected):
-    arguments = {"model": Named("m"), "pack": Named("r"), "compute": CPU}
+    arguments = {"model": [Named("m")], "pack": Named("r"), "compute": CPU}
     made = artifact(tmp_path)
     check_ref_logps(made, **arguments)
     with pytest.raises(SnaketuneError, match=rf"\({what}: .*--forcerun"):

@@ -158,7 +158,7 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
         TABLE[f"{section}.training.{key}"] = ({f"{section}.run.training.{key}": value}, set())
     for key in ("gpus", "checkpoint_steps", "log_steps", "load_in_memory", "allow_cpu"):
         TABLE[f"{section}.operation.{key}"] = (
-            {f"{section}.run.operation": {key: True if key in ("load_in_memory", "allow_cpu") else 3}},
+            {f"{section}.run.operation": {key: True if key in ("load_in_memory", "allow_cpu") else 2}},
             set(),
         )
     for key, operation in {

@@ -107,6 +107,23 @@ def test_all_recipes_ship():
     ]  # fmt: skip
 
 
+def test_several_nodes_are_planned_anywhere_and_refused_before_anything_runs_without_slurm(fresh, monkeypatch):
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    fresh.config["sft"]["run"]["operation"] = {"gpus": 0, "nodes": 2}
+    said = fresh.snakemake("-n")
+    assert "sft/run: 2 processes (ddp), one on the CPU on each of 2 nodes, by srun --nodes=2" in said
+    for rank in range(2):
+        assert f"  node {rank + 1}: python -m accelerate.commands.launch" in said
+        assert f"--machine_rank {rank} --main_process_ip" in said
+    assert "digraph" in fresh.snakemake("--rulegraph")
+    refused = fresh.snakemake(check=False)
+    assert "operation.nodes: 2 nodes need a batch job of SLURM" in refused
+    assert not (fresh.folder / "results").exists()
+    # What doesn't need them is made.
+    fresh.snakemake("results/corpus/chat/manifest.json")
+    assert (fresh.folder / "results/corpus/chat/manifest.json").is_file()
+
+
 def test_a_second_run_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake()
 

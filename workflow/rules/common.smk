@@ -105,7 +105,7 @@ def tell_launch(job):
     for line in planned(job):
         logger.info(line)
     # Not where the graph is only drawn.
-    if workflow.executor_plugin is None or workflow.dryrun or not STAGES[job.stage].launcher:
+    if workflow.executor_plugin is None or workflow.dryrun or "launch" not in STAGES[job.stage].operation:
         return
     if workflow.local_exec:
         check_nodes(job.operation)
@@ -204,7 +204,7 @@ def operation_of(stage):
 
     def all_gpus(wildcards):
         operation = job_of(stage, wildcards).operation
-        return operation.gpus * operation.nodes
+        return operation.gpus * (operation.nodes if "nodes" in keys else 1)
 
     def if_many_nodes(value_of):
         # A resource that is None isn't there.

@@ -76,11 +76,6 @@ class Artifact:
         return f"rebuild it with: {rebuild_command(self.manifest_path)}"
 
 
-def holds_adapter_alone(model: Artifact) -> bool:
-    """Whether a model's weights lie elsewhere, and this is what is added to them (in `beneath_dtype`)."""
-    return "beneath_dtype" in model.manifest
-
-
 def rebuild_command(manifest: Path) -> str:
     """What makes an artifact again, with the config that this run was given."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")

@@ -374,7 +374,7 @@ class Sft(Model):
             raise ValueError(
                 "training.compile: rows that aren't packed have other shapes in every batch; leave it out here"
             )
-        return _quantization_needs_lora(self)
+        return _possible_together(self)
 
 
 class Dpo(Model):
@@ -406,10 +406,17 @@ class Dpo(Model):
             raise ValueError("pairs are never split; choose another packing.strategy or packing.overflow")
         if self.packing.train_on != "assistant":
             raise ValueError("pairs are supervised from their completions; leave packing.train_on out here")
-        return _quantization_needs_lora(self)
+        return _possible_together(self)
 
 
-def _quantization_needs_lora(run):
+def _possible_together(run):
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
+    rows, micro, processes = run.training.batch_rows, run.training.micro_batch_rows, run.operation.processes
+    micro = 1 if micro == "auto" else micro
+    if processes > 1 and rows % (micro * processes):
+        raise ValueError(
+            f"training.batch_rows: {rows} rows can't be divided into micro-batches of {micro} in {processes} processes "
+            f"(operation.gpus x nodes); expected a multiple of {micro * processes}"
+        )
     return run

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.artifacts.manifest import Artifact, holds_adapter_alone
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.models.loading import (
@@ -28,6 +28,11 @@ from snaketune.models.loading import (
 from snaketune.tokenization.chat import ChatTokenizer
 
 ADAPTER = "adapter"
+
+
+def holds_adapter_alone(result: Artifact) -> bool:
+    """Whether its weights lie elsewhere, and it is what is added to them, in the data type that its manifest tells."""
+    return "beneath_dtype" in result.manifest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,9 +37,10 @@ def lineage(findings: Findings, models: list[Scored]) -> list[str]:
     else:
         return []
     line = [best]
-    if kind == "dpo":
-        dpo = [result for result in findings.of("dpo") if result.label == best]
-        line += [source.label for result in dpo for source in findings.made_from(result, "model")]
+    trained = {result.label: result for stage in ("sft", "dpo") for result in findings.of(stage)}
+    # A run may go on from another one's result.
+    while line[-1] in trained and (sources := findings.made_from(trained[line[-1]], "model")):
+        line.append(sources[0].label)
     if line[-1].startswith("sft:"):
         # The evaluations call a base by the run that starts from it.
         line.append(line[-1].replace("sft:", "base:", 1))

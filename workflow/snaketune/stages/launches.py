@@ -57,7 +57,7 @@ def node_lines(operation: Operation, state: Path) -> list[str]:
 def planned(job: Job) -> Iterator[str]:
     """Lines that tell a plan's reader what each node will run, where a job trains in several processes."""
     operation = job.operation
-    if not STAGES[job.stage].launcher or operation.processes == 1:
+    if "launch" not in STAGES[job.stage].operation or operation.processes == 1:
         return
     # Which folder it is, is known when its inputs are there.
     state = WorkFolder(WORK_ROOT / job.stage / "FINGERPRINT").state

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, holds_adapter_alone
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.stages.specs import (
     CalibrateSpec,
@@ -69,7 +69,8 @@ def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def _adds_adapters(inputs: Inputs) -> bool:
-    return any(holds_adapter_alone(model) for model in inputs.get("model", ()))
+    """Whether there is a result that holds an adapter alone (`models.stacked`)."""
+    return any("beneath_dtype" in model.manifest for model in inputs.get("model", ()))
 
 
 def _used(**libraries: bool) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ before it is used.
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from transformers import TrainerCallback
 from snaketune.errors import SnaketuneError
 from snaketune.stages.work import sync_folder
 from snaketune.training.random_states import file_of, restore, save_random_state
-from snaketune.training.sharded import local
+from snaketune.training.sharded import is_sharded, local, unsharded
 from snaketune.training.stored import Stored, described, write
+from snaketune.training.zero import PlainOptimizer, is_zero, trained_weights, whole
 
 COMPLETE = "complete"
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
@@ -62,21 +64,65 @@ class MarkComplete(TrainerCallback):
 class SafeCheckpoints:
     """Mixed into a transformers Trainer: its checkpoints hold safetensors and JSON where it would pickle."""
 
+    def save_model(self, output_dir=None, _internal_call=False):
+        self._save(output_dir)
+
     def _save(self, output_dir=None, state_dict=None):
+        model, first = self.accelerator.unwrap_model(self.model), self.args.should_save
+        if is_zero(self.model_wrapped):
+            tensors, wrong = trained_weights(model, first)
+            self._stop_if(wrong)
+            write(Path(output_dir), WEIGHTS, tensors, first)
+            return
+        self.check_finite()
+        save_weights(Path(output_dir), model, first)
+
+    def check_finite(self) -> None:
+        """Called by every process, so that all of them stop."""
         model = self.accelerator.unwrap_model(self.model)
-        # On every process, so that all of them stop.
-        check_finite(model, self.state.global_step)
-        save_weights(Path(output_dir), model, self.args.should_save)
+        zero = is_zero(self.model_wrapped)
+        self._stop_if(trained_weights(model, keep=False)[1] if zero else not_finite(model))
+
+    def _stop_if(self, wrong: str | None) -> None:
+        if wrong:
+            raise diverged(self.state.global_step, f"{wrong} holds numbers that aren't finite")
+
+    def whole_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
+        """What gives a weight of the trained model whole; None where it is so already."""
+        if is_zero(self.model_wrapped):
+            return whole
+        return unsharded if is_sharded(self.model) else None
+
+    def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        # DeepSpeed takes the checkpoint's weights from the model, and transformers would look for a checkpoint of its own.
+        zero = self.is_deepspeed_enabled
+        if zero and resume_from_checkpoint:
+            self._load_from_checkpoint(resume_from_checkpoint)
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None if zero else resume_from_checkpoint)
+        if zero:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        return prepared
+
+    def create_optimizer(self, *arguments, **keywords):
+        made = super().create_optimizer(*arguments, **keywords)
+        # DeepSpeed drops empty ones, and others are to read its checkpoints.
+        made.param_groups[:] = [group for group in made.param_groups if group["params"]]
+        self.groups = [list(group["params"]) for group in made.param_groups]
+        return made
+
+    def _plain_optimizer(self) -> Any:
+        zero = is_zero(self.model_wrapped)
+        return PlainOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
         load_weights(Path(resume_from_checkpoint), model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        save_optimizer(Path(output_dir), self.optimizer, self.lr_scheduler, self.args.should_save)
+        save_optimizer(Path(output_dir), self._plain_optimizer(), self.lr_scheduler, self.args.should_save)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
         if checkpoint is not None:
-            load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
+            load_optimizer(Path(checkpoint), self._plain_optimizer(), self.lr_scheduler)
 
     def _save_rng_state(self, output_dir):
         Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -155,10 +201,10 @@ def _compare(there: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
         raise ValueError(f"{differs[0]}; {len(differs)} such tensors")
 
 
-def check_finite(model: torch.nn.Module, step: int) -> None:
-    """Raise SnaketuneError if a weight isn't a finite number, so that no such model is ever kept.
+def not_finite(model: torch.nn.Module) -> str | None:
+    """The name of a weight that isn't a finite number, so that no such model is ever kept.
 
-    Of what lies in shards each process looks at its own, and all of them raise.
+    Of what lies in shards each process looks at its own, and all of them get the name.
     """
     tensors = trained_tensors(model)
     names = list(tensors)
@@ -167,8 +213,7 @@ def check_finite(model: torch.nn.Module, step: int) -> None:
         first = torch.tensor(wrong, device=PartialState().device)
         dist.all_reduce(first, dist.ReduceOp.MIN)
         wrong = int(first)
-    if wrong < len(names):
-        raise diverged(step, f"{names[wrong]} holds numbers that aren't finite")
+    return names[wrong] if wrong < len(names) else None
 
 
 def _finite(tensor: torch.Tensor) -> bool:
@@ -184,7 +229,9 @@ def diverged(step: int, found: str) -> SnaketuneError:
     )
 
 
-def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any, first: bool = True) -> None:
+def save_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any, first: bool = True
+) -> None:
     """Write `optimizer`, tensors, and `optimizer.json` (numbers, groups and the schedule).
 
     Raises:
@@ -198,10 +245,14 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: An
         (folder / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
 
 
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any) -> None:
     """Put back what `save_optimizer` wrote."""
     plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
     stored = Stored(folder, OPTIMIZER)
+    if isinstance(optimizer, PlainOptimizer):
+        optimizer.load(stored, plain["numbers"], plain["groups"])
+        scheduler.load_state_dict(plain["scheduler"])
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     tensors = {
         key: _empty(dtype, shape, parameters[int(key.partition(SEPARATOR)[0])])

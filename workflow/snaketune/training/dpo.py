@@ -126,6 +126,6 @@ def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps:
         tokenizer=results[0].folder,
         trust_remote_code=run.spec.trust_remote_code,
     )
-    check_ref_logps(ref_logps, model=start, pack=pack, compute=run.compute)
+    check_ref_logps(ref_logps, model=results, pack=pack, compute=run.compute)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory)
     return pipeline.train(DpoTrainer, rows, run, start.load, start.config())

@@ -86,7 +86,7 @@ def check_launch(operation: Operation, gpus: list[str]) -> None:
 
 
 def environment(operation: Operation) -> dict[str, str]:
-    """Of all processes: each computes with its share of the job's threads, and knows whom to outlive is of no use."""
+    """Of all processes: each computes with its share of the job's threads, and knows whose end is its own."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or cores())
     told = os.environ | {"OMP_NUM_THREADS": str(max(1, threads // operation.processes_per_node))}
     if operation.nodes == 1:

@@ -11,18 +11,9 @@ from snaketune.stages.launches import ACCELERATE_FILE, DEEPSPEED_FILE
 
 # As accelerate calls them. On the CPU too: there MULTI_CPU stands for processes that mpirun starts, and the Trainer takes gloo
 # wherever it is told to use the CPU.
-DISTRIBUTED_TYPE = {"single": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}
-FSDP = {
-    "fsdp_version": 2,
-    # The layers, as the model names them in `_no_split_modules`.
-    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    "fsdp_reshard_after_forward": True,
-    "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-    "fsdp_offload_params": False,
-    "fsdp_cpu_ram_efficient_loading": False,
-    # The spec says whether; the Trainer does it.
-    "fsdp_activation_checkpointing": False,
-}
+# Under fsdp too accelerate only starts the processes: the trainer shares the model out by itself (training.sharded), since
+# accelerate's FSDP would on a CPU be DDP without a word.
+DISTRIBUTED_TYPE = {"single": "NO", "ddp": "MULTI_GPU", "fsdp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
 
 
 def write_launch_files(operation: Operation, state: Path, *, cpu: bool) -> None:
@@ -49,8 +40,6 @@ def accelerate_config(operation: Operation, state: Path, *, cpu: bool) -> dict[s
         "main_process_port": 0,
         "debug": False,
     }
-    if operation.launch == "fsdp":
-        told["fsdp_config"] = FSDP
     if operation.launch == "deepspeed":
         told["deepspeed_config"] = {
             "deepspeed_config_file": str(state / DEEPSPEED_FILE),

@@ -110,7 +110,6 @@ def take_gpu() -> None:
 
 def main(job_file: Path) -> None:
     """Exits with a message where the fault isn't ours."""
-    die_with_launcher()
     disable_progress_bar()
     # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -136,4 +135,5 @@ def main(job_file: Path) -> None:
 
 
 if __name__ == "__main__":
+    die_with_launcher()
     main(Path(sys.argv[1]))

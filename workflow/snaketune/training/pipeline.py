@@ -23,7 +23,6 @@ from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import drawn
 from snaketune.training.checkpoints import (
     MarkComplete,
-    check_finite,
     diverged,
     last_checkpoint,
     remove_incomplete,
@@ -132,8 +131,8 @@ def train(
     # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
     learned_on = compute.weights_dtype(frozen=spec.lora is not None)
     beneath = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
-    if run.in_shards:
-        gather_trained(trained, spec, saved, keep=trainer.is_world_process_zero())
+    if whole_of := trainer.whole_of():
+        gather_trained(trained, spec, saved, whole_of=whole_of, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
         save_trained(
             trained,
@@ -253,7 +252,7 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
         # The log may have looked for the last time before it happened.
         if not math.isfinite(mean_loss):
             raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
-        check_finite(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
+        trainer.check_finite()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 

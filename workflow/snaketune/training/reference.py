@@ -1,6 +1,7 @@
 """Reference log-probabilities as DPO and evaluation read them: by pair id, complete, finite, and of the right model."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
-from snaketune.models.stacked import Stack
 from snaketune.tables import read_table
 
 FILE = "logps.arrow"
@@ -59,7 +59,7 @@ def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
     }
 
 
-def check_ref_logps(artifact: Artifact, *, model: Stack, pack: Artifact, compute: Compute) -> None:
+def check_ref_logps(artifact: Artifact, *, model: Sequence[Artifact], pack: Artifact, compute: Compute) -> None:
     """Refuse reference log-probabilities that were made by another model, on other pairs, or computed otherwise.
 
     Raises:
@@ -72,7 +72,7 @@ def check_ref_logps(artifact: Artifact, *, model: Stack, pack: Artifact, compute
             (
                 "model",
                 made_from.get("model", []) + made_from.get("beneath", []),
-                [one.content for one in model.results],
+                [one.content for one in model],
             ),
             ("pairs", made_from.get("pack"), [pack.content]),
             *((name, artifact.manifest.get(name), used) for name, used in compute.about().items()),

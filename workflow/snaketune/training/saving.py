@@ -86,18 +86,27 @@ def _save_configs(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> N
         model.generation_config.save_pretrained(folder)
 
 
-def gather_trained(model: torch.nn.Module, spec: SftSpec | DpoSpec, dtype: torch.dtype, keep: bool) -> None:
-    """Make a model in shards whole in the host's memory of one process, as `save_trained` takes it; called by all of them.
+def gather_trained(
+    model: torch.nn.Module,
+    spec: SftSpec | DpoSpec,
+    dtype: torch.dtype,
+    *,
+    whole_of: Callable[[torch.nn.Parameter], torch.Tensor],
+    keep: bool,
+) -> None:
+    """Make a model that is shared out whole in the host's memory of one process, as `save_trained` takes it; called by all.
 
     What isn't merged with adapters is rounded at once, so that no more than the result is ever held.
 
     Args:
+        whole_of: as of `sharded.gather`.
         keep: whether this is the process.
     """
     rounded = rounding(inner_model(model), dtype)
     gather(
         model,
-        keep,
+        whole_of,
+        keep=keep,
         only_trained=spec.quantization is not None,
         finish=lambda name, tensor: tensor if spec.lora else rounded(name, tensor),
     )

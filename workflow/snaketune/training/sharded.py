@@ -22,10 +22,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.models.compiling import layers_of
 from snaketune.models.devices import Compute
 from snaketune.models.forward import inner_model
+from snaketune.training.zero import is_zero
 
 
 def processes() -> int:
@@ -100,25 +102,38 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(model: torch.nn.Module, keep: bool, only_trained: bool, finish: Callable[[str, torch.Tensor], Any]) -> None:
-    """Make a sharded model whole again on the CPU, one tensor at a time, in place; of no use for training afterwards.
+def unsharded(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Whole. Called by all processes."""
+    return parameter.detach().full_tensor()
+
+
+def gather(
+    model: torch.nn.Module,
+    whole_of: Callable[[torch.nn.Parameter], torch.Tensor],
+    *,
+    keep: bool,
+    only_trained: bool,
+    finish: Callable[[str, torch.Tensor], torch.Tensor],
+) -> None:
+    """Make a model that is shared out whole again on the CPU, one tensor at a time, in place; it can't be trained afterwards.
 
     Called by all processes.
 
     Args:
+        whole_of: gives a weight whole, if all processes call it.
         keep: whether this process is to have it; the others are left with what they had.
         only_trained: frozen weights stay where they are.
         finish: is given each weight's name and its whole value, and gives what to keep of it.
     """
     reshard(model)
-    whole: dict[DTensor, torch.nn.Parameter | None] = {}
+    whole: dict[torch.nn.Parameter, torch.nn.Parameter | None] = {}
     for place, module in model.named_modules():
         for name, parameter in list(module._parameters.items()):
-            if not isinstance(parameter, DTensor) or (only_trained and not parameter.requires_grad):
+            if parameter is None or (only_trained and not parameter.requires_grad):
                 continue
             if parameter not in whole:
                 # By all processes, and once of tied weights.
-                tensor, whole[parameter] = parameter.detach().full_tensor(), None
+                tensor, whole[parameter] = whole_of(parameter), None
                 if keep:
                     kept = finish(f"{place}.{name}".removeprefix("."), tensor).to("cpu")
                     whole[parameter] = torch.nn.Parameter(kept, requires_grad=parameter.requires_grad)
@@ -157,23 +172,28 @@ class KeepsShards:
 
     def _prepare_for_training(self, *arguments, **keywords):
         prepared = super()._prepare_for_training(*arguments, **keywords)
-        check_launch(self.run.operation.launch, self.model_wrapped)
+        check_launch(self.run.operation, self.model_wrapped)
         return prepared
 
 
-def check_launch(asked: str, model: torch.nn.Module) -> None:
+def check_launch(operation: Operation, model: torch.nn.Module) -> None:
     """What trains is what was asked for.
 
     Raises:
         SnaketuneError: it isn't.
     """
-    found = "fsdp" if _all_in_shards(model) else "ddp" if isinstance(model, DistributedDataParallel) else "single"
-    wanted = "ddp" if asked == "auto" else asked
     # One process has nobody to share with, however it was started.
-    if processes() > 1 and found != wanted:
+    if processes() > 1 and (found := _launched(model)) != (operation.launch, operation.zero_stage):
         raise SnaketuneError(
-            f"operation.launch: {wanted} on {processes()} processes came out as {found}; nothing was trained"
+            f"operation.launch: {operation.launch} on {processes()} processes came out as {found[0]} (zero_stage {found[1]}); "
+            "nothing was trained"
         )
+
+
+def _launched(model: torch.nn.Module) -> tuple[str, int | None]:
+    if is_zero(model):
+        return "deepspeed", model.zero_optimization_stage()
+    return "fsdp" if _all_in_shards(model) else "ddp" if isinstance(model, DistributedDataParallel) else "single", None
 
 
 def _all_in_shards(model: torch.nn.Module) -> bool:

@@ -161,7 +161,7 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         SnaketuneError: as `step_arguments` raises.
     """
     training, operation = run.spec.training, run.operation
-    world = processes()
+    world, on_cpu = processes(), run.compute.device.type == "cpu"
     return TrainingArguments(
         output_dir=str(run.checkpoints),
         num_train_epochs=training.epochs,
@@ -172,7 +172,9 @@ def training_arguments(run: Run, items: int) -> TrainingArguments:
         gradient_checkpointing=operation.gradient_checkpointing,
         gradient_checkpointing_kwargs={"use_reentrant": False} if operation.gradient_checkpointing else None,
         bf16=run.compute.dtype == torch.bfloat16,
-        use_cpu=run.compute.device.type == "cpu",
+        # Told to use the CPU, accelerate would leave DeepSpeed out and not say so; told of gloo, it doesn't.
+        use_cpu=on_cpu and operation.launch != "deepspeed",
+        ddp_backend="gloo" if on_cpu and operation.launch == "deepspeed" else None,
         seed=training.seed,
         logging_steps=operation.log_steps,
         logging_first_step=True,
