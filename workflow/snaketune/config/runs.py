@@ -261,8 +261,8 @@ class Operation(Model):
     """How a training runs, not what comes out: editing these reruns nothing."""
 
     gpus: Annotated[int, Field(ge=0)] = 1
-    """GPUs of the job on each of its nodes, with a process for each; without a CUDA device the processes compute on the CPU all
-    the same. 0 is one process on the CPU."""
+    """GPUs of the job on each of its nodes, with a process for each; where there is none, one process computes on the CPU, and
+    several do if `allow_cpu` says so. 0 is one process on the CPU."""
     nodes: PositiveInt = 1
     """Machines that train together. More than one need SLURM (`profiles/slurm`)."""
     launch: Annotated[Launch | None, Field(validate_default=True)] = None

@@ -33,7 +33,7 @@ bytes, 0.54, and 0.16 of hidden states and casts:
 >>> round(planned.parameters / 1e6, 1), round(planned.kept.whole / 1e9, 2), round(found.expected / 1e9, 2)
 (22.9, 2.17, 3.24)
 >>> print(found)
-weights 0.09 GB, gradients 0.09 GB, optimizer states 0.18 GB, activations and what else a step takes 2.87 GB
+weights 0.09 GB, gradients 0.09 GB, optimizer states 0.18 GB
 
 How near it comes: `docs/LOG.md`. Of compiled layers less is kept than it says.
 """
@@ -102,10 +102,9 @@ class Estimate:
         return self.there + round(self.held * (self.weights + self.states + self.computing))
 
     def __str__(self) -> str:
-        """What it is made of."""
-        computing = None if self.computing is None else self.computing - self.gradients
-        sizes = (self.there, self.weights, self.gradients, self.states, computing)
-        names = ("there already", "weights", "gradients", "optimizer states", "activations and what else a step takes")
+        """What the least is made of."""
+        sizes = (self.there, self.weights, self.gradients, self.states - self.paged)
+        names = ("there already", "weights", "gradients", "optimizer states")
         return ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in zip(names, sizes) if size)
 
 

@@ -51,8 +51,16 @@ class Fitness:
         if self.estimate is None:
             return "memory unknown (this model's config can't be followed without its weights)"
         if self.estimate.expected is None:
-            return f"at least {self.estimate.least / 1e9:.1f} GB"
-        return f"{self.estimate.expected / 1e9:.1f} GB expected"
+            return f"at least {_gb(self.estimate.least)}"
+        return f"{_gb(self.estimate.expected)} expected"
+
+
+def _gb(size: int) -> str:
+    """
+    >>> _gb(680_000_000), _gb(61_000_000_000)
+    ('0.68 GB', '61.0 GB')
+    """
+    return f"{size / 1e9:.{2 if size < 10e9 else 1}f} GB"
 
 
 def examine(
@@ -201,7 +209,7 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
                 found=f"needs {least / 1e9:.1f} GB before there is a single activation ({estimated}"
                 + (f", in each of {here} processes" if here > 1 else "")
                 + f"), and {where} has {whole / 1e9:.1f} GB",
-                do=f"use {_smaller(spec, processes)} more memory",
+                do=_smaller(spec, machine, processes),
             )
         ]
     expected = estimated.expected
@@ -217,18 +225,15 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
     ]
 
 
-def _smaller(spec: Any, processes: int) -> str:
-    ways = []
-    if not spec.lora:
-        ways.append("`lora`")
-    if not spec.quantization:
-        ways.append("`lora` with `quantization`" if not spec.lora else "`quantization`")
+def _smaller(spec: Any, machine: Machine, processes: int) -> str:
+    if not machine.card:
+        return f"run it on a machine with a GPU or with more memory, or train {'a smaller model' if spec.lora else 'by `lora`'}"
+    ways = ["`quantization`" if spec.lora else "`lora`, alone or with `quantization`"] * (not spec.quantization)
     if not spec.lora and not OPTIMIZERS[spec.training.optimizer].for_gpus:
         ways.append("optimizer paged_adamw_8bit")
-    ways.append(
-        "more processes under operation.launch: fsdp" if processes > 1 else "several GPUs under operation.launch: fsdp"
+    return (
+        f"use {', '.join([*ways, f'operation.launch: fsdp on more GPUs than {processes}'])}, or a card with more memory"
     )
-    return ", ".join(ways) + ", or"
 
 
 def too_slow(flops: float, processes: int, peak: Peak) -> list[Finding]:
