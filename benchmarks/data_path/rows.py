@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.stages.code import code_digest
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec

@@ -177,7 +177,8 @@ def _trainer(
     """The steps of a training as `training.pipeline` runs it."""
     from transformers import TrainerCallback
 
-    from snaketune.config.runs import Execution, Learning, Scratch
+    from snaketune.config.operation import Execution
+    from snaketune.config.runs import Learning, Scratch
     from snaketune.stages.specs import SftSpec
     from snaketune.stages.work import WorkFolder
     from snaketune.training.pipeline import fit

@@ -31,7 +31,7 @@ SHAPES = (
 def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     """The `sft` stage's own path; its trainer has a clock."""
     from snaketune.artifacts.manifest import read_artifact
-    from snaketune.config.runs import Execution
+    from snaketune.config.operation import Execution
     from snaketune.stages.work import WorkFolder
     from snaketune.training import sft
     from snaketune.training.trainer import Run

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from snaketune.config import base, corpora, evaluation, runs, tokenizers, tracking
+from snaketune.config import base, corpora, evaluation, operation, runs, tokenizers, tracking
 from snaketune.config.readme import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
 
@@ -19,12 +19,12 @@ PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 def models() -> set[str]:
     return {
         name
-        for module in (corpora, tokenizers, runs, evaluation, tracking)
+        for module in (corpora, tokenizers, runs, operation, evaluation, tracking)
         for name, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, base.Model)
         # Parts of others, and what no config holds.
-        and value not in (base.Model, corpora.CorpusContent, runs.Learning, runs.Execution)
+        and value not in (base.Model, corpora.CorpusContent, runs.Learning, operation.Execution)
     }
 
 

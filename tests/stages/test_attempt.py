@@ -12,7 +12,7 @@ import pytest
 
 from snaketune.__main__ import main
 from snaketune.config.base import Model
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages import fingerprint, once

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from snaketune.config.load import load
-from snaketune.config.runs import Operation
+from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages import launches
 from snaketune.stages.graph import JobGraph

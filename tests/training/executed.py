@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from snaketune.config.runs import Execution, Training
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Training
 
 
 def executed(training: Training, **operation: Any) -> Execution:

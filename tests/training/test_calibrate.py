@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from snaketune.config.runs import Execution, Learning, Lora
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Learning, Lora
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.portioned import sized_learning

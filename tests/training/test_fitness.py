@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from snaketune.config.runs import Execution, Lora, Pretrained, Quantization, Training
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.models import machines
 from snaketune.models.devices import Compute

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import Execution, Operation
+from snaketune.config.operation import Execution, Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import Attempt, stamps_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.config.runs import Operation
+from snaketune.config.operation import Operation
 from snaketune.stages.launches import command
 from snaketune.training.launch_files import accelerate_config, deepspeed_config, write_launch_files
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from snaketune.artifacts.manifest import describe_files
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.training import attempts, portions
 from snaketune.training.portions import Portions, after_running_out, choose, keep, lower, tell_ran_out

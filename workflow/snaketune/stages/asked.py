@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.config.evaluation import Evaluation
-from snaketune.config.runs import Dpo, Execution, Packing, Pretrained, Scratch, Sft
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow

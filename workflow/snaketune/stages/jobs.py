@@ -7,7 +7,7 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES

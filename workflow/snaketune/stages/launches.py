@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from snaketune.config.runs import Operation
+from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.stages.gpus import visible_gpus
 from snaketune.stages.jobs import Job

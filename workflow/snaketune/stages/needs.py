@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from snaketune.config.operation import Operation
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.config.runs import Operation
 from snaketune.errors import SnaketuneError
 
 ALLOW = "operation.allow_cpu: true"

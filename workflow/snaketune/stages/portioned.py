@@ -1,6 +1,7 @@
 """Of a run's config, what shapes the weights; how it runs; and what of it speed and memory follow from."""
 
-from snaketune.config.runs import Dpo, Execution, Learning, Pretrained, Scratch, Sft
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Dpo, Learning, Pretrained, Scratch, Sft
 from snaketune.stages.jobs import Job
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 

@@ -10,10 +10,9 @@ from typing import Literal
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
+from snaketune.config.operation import GradientCheckpointing, Launch, ZeroStage
 from snaketune.config.runs import (
     DpoLoss,
-    GradientCheckpointing,
-    Launch,
     Learning,
     Lora,
     Packing,
@@ -23,7 +22,6 @@ from snaketune.config.runs import (
     Quantization,
     Scratch,
     TrainOn,
-    ZeroStage,
 )
 
 CorpusSpec = CorpusContent

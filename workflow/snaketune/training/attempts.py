@@ -3,7 +3,7 @@
 from typing import Any
 
 from snaketune.config.base import Model
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder

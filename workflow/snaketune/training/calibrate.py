@@ -20,7 +20,7 @@ import torch
 from accelerate.utils import gather_object
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models.loading import load_base, read_config, scratch_config
 from snaketune.models.room import host_limit, ran_out, start_again

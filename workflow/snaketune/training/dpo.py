@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import pair_logprobs, token_losses
 from snaketune.models.stacked import Stack

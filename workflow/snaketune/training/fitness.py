@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from snaketune.config.operation import Execution
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.config.runs import Execution
 from snaketune.models.devices import Compute
 from snaketune.models.machines import Machine, bitsandbytes_trouble, look, resident_memory
 from snaketune.models.memory import Estimate, Sharing, estimate

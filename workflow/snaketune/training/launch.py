@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.base import Model
-from snaketune.config.runs import Operation
+from snaketune.config.operation import Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import cores

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import Operation
+from snaketune.config.operation import Operation
 from snaketune.stages.launches import ACCELERATE_FILE, DEEPSPEED_FILE
 
 # As accelerate calls them. On the CPU too: there MULTI_CPU stands for processes that mpirun starts, and the Trainer takes gloo

@@ -16,7 +16,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.models.room import ran_out

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.gpus import gpu_model, visible_gpus
 from snaketune.stages.jobs import result_at

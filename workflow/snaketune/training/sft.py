@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows

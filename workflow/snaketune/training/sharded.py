@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from snaketune.config.runs import Operation
+from snaketune.config.operation import Operation
 from snaketune.errors import SnaketuneError
 from snaketune.models.compiling import layers_of
 from snaketune.models.devices import Compute

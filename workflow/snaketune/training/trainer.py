@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
 
-from snaketune.config.runs import Execution
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.room import ran_out
