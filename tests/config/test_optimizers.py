@@ -3,16 +3,19 @@
 import inspect
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from snaketune.config.load import load
 from snaketune.config.optimizers import OPTIMIZERS, OptimizerName
+from snaketune.config.runs import Sft
 from snaketune.config.schedules import POLYNOMIAL_END, SCHEDULES, ScheduleName
 from snaketune.errors import SnaketuneError
 
@@ -101,3 +104,27 @@ def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypat
     # Where there is no torch, trainings run in another environment.
     monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: None)
     load(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "told"),
+    [
+        ("adafactor", {"launch": "fsdp", "gpus": 2}, r"adafactor can't step with what fsdp shares out; expected one of adamw"),
+        ("adamw_8bit", {"launch": "deepspeed", "gpus": 2}, r"adamw_8bit can't step with what deepspeed shares out"),
+        ("adagrad", {"launch": "deepspeed", "gpus": 2}, r"expected one of adamw_torch, adamw_torch_fused, sgd, rmsprop"),
+        ("adagrad", {"launch": "fsdp", "gpus": 2}, None),
+        ("adafactor", {"launch": "fsdp", "gpus": 1}, None),
+        ("adamw_8bit", {"launch": "ddp", "gpus": 2}, None),
+    ],
+)  # fmt: skip
+def test_an_optimizer_that_needs_whole_weights_is_refused_where_there_are_none(name, operation, told):
+    training = {"learning_rate": 0.01, "optimizer": name, "batch_rows": 8, "micro_batch_rows": 2}
+    run = {
+        "base": {"path": "some/model"},
+        "corpus": "c",
+        "tokenizer": "t",
+        "training": training,
+        "operation": operation,
+    }
+    with pytest.raises(ValidationError, match=told) if told else nullcontext():
+        Sft.model_validate(run)

@@ -66,7 +66,7 @@ CALLED = {
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},
     "stages.disk": {"disk_trouble"},
-    "stages.gpus": {"visible_gpus"},
+    "stages.gpus": {"gpu_model", "visible_gpus"},
     "stages.jobs": {"result_at"},
     "stages.launches": {"check_installed", "check_nodes", "command"},
     "stages.locks": {"locked"},

@@ -5,7 +5,7 @@ torch's launcher would tell them. A run that dies takes its whole process group 
 """
 
 import json
-import multiprocessing
+import math
 import os
 import shutil
 import signal
@@ -24,24 +24,26 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Training
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.runs import Lora, Quantization, Training
+from snaketune.models import loading
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import checkpoints, dpo
 from snaketune.training.launch_files import deepspeed_config
+from snaketune.training.sft import SftTrainer
+from snaketune.training.sharded import local
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
-from .pipeline_runs import LENGTH, pack, spec, train
+from .pipeline_runs import FORKED, pack, read_pack, spec, train
 from .test_pipeline import Reference, preferences
 
 # Of the runs with no model of their own: pairs, and what their reference gives them.
 PREFERENCES: list[Artifact] = []
-FORKED = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class Plan:
     Attributes:
         model: a family, or what makes a model; None for preferences.
         since: the run whose folder it finds, as that left it.
+        fails: whether all of them end with an error.
         killed: the method before whose nth call by the first process all of them are killed.
     """
 
@@ -62,8 +65,20 @@ class Plan:
     lora: Lora | None = None
     model: Any = "llama"
     since: str = ""
+    trainer: type = SftTrainer
+    quantization: Quantization | None = None
+    fails: bool = False
     killed: tuple[Any, str, int] | None = None
     dtype: torch.dtype = torch.float32
+
+
+class BreaksOneShard(SftTrainer):
+    """In the second process, before the first checkpoint."""
+
+    def check_finite(self):
+        if os.environ["RANK"] == "1":
+            local(self.model.lm_head.weight).data.fill_(math.inf)
+        super().check_finite()
 
 
 def work(plan: Plan, root: Path) -> None:
@@ -94,13 +109,15 @@ def tell_of_deepspeed(plan: Plan, root: Path, patch: pytest.MonkeyPatch) -> None
 
 
 def train_rows(plan: Plan, root: Path) -> Outcome:
-    rows, made = PackedRows(read_pack(root / "pack"), "train"), spec(plan.lora, **plan.training)
+    rows, made = PackedRows(read_pack(root), "train"), spec(plan.lora, **plan.training)
+    made = made.model_copy(update={"quantization": plan.quantization})
     compute = replace(CPU, dtype=plan.dtype)
     return train(
         root / plan.name,
         rows,
         made,
         plan.model,
+        plan.trainer,
         every=2,
         launch=plan.launch,
         zero_stage=plan.zero_stage,
@@ -160,12 +177,6 @@ def in_group(leader: int, work_in: Callable[..., None], *arguments: Any) -> None
     work_in(*arguments)
 
 
-def read_pack(folder: Path) -> Artifact:
-    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
-    manifest["payload"] = describe_files(folder / "shards")
-    return Artifact(folder / "manifest.json", manifest, folder / "shards")
-
-
 def run_all(plans: list[Plan], root: Path) -> None:
     """One after the other; ends where one doesn't end as it should."""
     pack(root / "pack")
@@ -173,6 +184,7 @@ def run_all(plans: list[Plan], root: Path) -> None:
     model.save_pretrained(root / "model")
     PREFERENCES.extend(preferences(root / "pairs", model))
     os.environ["ACCELERATE_USE_CPU"] = "true"
+    loading._device_for_4_bits = lambda: "cpu"
     for plan in plans:
         began = time.monotonic()
         if plan.since:
@@ -180,7 +192,9 @@ def run_all(plans: list[Plan], root: Path) -> None:
         WorkFolder(root / plan.name).start()
         codes = run_forked(plan.processes, work, plan, root)
         print(f"{plan.name}: exit codes {codes}, {time.monotonic() - began:.1f} s", flush=True)
-        if codes != [-signal.SIGKILL if plan.killed else 0] * plan.processes:
+        # Of those that fail the first one to end takes the others along.
+        ended = any(codes) if plan.fails else codes == [-signal.SIGKILL if plan.killed else 0] * plan.processes
+        if not ended:
             sys.exit(f"{plan.name} failed")
 
 
@@ -212,6 +226,8 @@ def plans() -> list[Plan]:
             model=partial(tiny_model, "qwen2", tie_word_embeddings=True),
             dtype=torch.bfloat16,
         ),
+        *alike("four-bit", "fsdp", training=SHORT, lora=lora, quantization=Quantization()),
+        Plan(name="diverging", processes=2, launch="fsdp", training=SHORT, trainer=BreaksOneShard, fails=True),
         Plan(name="wide-1", processes=1, launch="single", training=WIDE),
         Plan(name="wide-3", processes=3, launch="ddp", training=WIDE),
         Plan(name="wide-4", processes=4, launch="ddp", training=WIDE),

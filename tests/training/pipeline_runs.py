@@ -1,5 +1,6 @@
 """Whole packed trainings of tiny models in this process, without a workflow around."""
 
+import multiprocessing
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Scratch, Training
 from snaketune.models.devices import Compute
+from snaketune.models.loading import as_loaded
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
 from snaketune.stages.outcome import Outcome
@@ -22,6 +24,7 @@ from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 
 LENGTH = 32
+FORKED = multiprocessing.get_context("fork")
 
 
 class Interrupted(BaseException):
@@ -79,7 +82,8 @@ def train(
         work.start()
 
     def load(weights_dtype, quantization):
-        return tiny_model(model) if isinstance(model, str) else model()
+        loaded = tiny_model(model) if isinstance(model, str) else model()
+        return as_loaded(loaded, weights_dtype=weights_dtype, quantization=quantization) if quantization else loaded
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = executed(
@@ -99,3 +103,10 @@ def stop_after(save: int, monkeypatch) -> None:
             raise Interrupted
 
     monkeypatch.setattr(checkpoints.MarkComplete, "on_save", saved)
+
+
+def read_pack(folder: Path) -> Artifact:
+    """Of the rows that another process made in `folder`."""
+    manifest = {"format_version": "3.0", "row_length": LENGTH, "records": {}}
+    manifest["payload"] = describe_files(folder / "pack/shards")
+    return Artifact(folder / "pack/manifest.json", manifest, folder / "pack/shards")

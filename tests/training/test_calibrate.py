@@ -258,3 +258,22 @@ except RuntimeError as error:
 def test_what_torch_says_when_a_host_gives_no_more_is_understood():
     found = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True)
     assert found.stdout.split() == ["True", "False"], found.stderr
+
+
+def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch):
+    """Five rows in micro-batches of four: every other one has one row, and is faster."""
+    run = sft_spec(tmp_path, None)
+    timings = []
+    time_steps = trial.time_steps
+
+    def timed(trainer):
+        timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer)))
+        return timings[-1][1]
+
+    monkeypatch.setattr(calibrate, "time_steps", timed)
+    monkeypatch.setattr("snaketune.training.search.GAIN", -1.0)
+    rows = packed_rows(tmp_path / "rows", tokenizer)
+    calibrated(tmp_path / "work", spec_of(run, run.base, batch_rows=4), rows, tokenizer)
+    tokens = {rows_at_once: timing.tokens for rows_at_once, timing in timings}
+    assert tokens[2] == pytest.approx(2 * tokens[1], rel=0.2)
+    assert tokens[4] == pytest.approx(4 * tokens[1], rel=0.2)

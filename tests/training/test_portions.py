@@ -23,7 +23,7 @@ def measured(folder, trials) -> str:
     """The manifest of a curve."""
     payload = folder / "calibrate/curve"
     payload.mkdir(parents=True)
-    curve = {"device": "a card", "trials": trials, "best": portions.best_of([one for one in trials if one["fits"]])}
+    curve = {"device": "cpu", "trials": trials, "best": portions.best_of([one for one in trials if one["fits"]])}
     (payload / "curve.json").write_text(json.dumps(curve))
     manifest = folder / "calibrate/manifest.json"
     manifest.write_text(json.dumps({"stage": "calibrate", "payload": describe_files(payload), "records": {}}))
@@ -144,3 +144,28 @@ def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path,
     spec = SftSpec.model_construct(training=Learning(learning_rate=1, batch_rows=4))
     with pytest.raises(SnaketuneError, match="exit status 1"):
         attempts.launch("sft", spec=spec, operation=Execution(), work=work)
+
+
+@pytest.mark.parametrize("damage", ["curve", "manifest", "format", "device"])
+def test_a_curve_that_is_of_no_use_counts_as_none(tmp_path, capsys, damage):
+    """Also for a choice by hand, which needs none."""
+    manifest = measured(tmp_path, CURVE)
+    payload = tmp_path / "calibrate/curve/curve.json"
+    if damage == "manifest":
+        (tmp_path / "calibrate/manifest.json").write_text("{")
+    elif damage == "curve":
+        payload.write_text(payload.read_text().replace("300", "900"))
+    else:
+        curve = json.loads(payload.read_text())
+        payload.write_text(json.dumps(curve | {"device": "an H100"} if damage == "device" else {"device": "cpu"}))
+        described = {"stage": "calibrate", "payload": describe_files(payload.parent), "records": {}}
+        (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described))
+    assert choose(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
+    assert choose(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 8
+    told = capsys.readouterr().out
+    assert ("is of an H100, here is cpu" if damage == "device" else "can't be read") in told
+
+
+def test_an_empty_note_of_the_attempt_before_counts_as_none(tmp_path):
+    (tmp_path / "portions.json").touch()
+    assert choose(Execution(micro_batch_rows=2), 8, 1, tmp_path).micro_batch_rows == 2

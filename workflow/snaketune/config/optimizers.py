@@ -20,6 +20,9 @@ class Optimizer:
         bits: of such a number.
         factored: of a matrix it keeps sums of rows and of columns in their place.
         paged: its states may move to the host's memory, on CUDA alone.
+        shared: launches that share a model out and step with it as one process does. It must see each number alone: DeepSpeed
+            lays weights end to end, where Adafactor finds no matrices and blocks of 8-bit states begin elsewhere; bitsandbytes
+            can't compute on torch's shards.
         refused: why it can't be had.
     """
 
@@ -29,6 +32,7 @@ class Optimizer:
     bits: int = 32
     factored: bool = False
     paged: bool = False
+    shared: tuple[str, ...] = ()
     refused: str | None = None
 
     @property
@@ -56,13 +60,15 @@ _SCHEDULE_FREE = Optimizer(
     "doesn't switch to it to save; adamw_torch_fused with schedule warmup_stable_decay comes nearest"
 )
 
+_EVERYWHERE = ("fsdp", "deepspeed")
+
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw_torch": Optimizer(),
-    "adamw_torch_fused": Optimizer(),
+    "adamw_torch": Optimizer(shared=_EVERYWHERE),
+    "adamw_torch_fused": Optimizer(shared=_EVERYWHERE),
     "adafactor": Optimizer(betas=False, states=1, factored=True),
-    "sgd": Optimizer(betas=False, states=0),
-    "adagrad": Optimizer(betas=False, states=1),
-    "rmsprop": Optimizer(betas=False, states=1),
+    "sgd": Optimizer(betas=False, states=0, shared=_EVERYWHERE),
+    "adagrad": Optimizer(betas=False, states=1, shared=("fsdp",)),
+    "rmsprop": Optimizer(betas=False, states=1, shared=_EVERYWHERE),
     "adamw_8bit": Optimizer(package="bitsandbytes", bits=8),
     "adamw_bnb_8bit": Optimizer(package="bitsandbytes", bits=8),
     "ademamix": Optimizer(package="bitsandbytes", states=3),
@@ -107,6 +113,13 @@ def check_optimizer(name: object) -> None:
     """Raise ValueError with the reason if `name` is an optimizer that is refused."""
     if isinstance(name, str) and name in OPTIMIZERS and (reason := OPTIMIZERS[name].refused):
         raise ValueError(f"{name!r} can't be had: {reason}")
+
+
+def check_shared(name: str, launch: str) -> None:
+    """Raise ValueError if `name` can't step with a model that `launch` shares out among processes."""
+    if launch in _EVERYWHERE and launch not in OPTIMIZERS[name].shared:
+        fit = ", ".join(known for known, optimizer in OPTIMIZERS.items() if launch in optimizer.shared)
+        raise ValueError(f"training.optimizer: {name} can't step with what {launch} shares out; expected one of {fit}")
 
 
 def missing_package(name: str) -> str | None:

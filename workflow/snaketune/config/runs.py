@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.corpora import regex
-from snaketune.config.optimizers import OptimizerName, check_optimizer
+from snaketune.config.optimizers import OptimizerName, check_optimizer, check_shared
 from snaketune.config.paths import LocalPath
 from snaketune.config.schedules import ScheduleName, check_schedule, checked_options
 
@@ -149,7 +149,7 @@ class Lora(Model):
     """Rank of the two matrices of an adapter."""
     alpha: PositiveFloat = 32
     """An adapter's output is scaled by alpha / rank."""
-    dropout: Fraction = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of an adapter's inputs that a training step leaves out."""
     target_modules: str | Annotated[tuple[ModuleName, ...], Field(min_length=1)] = "all-linear"
     """Layers that get an adapter: the ends of their names as a list, or one regular expression that fits whole names;
@@ -240,8 +240,8 @@ class Learning(Model):
 
 
 class Training(Learning):
-    """The optimization, and in what portions a device computes it. The portions move sums in their last bits and nothing else,
-    so editing `micro_batch_rows` and `gradient_checkpointing` reruns nothing."""
+    """The optimization, and in what portions a device computes it. The portions move sums in their last bits,
+    and which inputs dropout hits; editing `micro_batch_rows` and `gradient_checkpointing` reruns nothing."""
 
     micro_batch_rows: MicroBatchRows = "auto"
     """Rows per forward pass on one GPU; a step of `batch_rows` is made of as many as it takes. `auto` measures what is fastest
@@ -412,6 +412,8 @@ class Dpo(Model):
 def _possible_together(run):
     if run.quantization and not run.lora:
         raise ValueError("quantization freezes the base weights, so it needs `lora`")
+    if run.operation.processes > 1:
+        check_shared(run.training.optimizer, run.operation.launch)
     rows, micro, processes = run.training.batch_rows, run.training.micro_batch_rows, run.operation.processes
     micro = 1 if micro == "auto" else micro
     if processes > 1 and rows % (micro * processes):

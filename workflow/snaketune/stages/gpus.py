@@ -30,6 +30,15 @@ def visible_gpus() -> list[str]:
     return found.stdout.split() if found.returncode == 0 else []
 
 
+def gpu_model() -> str:
+    """What the first GPU that this process may use is called, as the driver has it; empty where it doesn't say."""
+    if not (gpus := visible_gpus()) or not shutil.which("nvidia-smi"):
+        return ""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id", gpus[0]]
+    found = subprocess.run(command, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
 @contextmanager
 def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
     """Hold `count` GPUs and make them the only visible ones; waits while all are taken.

@@ -40,6 +40,7 @@ def run_once(
     device: str = "",
     libraries: tuple[str, ...] = (),
     reruns_on: str = "code",
+    anew: bool = False,
 ) -> None:
     """Publish the stage's result at `out`, building it first if nobody has.
 
@@ -53,6 +54,7 @@ def run_once(
             a result made on one isn't taken, on another.
         libraries: distributions whose version shapes the content.
         reruns_on: `versions` if a result made with other versions of them isn't taken.
+        anew: no finished result is taken, only half-done work.
     Raises:
         SnaketuneError: a file changed after its digest was computed; nothing is kept, since it would be another file's result.
     """
@@ -64,7 +66,7 @@ def run_once(
     digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
     attempt = replace(attempt, digests=digests)
     work = WorkFolder(work_root / stage / found)
-    if not work.manifest.is_file():
+    if not anew and not work.manifest.is_file():
         # What counts as the same: made with code that was accepted since, or with these versions before they counted.
         codes = (code, *accepted_codes(stage, code, work_root.parent))
         for made_with, known in product(codes, (counted, None)):
@@ -74,7 +76,7 @@ def run_once(
     with locked(work.folder / "lock", f"{stage} {found}"):
         # Files may have changed while their digests were computed, or while somebody else held the folder.
         attempt.check_files()
-        result = work.result()
+        result = None if anew else work.result()
         if result is None:
             started = time.time()
             work.start()

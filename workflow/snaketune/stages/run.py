@@ -90,5 +90,6 @@ def run(
         build=build,
         libraries=stage.libraries(typed, artifacts),
         reruns_on=reruns_on,
+        anew=stage.measures,
         device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
     )

@@ -33,6 +33,7 @@ class Stage:
         libraries: distributions whose version shapes the result, by its spec and artifacts.
         operation: keys of `Execution` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
+        measures: whether its result is of one machine and moment: where it runs again, it is made again.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
 
@@ -46,6 +47,7 @@ class Stage:
     operation: tuple[str, ...] = ()
     launcher: str = ""
     name: str = "{name}"
+    measures: bool = False
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
@@ -121,6 +123,7 @@ STAGES: dict[str, Stage] = {
         libraries=of_calibration,
         operation=(*DEVICES, "load_in_memory", "micro_batch_rows"),
         launcher="snaketune.training.calibrating",
+        measures=True,
     ),
     "sft": Stage(
         spec=specs.SftSpec,

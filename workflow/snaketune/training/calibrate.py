@@ -83,7 +83,7 @@ def build(
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
         raise SnaketuneError(
-            f"not even {Portions(micro_batch_rows=1, gradient_checkpointing=True)} fit: {trials[-1]['why']}; lower "
+            f"not even {_portions(trials[-1])} fit: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
         )
     curve = {
@@ -96,7 +96,7 @@ def build(
     }
     if is_first_process():
         write_json(work.payload / CURVE, curve)
-        _tell(curve, operation)
+        _tell(curve, spec, operation)
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
 
 
@@ -188,17 +188,24 @@ def _rows(
 
 
 def _line(trial: Trial) -> str:
-    what = Portions(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
+    what = _portions(trial)
     if not trial["fits"]:
         return f"{what}: {trial['why']}"
     return f"{what} x {trial['accumulation']}: {trial['tokens_per_second']:,.0f} tokens/s, {trial['peak_bytes'] / GB:.2f} GB"
 
 
-def _tell(curve: dict[str, Any], operation: Execution) -> None:
-    best = Portions(**{name: curve["best"][name] for name in ("micro_batch_rows", "gradient_checkpointing")})
-    print(f"best: {best}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}", flush=True)
+def _portions(trial: Trial) -> Portions:
+    return Portions(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
+
+
+def _tell(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
+    print(
+        f"best: {_portions(curve['best'])}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}",
+        flush=True,
+    )
     if operation.micro_batch_rows != "auto":
         # Chosen by hand, by the run that this was measured for.
-        chosen = Portions(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=False)
+        recomputed = spec.gradient_checkpointing is True
+        chosen = Portions(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
         if told := tell(chosen, curve):
             print(told, flush=True)

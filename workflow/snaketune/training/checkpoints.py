@@ -23,7 +23,7 @@ from snaketune.stages.work import sync_folder
 from snaketune.training.random_states import file_of, restore, save_random_state
 from snaketune.training.sharded import is_sharded, local, unsharded
 from snaketune.training.stored import Stored, described, write
-from snaketune.training.zero import PlainOptimizer, is_zero, trained_weights, whole
+from snaketune.training.zero import PlainOptimizer, is_zero, leave, trained_weights, whole
 
 COMPLETE = "complete"
 WEIGHTS, OPTIMIZER = "weights", "optimizer"
@@ -88,8 +88,9 @@ class SafeCheckpoints:
             raise diverged(self.state.global_step, f"{wrong} holds numbers that aren't finite")
 
     def whole_of(self) -> Callable[[torch.nn.Parameter], torch.Tensor] | None:
-        """What gives a weight of the trained model whole; None where it is so already."""
+        """When the training is done: what gives a weight of the model whole; None where it is so already."""
         if is_zero(self.model_wrapped):
+            leave()
             return whole
         return unsharded if is_sharded(self.model) else None
 

@@ -17,6 +17,7 @@ from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
 from snaketune.models.loading import parameter_count, stored_dtype
+from snaketune.models.room import ran_out
 from snaketune.stages.attempt import check_files
 from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
@@ -125,7 +126,46 @@ def train(
     with prepared(trainer_class, rows, run, load, config) as ready:
         trainer = ready.trainer
         print(f"rows: {rows}", trainer.gauge, sep="\n", flush=True)
+        # Whatever becomes of the curve while it trains.
+        portions = _portions(run)
         history = fit(trainer, lambda: setting(ready, fitness))
+    with _told_if_memory_runs_out():
+        saved, beneath = _save(trainer, run, load, config, base)
+    return Outcome(
+        counts=trainer.counts() | {"steps": trainer.state.global_step},
+        about=ready.about
+        | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
+        | {"saved_dtype": _name(saved)}
+        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
+        run={
+            "history": history,
+            **_where(compute, trainer.args.world_size),
+            **portions,
+            **_memory(trainer, history, fitness),
+            **ready.facts,
+        },
+    )
+
+
+@contextmanager
+def _told_if_memory_runs_out() -> Iterator[None]:
+    """Fewer rows at once would be no help."""
+    try:
+        yield
+    except Exception as error:
+        if not ran_out(error):
+            raise
+        raise SnaketuneError(
+            f"all steps are done, and memory ran out as the result was put together: {error}. Run again where there is more of "
+            "it; it goes on from the last checkpoint"
+        ) from None
+
+
+def _save(
+    trainer: BaseTrainer, run: Run, load: Load, config: PretrainedConfig | None, base: Pretrained | None
+) -> tuple[torch.dtype, torch.dtype]:
+    """Fill the payload. Returns the data types of what is saved, and of what adapters belong on."""
+    spec, compute = run.spec, run.compute
     trained = trainer.accelerator.unwrap_model(trainer.model)
     saved = choose_dtype(spec.training.save_dtype, config, compute)
     # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
@@ -143,20 +183,7 @@ def train(
             base=base,
             known_tokens=config.get_text_config().vocab_size if config else None,
         )
-    return Outcome(
-        counts=trainer.counts() | {"steps": trainer.state.global_step},
-        about=ready.about
-        | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
-        | {"saved_dtype": _name(saved)}
-        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
-        run={
-            "history": history,
-            **_where(compute, trainer.args.world_size),
-            **_portions(run),
-            **_memory(trainer, history, fitness),
-            **ready.facts,
-        },
-    )
+    return saved, beneath
 
 
 def setting(made: Prepared, fitness: Fitness) -> str:
@@ -207,7 +234,8 @@ def _portions(run: Run) -> dict[str, Any]:
 
 def _loaded_dtype(run: Run, dtype: torch.dtype, config: PretrainedConfig | None) -> torch.dtype:
     """What weights are read in. As they are stored, processes share the pages of the files; shards are rounded one by one."""
-    return stored_dtype(config) or dtype if run.in_shards and dtype == torch.float32 else dtype
+    as_stored = run.in_shards and dtype == torch.float32 and not run.spec.quantization
+    return stored_dtype(config) or dtype if as_stored else dtype
 
 
 def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:

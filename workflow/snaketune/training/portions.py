@@ -1,9 +1,9 @@
 """In what portions a device computes an optimizer step: rows per forward pass, and whether activations are recomputed.
 
 `batch_rows` is what the user fixes and what shapes the weights; how many rows are computed at once moves sums in their last
-bits and nothing else. So the portions are in no fingerprint. They are chosen before the processes start: what an earlier
-attempt of this very job began with, else what the config says, else what `calibrate` found. Where memory runs out all the same,
-the next lower ones are written beside the checkpoints, and the next attempt takes them.
+bits, and which of a model's inputs dropout hits. So the portions are in no fingerprint. They are chosen before the processes
+start: what an earlier attempt of this very job began with, else what the config says, else what `calibrate` found. Where memory
+runs out all the same, the next lower ones are written beside the checkpoints, and the next attempt takes them.
 
     state/portions.json    what was asked for, and what is taken
     state/ran_out.json     written by a process that ran out of memory: in which step, and why
@@ -17,6 +17,7 @@ from typing import Any
 from snaketune.artifacts.manifest import write_json
 from snaketune.config.runs import Execution
 from snaketune.errors import SnaketuneError
+from snaketune.stages.gpus import gpu_model, visible_gpus
 from snaketune.stages.jobs import result_at
 
 FILE, RAN_OUT = "portions.json", "ran_out.json"
@@ -144,7 +145,16 @@ def read_curve(operation: Execution) -> dict[str, Any] | None:
     manifest = Path(operation.calibration)
     if not operation.calibration or not manifest.is_file():
         return None
-    return json.loads(result_at(manifest).file(CURVE).read_text(encoding="utf-8"))
+    try:
+        curve = json.loads(result_at(manifest).file(CURVE).read_text(encoding="utf-8"))
+        if curve.keys() >= {"device", "trials", "best"}:
+            return _of_this_device(curve, operation)
+        told = f"{CURVE} lacks {', '.join(sorted({'device', 'trials', 'best'} - curve.keys()))}"
+    except (SnaketuneError, OSError, ValueError, AttributeError) as error:
+        told = str(error)
+    # It only says how to run, and nothing fails for want of it.
+    print(f"note: what calibrate measured can't be read ({told}) and counts as not measured", flush=True)
+    return None
 
 
 def trial_of(portions: Portions, curve: dict[str, Any]) -> dict[str, Any] | None:
@@ -170,6 +180,18 @@ def tell(portions: Portions, curve: dict[str, Any]) -> str:
         f"note: {portions} lose {lost:.0f}% of the speed found with {best} on {curve['device']}; "
         "`training.micro_batch_rows: auto` takes those"
     )
+
+
+def _of_this_device(curve: dict[str, Any], operation: Execution) -> dict[str, Any] | None:
+    here = (gpu_model(),) if operation.gpus and visible_gpus() else ("cpu", "mps")
+    if curve["device"] in here or here == ("",):
+        return curve
+    print(
+        f"note: what calibrate measured is of {curve['device']}, here is {here[0]}, so it isn't taken; "
+        "`snakemake --forcerun calibrate` measures anew",
+        flush=True,
+    )
+    return None
 
 
 def _asked(operation: Execution) -> dict[str, Any]:
@@ -218,4 +240,8 @@ def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        # A power cut can leave an empty one.
+        return None

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 SUFFIX = ".safetensors"
 # Bytes of a process's file, about. While it is written it is in memory twice.
-FILE_SIZE = 2**30
+FILE_SIZE = 2**28
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], first: bool) -> None:

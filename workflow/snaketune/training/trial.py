@@ -14,9 +14,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from snaketune.models.room import peak_memory
+from snaketune.training.gauge import Gauge
 from snaketune.training.trainer import BaseTrainer
 
 # On one device as many steps as fit into these seconds, two at least; several count alike, each by its own clock.
+# Of the tokens of the fullest micro-batch, the share from which another one counts as full.
+FULL = 0.75
 SECONDS, FEWEST_STEPS, MOST_STEPS = 2.0, 2, 20
 
 
@@ -51,11 +54,13 @@ class Timing:
 class Stopwatch(TrainerCallback):
     """Laps of the steps after the first one; ends the training when there are enough."""
 
-    def __init__(self, device: torch.device, alone: bool):
-        self.device, self.alone = device, alone
-        self.micro_batches: list[float] = []
+    def __init__(self, gauge: Gauge, alone: bool):
+        self.gauge, self.device, self.alone = gauge, gauge.device, alone
+        # Seconds, and the tokens that the gauge had counted by then.
+        self.micro_batches: list[tuple[float, int]] = []
         self.optimizers: list[float] = []
         self.last = self.started = 0.0
+        self.counted = 0
 
     def _lap(self) -> float:
         if self.device.type != "cpu":
@@ -70,10 +75,14 @@ class Stopwatch(TrainerCallback):
             self.started = self.last
 
     def on_substep_end(self, args, state, control, **_):
-        self.micro_batches.append(self._lap())
+        self.micro_batches.append((self._lap(), self._tokens()))
 
     def on_pre_optimizer_step(self, args, state, control, **_):
-        self.micro_batches.append(self._lap())
+        self.micro_batches.append((self._lap(), self._tokens()))
+
+    def _tokens(self) -> int:
+        before, self.counted = self.counted, int(self.gauge.sums["tokens"])
+        return self.counted - before
 
     def on_step_end(self, args, state, control, **_):
         self.optimizers.append(self._lap())
@@ -87,7 +96,7 @@ class Stopwatch(TrainerCallback):
 def time_steps(trainer: BaseTrainer) -> Timing:
     """Train for some steps. The trainer, and its model, are of no use afterwards."""
     args, device = trainer.args, trainer.run.compute.device
-    watch = Stopwatch(device, alone=args.world_size == 1)
+    watch = Stopwatch(trainer.gauge, alone=args.world_size == 1)
     args.max_steps, args.save_strategy, args.logging_strategy = MOST_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
@@ -95,10 +104,12 @@ def time_steps(trainer: BaseTrainer) -> Timing:
     trainer.add_callback(watch)
     trainer.compile()
     trainer.train()
-    micro_batches = trainer.state.global_step * args.gradient_accumulation_steps
+    # The last of an epoch may be smaller, and is faster.
+    most = max(tokens for _, tokens in watch.micro_batches)
+    full = [(seconds, tokens) for seconds, tokens in watch.micro_batches if tokens > FULL * most]
     return Timing(
-        tokens=trainer.gauge.sums["tokens"] / micro_batches,
-        micro_batch_s=_median(watch.micro_batches),
+        tokens=sum(tokens for _, tokens in full) / len(full),
+        micro_batch_s=_median([seconds for seconds, _ in full]),
         optimizer_s=_median(watch.optimizers),
         peak_bytes=peak_memory(device),
     )

@@ -31,6 +31,13 @@ def whole(parameter: torch.nn.Parameter) -> torch.Tensor:
         return parameter.detach().clone()
 
 
+def leave() -> None:
+    """After a training: what transformers loads from here on, one process may load for itself."""
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+
+
 def trained_weights(model: torch.nn.Module, keep: bool) -> tuple[dict[str, torch.Tensor], str | None]:
     """What `checkpoints.trained_tensors` gives of a model that isn't shared out, on the CPU. Called by all processes.
 
