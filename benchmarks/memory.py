@@ -85,7 +85,7 @@ def measure(name: str) -> dict[str, float]:
         packed = full_rows(Path(folder), 3 * training.batch_rows, tokens)
         work = WorkFolder(Path(folder) / "work")
         work.start()
-        operation = executed(training, allow_cpu=True, checkpoint_steps=10**6, log_steps=1)
+        operation = executed(training, checkpoint_steps=10**6, log_steps=1)
         run = Run(spec=spec, operation=operation, work=work, compute=resolve_compute(training.precision))
         expected = pipeline.check_fitness(SftTrainer, packed, run, config).estimate.expected
 

@@ -22,7 +22,6 @@ from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training import fitness, pipeline
 from snaketune.training.fitness import examine, sharing_of, too_slow, too_small
 from tests.models.conftest import CPU, tiny_model
-from tests.training.executed import executed
 
 from .pipeline_runs import pack, train
 from .pipeline_runs import spec as spec_of
@@ -42,6 +41,11 @@ def sft(lora=None, quantization=None, **training) -> SftSpec:
     settings = {"learning_rate": 1e-4, "batch_rows": 4, "micro_batch_rows": 2} | training
     base = Pretrained(path="some/model")
     return SftSpec(base=base, training=Training(**settings), lora=lora, quantization=quantization)
+
+
+def executed(training: Training, **operation) -> Execution:
+    """Without leave to use the CPU, unless that is said."""
+    return Execution(micro_batch_rows=training.micro_batch_rows, gradient_checkpointing=False, **operation)
 
 
 def keys(findings) -> list[str]:
