@@ -57,6 +57,7 @@ class Rows(list):
         self.has_prefixes = any(any(prefixes) for _, prefixes, _ in shapes)
         self.longest = max((s + p, r) for r, row in enumerate(shapes) for s, p in zip(row[0], row[1]))
         self.fullest = len(shapes) - 1
+        self.row_length = max(len(row["input_ids"]) for row in self)
 
 
 def _row(seed: int, lengths: list[int], prefixes: list[int], row_length: int) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def test_the_recipe_for_eight_gpus_tells_its_one_command(monkeypatch):
         assert head == f"{stage}/qwen3-8b: 8 processes (fsdp), one for each of 8 GPUs"
         state = f"results/.work/{stage}/FINGERPRINT/state"
         assert only == (
-            "  node 1: env PET_STANDALONE=1 PET_LOCAL_ADDR=127.0.0.1 python -m accelerate.commands.launch --config_file "
-            f"{state}/accelerate.yaml --module snaketune.training.launched {state}/job.json"
+            "  node 1: env PET_STANDALONE=1 PET_LOCAL_ADDR=127.0.0.1 python -m accelerate.commands.launch --quiet "
+            f"--config_file {state}/accelerate.yaml --module snaketune.training.launched {state}/job.json"
         )
     assert not [*planned(next(graph.stage("ref_logps")))]
     assert not [*planned(next(graph.stage("eval")))]
@@ -58,7 +58,8 @@ def test_the_recipe_for_two_nodes_tells_the_command_of_each():
         "--ntasks-per-node=1 --kill-on-bad-exit=1 --cpu-bind=none --input=none"
     )
     assert lines == [
-        f"  node {rank + 1}: python -m accelerate.commands.launch --config_file {STATE}/accelerate.yaml --machine_rank {rank} "
+        f"  node {rank + 1}: python -m accelerate.commands.launch --quiet --config_file {STATE}/accelerate.yaml "
+        f"--machine_rank {rank} "
         "--main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000)) "
         f"--module snaketune.training.launched {STATE}/job.json"
         for rank in range(2)

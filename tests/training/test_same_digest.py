@@ -38,9 +38,9 @@ def packed_dpo(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFold
 def test_two_runs_write_the_same_files(tmp_path, tokenizer, kind, adapters, monkeypatch):
     train, seeds = pipeline.train, iter((1, 2))
 
-    def train_after_others_drew(*arguments):
+    def train_after_others_drew(*arguments, **keywords):
         torch.manual_seed(next(seeds))
-        return train(*arguments)
+        return train(*arguments, **keywords)
 
     monkeypatch.setattr(pipeline, "train", train_after_others_drew)
     made = []

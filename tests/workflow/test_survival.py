@@ -169,6 +169,8 @@ def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFo
         "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
         "files": {"base": []},
         "work": str(work.folder),
+        "out": "results/sft/run",
+        "tracking": {"tensorboard": False},
     }
     file = work.state / "job.json"
     file.write_text(json.dumps(job), encoding="utf-8")

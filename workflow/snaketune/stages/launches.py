@@ -42,10 +42,10 @@ def node_lines(operation: Operation, state: Path) -> list[str]:
 
     >>> print(*node_lines(Operation(gpus=0, nodes=2), Path("S")), sep="\\n")
     ... # doctest: +NORMALIZE_WHITESPACE
-    python -m accelerate.commands.launch --config_file S/accelerate.yaml --machine_rank 0
+    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 0
         --main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000))
         --module snaketune.training.launched S/job.json
-    python -m accelerate.commands.launch --config_file S/accelerate.yaml --machine_rank 1
+    python -m accelerate.commands.launch --quiet --config_file S/accelerate.yaml --machine_rank 1
         --main_process_ip $SLURM_LAUNCH_NODE_IPADDR --main_process_port $((10000 + SLURM_JOB_ID % 20000))
         --module snaketune.training.launched S/job.json
     """
@@ -115,7 +115,7 @@ def _on_node(rank: str, state: Path, python: str) -> str:
 
 
 def _accelerate(state: Path, python: str) -> list[str]:
-    return [python, "-m", "accelerate.commands.launch", "--config_file", str(state / ACCELERATE_FILE)]
+    return [python, "-m", "accelerate.commands.launch", "--quiet", "--config_file", str(state / ACCELERATE_FILE)]
 
 
 def _module(state: Path) -> list[str]:
