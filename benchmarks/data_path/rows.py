@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
+from snaketune.config.tracking import Tracking
 from snaketune.stages.code import code_digest
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
@@ -85,7 +86,15 @@ def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> P
 def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: str) -> None:
     """Run one stage in this process, below the working directory."""
     code = code_digest(STAGES[name].module)
-    run(name, spec=json.dumps(spec), code=code, inputs=inputs, out=Path(out).resolve(), operation=Execution())
+    run(
+        name,
+        spec=json.dumps(spec),
+        code=code,
+        inputs=inputs,
+        out=Path(out).resolve(),
+        operation=Execution(),
+        tracking=Tracking(),
+    )
 
 
 def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH) -> Path:

@@ -29,7 +29,7 @@ def run(
     inputs: dict[str, list[Path]],
     out: Path,
     operation: Execution,
-    tracking: Tracking = Tracking(),
+    tracking: Tracking,
     reruns_on: str = "code",
 ) -> None:
     """Run one stage from paths, as the command line does.
