@@ -1,8 +1,9 @@
 """Segments: who attends to whom in a packed row, and everything that follows from it, in one place.
 
-A row is a list of segments. A segment attends causally to itself and, if it has a prefix, to the leading tokens of the
-row's last unprefixed segment. The attention mask of one preference pair with prompt ab, chosen CD and rejected EF, packed
-as segments [abCD][EF] with prefix_lengths [0, 2] (query down, key across):
+A row is a list of segments. A segment's sequence is its prefix and its own tokens; the prefix is the beginning of another
+segment's sequence, so segments form trees. A token attends causally to its sequence. The attention mask of one preference
+pair with prompt ab, chosen CD and rejected EF, packed as segments [abCD][EF] with prefix_lengths [0, 2] and
+prefix_segments [0, 0] (query down, key across):
 
           a b C D E F      position   predicted from
         a x . . . . .          0      -
@@ -12,8 +13,14 @@ as segments [abCD][EF] with prefix_lengths [0, 2] (query down, key across):
         E x x . . x .          2      b      <- the prompt is computed once, and both continue it
         F x x . . x x          3      E
 
-SFT rows are segments without prefixes. K pairs with one prompt share it: [abCD][EF][GH][IJ] with prefix_lengths
-[0, 2, 2, 2]. The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
+SFT rows are segments without prefixes. Several completions of one prompt are a tree in which every token stands once. With
+completions CDE, CDF, CG and CDE again of the prompt ab, the segments are [abCDE][F][G], prefix_lengths [0, 4, 3]:
+
+        a - b - C - D - E     completions, by the segment that each ends with: 0, 1, 2, 0
+                |   ` - F     prefix_segments [0, 0, 0]; H after abCDF would see five tokens of segment 1
+                ` - G
+
+The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
 them; all of them have position 0, since some models scale positions by the largest one in the batch. All arrays here are
 numpy; the cost is a few microseconds per segment. Kernels are told of it as a mask, as rectangles, or as keys with their
 cumulative lengths.
@@ -38,26 +45,29 @@ class Layout:
 
     The pair of the picture with two free tokens after it, a b C D E F . . in one row of eight:
 
-        starts [0, 4, 6]   prefix_starts  [0, 0, 6]   segment_of [0, 0, 0, 0, 1, 1, 2, 2]   documents [0, 1]
-        lengths [4, 2, 2]  prefix_lengths [0, 2, 0]   positions  [0, 1, 2, 3, 2, 3, 0, 0]   parents [-1, 0, 1, 2, 1, 4, -1, 6]
+        starts [0, 4, 6]   prefix_segments [0, 0, 2]   segment_of [0, 0, 0, 0, 1, 1, 2, 2]   documents [0, 1]
+        lengths [4, 2, 2]  prefix_lengths  [0, 2, 0]   positions  [0, 1, 2, 3, 2, 3, 0, 0]   parents [-1, 0, 1, 2, 1, 4, -1, 6]
 
     Attributes:
         starts, lengths: int64[S], where a segment's own tokens are.
-        prefix_starts, prefix_lengths: int64[S], where its prefix is (length 0: none).
+        prefix_segments, prefix_lengths: int64[S], its prefix: so many leading tokens of that segment's sequence (itself and 0:
+            none).
         documents: int64[D], the segments that hold what was packed; the others are free tokens.
         segment_of: int64[T], the segment that each token belongs to.
         positions: int64[T], position ids; 0 for free tokens.
         parents: int64[T], the token that each token is predicted from, or -1.
+        completions: int64[C], the segment that each completion of preferences ends with.
     """
 
     starts: np.ndarray
     lengths: np.ndarray
-    prefix_starts: np.ndarray
+    prefix_segments: np.ndarray
     prefix_lengths: np.ndarray
     documents: np.ndarray
     segment_of: np.ndarray
     positions: np.ndarray
     parents: np.ndarray
+    completions: np.ndarray
 
     @property
     def tokens(self) -> int:
@@ -96,9 +106,19 @@ class Layout:
         return int(self.sequence_lengths.max())
 
     def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """The tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast."""
-        own = columns - self.prefix_lengths[segments]
-        return np.where(own < 0, self.prefix_starts[segments] + columns, self.starts[segments] + own)
+        """The tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast.
+
+        >>> tree = layout([[5, 1, 1]], [[0, 4, 5]], row_lengths=[7], prefix_segments=[[0, 0, 1]])
+        >>> tree.sequence_tokens(np.array(2), np.arange(6)).tolist()
+        [0, 1, 2, 3, 5, 6]
+        """
+        segments, columns = np.broadcast_arrays(segments, columns)
+        above = columns < self.prefix_lengths[segments]
+        # A step up the tree at a time.
+        while above.any():
+            segments = np.where(above, self.prefix_segments[segments], segments)
+            above = columns < self.prefix_lengths[segments]
+        return self.starts[segments] + columns - self.prefix_lengths[segments]
 
     def sequences(self) -> list[tuple[np.ndarray, int]]:
         """What the documents stand for, one by one: the tokens of each with its prefix, int64[L], and the prefix's length.
@@ -118,16 +138,23 @@ def layout_of(rows: Sequence[Mapping[str, Any]]) -> Layout:
         [row["segment_lengths"] for row in rows],
         [row["prefix_lengths"] for row in rows],
         row_lengths=[len(row["input_ids"]) for row in rows],
+        prefix_segments=[row["prefix_segments"] for row in rows] if "prefix_segments" in rows[0] else None,
+        completions=[row["completions"] for row in rows] if "completions" in rows[0] else None,
     )
 
 
 def layout(
-    segment_lengths: Sequence[Sequence[int]], prefix_lengths: Sequence[Sequence[int]], row_lengths: Sequence[int]
+    segment_lengths: Sequence[Sequence[int]],
+    prefix_lengths: Sequence[Sequence[int]],
+    row_lengths: Sequence[int],
+    prefix_segments: Sequence[Sequence[int]] | None = None,
+    completions: Sequence[Sequence[int]] | None = None,
 ) -> Layout:
     """Lay out rows.
 
     Args:
-        segment_lengths, prefix_lengths: for each row, the two columns of the shard.
+        segment_lengths, prefix_lengths, prefix_segments, completions: for each row, the columns of the shard; without
+            prefix_segments, a prefix is of the row's last segment that has none.
         row_lengths: tokens of each row, free ones counted.
     Raises:
         SnaketuneError: segments longer than the row, or a prefix with nothing before it or longer than that.
@@ -138,24 +165,25 @@ def layout(
     >>> pair.parents.tolist()
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
-    starts, lengths, prefix_starts, prefixes, free = [], [], [], [], []
+    starts, lengths, prefix_of, prefixes, free, ends_with = [], [], [], [], [], []
     end = 0
     for row, (row_segments, row_prefixes, row_length) in enumerate(
         zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
     ):
-        at, end = end, end + row_length
-        base_start = base_length = 0
-        for length, prefix in zip(row_segments, row_prefixes, strict=True):
-            if length < 1 or prefix > base_length:
-                raise SnaketuneError(
-                    f"row {row} of the batch: a segment of {length} tokens with a prefix of {prefix}, but the segment "
-                    f"that the prefix belongs to has {base_length}"
-                )
+        at, end, first, base = end, end + row_length, len(starts), len(starts)
+        for own, (length, prefix) in enumerate(zip(row_segments, row_prefixes, strict=True)):
             if not prefix:
-                base_start, base_length = at, length
+                base = first + own
+            seen = base if prefix_segments is None or not prefix else first + int(prefix_segments[row][own])
+            room = prefixes[seen] + lengths[seen] if first <= seen < first + own else 0
+            if length < 1 or prefix > room:
+                raise SnaketuneError(
+                    f"row {row} of the batch: a segment of {length} tokens with a prefix of {prefix}, but what the prefix is "
+                    f"of has {room}"
+                )
             starts.append(at)
             lengths.append(length)
-            prefix_starts.append(base_start if prefix else at)
+            prefix_of.append(seen if prefix else first + own)
             prefixes.append(prefix)
             free.append(False)
             at += length
@@ -163,40 +191,44 @@ def layout(
             raise SnaketuneError(
                 f"row {row} of the batch: segments of {at - end + row_length} tokens, row of {row_length}"
             )
+        if completions is not None:
+            ends_with += [first + int(own) for own in completions[row]]
         if at < end:
             starts.append(at)
             lengths.append(end - at)
-            prefix_starts.append(at)
+            prefix_of.append(len(prefix_of))
             prefixes.append(0)
             free.append(True)
     start_S, length_S = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
-    prefix_start_S, prefix_S = np.array(prefix_starts, dtype=np.int64), np.array(prefixes, dtype=np.int64)
-    free_S = np.array(free)
+    prefix_S, free_S = np.array(prefixes, dtype=np.int64), np.array(free, dtype=bool)
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
     positions_T = np.where(free_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
-    parents_T = index_T - 1
-    parents_T[start_S] = np.where(prefix_S > 0, prefix_start_S + prefix_S - 1, -1)
-    return Layout(
+    placed = Layout(
         starts=start_S,
         lengths=length_S,
-        prefix_starts=prefix_start_S,
+        prefix_segments=np.array(prefix_of, dtype=np.int64),
         prefix_lengths=prefix_S,
         documents=np.flatnonzero(~free_S),
         segment_of=segment_of_T,
         positions=positions_T,
-        parents=parents_T,
+        parents=index_T - 1,
+        completions=np.array(ends_with, dtype=np.int64),
     )
+    prefixed = np.flatnonzero(prefix_S)
+    placed.parents[start_S] = -1
+    placed.parents[start_S[prefixed]] = placed.sequence_tokens(prefixed, prefix_S[prefixed] - 1)
+    return placed
 
 
 def mask(rows: Layout) -> np.ndarray:
     """bool[T, T], True where the query (first axis) may see the key: the slow reference for every kernel."""
-    own = rows.segment_of[:, None] == rows.segment_of[None, :]
     index = np.arange(rows.tokens)
-    own &= index[:, None] >= index[None, :]
-    prefix_start = rows.prefix_starts[rows.segment_of][:, None]
-    prefix_end = prefix_start + rows.prefix_lengths[rows.segment_of][:, None]
-    return own | ((index[None, :] >= prefix_start) & (index[None, :] < prefix_end))
+    visible = (rows.segment_of[:, None] == rows.segment_of) & (index[:, None] >= index)
+    for segment in np.flatnonzero(rows.prefix_lengths):
+        start, prefix = rows.starts[segment], rows.sequence_tokens(segment, np.arange(rows.prefix_lengths[segment]))
+        visible[start : start + rows.lengths[segment], prefix] = True
+    return visible
 
 
 def causal_buckets(rows: Layout) -> tuple[list[np.ndarray], np.ndarray]:
