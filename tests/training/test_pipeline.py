@@ -111,16 +111,16 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, mon
 class ExplodesAtTheLastStep(SftTrainer):
     """The loss of the step after the last line of the log isn't a number."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         return loss * math.nan if self.state.global_step == self.state.max_steps - 1 else loss
 
 
 class LastUpdateOverflows(SftTrainer):
     """The loss is finite to the end, the last update isn't."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         if self.state.global_step == self.state.max_steps - 1:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss

@@ -252,6 +252,10 @@ class _Asked:
     def _preference_pack(self, run: Dpo) -> Job:
         return self._pack("preference", run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
 
+    def _references(self, run: Dpo) -> tuple[Job, ...]:
+        """The reference log-probabilities that a run learns against; none if its loss has no reference."""
+        return (self._ref_logps(run),) if run.needs_reference else ()
+
     def _ref_logps(self, run: Dpo) -> Job:
         training, model = run.training, self._weights("sft", run.from_)
         spec = RefLogpsSpec(
@@ -288,7 +292,7 @@ class _Asked:
                 stage="dpo",
                 name=name,
                 spec=spec,
-                artifacts=model.artifacts | {"pack": (pack,), "ref_logps": (self._ref_logps(run),)},
+                artifacts=model.artifacts | {"pack": (pack,), "ref_logps": self._references(run)},
                 files={"base": model.files},
                 operation=execution_of(run, calibrated),
                 after=waits_for(run, calibrated),
@@ -300,7 +304,7 @@ class _Asked:
         kind, name = model.split(":")
         trained = self.config.dpo[name].from_ if kind == "dpo" else name
         sft, weights = self.config.sft[trained], self._weights(kind, name)
-        references = [self._ref_logps(self.config.dpo[name])] if kind == "dpo" else []
+        references = self._references(self.config.dpo[name]) if kind == "dpo" else ()
         return self._add(
             Job(
                 stage="eval",
@@ -329,7 +333,7 @@ class _Asked:
                         )
                         for corpus in corpora
                     ),
-                    "ref_logps": tuple(references),
+                    "ref_logps": references,
                 },
                 files={
                     "base": weights.files,

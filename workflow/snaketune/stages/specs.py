@@ -10,9 +10,9 @@ from typing import Literal
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, ZeroStage
 from snaketune.config.runs import (
-    DpoLoss,
     Learning,
     Lora,
     Packing,
@@ -93,12 +93,9 @@ class RefLogpsSpec(Model):
     trust_remote_code: bool
 
 
-class DpoSpec(Model):
+class DpoSpec(PreferenceLoss):
     """Loss and optimization."""
 
-    loss: DpoLoss
-    beta: float
-    label_smoothing: float
     training: Learning
     lora: Lora | None
     quantization: Quantization | None

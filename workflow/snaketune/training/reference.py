@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 
@@ -40,6 +41,8 @@ class Reference:
     rejected_logp: float
     chosen_tokens: int
     rejected_tokens: int
+    chosen_token_logps: np.ndarray | None = None
+    rejected_token_logps: np.ndarray | None = None
 
 
 def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
