@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,6 +110,8 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     rows = rows_of("preferences", 40)
     packed = pack("preference", rows)
     assert packed.manifest["kind"] == "preference"
+    assert packed.manifest["format_version"] == "3.1"
+    assert read_table(packed.file("train-00000.arrow")).schema == schema(256, completions=True)
     train = PackedRows(packed, "train")
     chat = ChatTokenizer.load(tokenizer.folder)
     by_id = {row["id"]: row for row in rows}
@@ -128,6 +131,26 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
             assert (row["labels"][at : at + prompt_length] == IGNORED).all()
             at += chosen_length + rejected_length
     assert next(places, None) is None
+
+
+def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_them(pack):
+    packed = pack("preference", rows_of("preferences", 20))
+    older = replace(packed, manifest=packed.manifest | {"format_version": "3.0"})
+    with pytest.raises(
+        SnaketuneError, match=r"'3\.0', expected '3\.1'; rebuild it with: snakemake .*--forcerun .*manifest"
+    ):
+        PackedRows(older, "train")
+
+
+def test_the_completions_of_a_row_are_those_of_its_pairs(pack):
+    packed = pack("preference", rows_of("preferences", 40))
+    train, places = PackedRows(packed, "train"), list(documents(packed, "train"))
+    for r in range(len(train)):
+        row = train[r]
+        assert row["completions"].dtype == row["prefix_segments"].dtype == np.int32
+        assert len(row["completions"]) == 2 * sum(place["row"] == r for place in places)
+    blank = train.blank(8)
+    assert (len(blank["completions"]), len(blank["prefix_segments"])) == (0, 0)
 
 
 def test_raw_rows_are_format_2_and_refused_by_the_packed_reader(pack, tokenizer):

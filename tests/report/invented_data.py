@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import content_digest, describe_files, write_json
+from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import write_table
@@ -221,7 +222,11 @@ class DataResults:
         more = {"tokens": tokens, "train": train, "held_out": held_out} | (tokenized or {})
         parts = self.tokenize(f"{corpus_name}-tokens-{name[-2:]}", corpus, tokenizer, kind=kind, **more)
         strategy = "none" if raw else "best-fit-decreasing"
-        facts = {"format_version": "2.0" if raw else "3.0", "kind": kind, "row_length": lengths[-1]} | about
+        facts = {
+            "format_version": "2.0" if raw else FORMAT_VERSIONS[kind],
+            "kind": kind,
+            "row_length": lengths[-1],
+        } | about
         length = lengths if len(lengths) > 1 else lengths[0]
         spec = {"kind": kind, "length": length, "strategy": strategy, "overflow": "drop"}
         plan = self.add("plan", name, spec=spec, counts=counts, inputs={"tokens": parts}, run={}, **facts)

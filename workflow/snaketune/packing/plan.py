@@ -16,7 +16,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import PackingPlan, lower_bound_rows, plan_best_fit_decreasing
 from snaketune.packing.lost import lost_to_length, warning
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
-from snaketune.packing.shards import DOCUMENTS, FORMAT_VERSION, RAW_FORMAT_VERSION, SPLITS
+from snaketune.packing.shards import DOCUMENTS, FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS
 from snaketune.packing.units import shared_prompts, singles
 from snaketune.packing.wrapped import wrap
 from snaketune.stages.outcome import Outcome
@@ -76,7 +76,7 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
                     documents.write_batch(batch)
     raw = spec.strategy == "none"
     facts = {
-        "format_version": RAW_FORMAT_VERSION if raw else FORMAT_VERSION,
+        "format_version": RAW_FORMAT_VERSION if raw else FORMAT_VERSIONS[spec.kind],
         "kind": spec.kind,
         "row_length": lengths[-1],
         "packing_metadata": metadata["train"],

@@ -117,11 +117,14 @@ class Sequences:
         return np.where(supervised.reshape(ids_RL.shape), ids_RL, np.int32(IGNORED))
 
 
-def _segments(pieces: Pieces, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per row its segments: where they begin among all, their lengths, their prefixes."""
+def _segments(pieces: Pieces, starts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Segments as `row_batch` takes them: where each row's begin, lengths, prefixes; of pairs also the trees that they form."""
     first = pieces.stop - pieces.start
     if not pieces.second_stop.any():
         return starts, first, np.zeros(len(pieces), np.int32)
     second = pieces.second_stop - pieces.second_start
     shared = np.where(pieces.start > 0, pieces.prefix, 0)
-    return starts * 2, np.stack([first, second], 1).reshape(-1), np.stack([shared, pieces.prefix], 1).reshape(-1)
+    prefixes = np.stack([shared, pieces.prefix], 1).reshape(-1)
+    number = np.arange(2 * len(pieces)) - np.repeat(2 * starts[:-1], 2 * np.diff(starts))
+    opened = np.maximum.accumulate(np.where(prefixes == 0, np.arange(2 * len(pieces)), 0))
+    return starts * 2, np.stack([first, second], 1).reshape(-1), prefixes, number[opened], starts * 2, number

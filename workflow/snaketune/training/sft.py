@@ -13,7 +13,7 @@ from snaketune.config.operation import Execution
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import FORMAT_VERSION
+from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
@@ -73,7 +73,7 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artif
         tokenizer=tokenizer.folder,
         trust_remote_code=run.spec.trust_remote_code,
     )
-    if pack.manifest.get("format_version") == FORMAT_VERSION:
+    if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
     else:
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
