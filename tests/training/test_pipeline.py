@@ -156,9 +156,9 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     ids = np.random.default_rng(0).integers(4, VOCABULARY, (PAIRS, LENGTH), dtype=np.int32)
     labels = np.full_like(ids, -100)
     labels[:, 6:28] = ids[:, 6:28]
-    segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS), np.tile([0, 0], PAIRS))
-    starts = np.arange(PAIRS + 1) * 2
-    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, starts, np.tile([0, 1], PAIRS))
+    starts, tree = np.arange(PAIRS + 1) * 2, (np.tile([0, 0], PAIRS), np.tile([0, 1], PAIRS))
+    segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS))
+    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, (*tree, starts))
     with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), columns(LENGTH, completions=True)) as writer:
         writer.write_batch(batch)
     documents = [{"split": "train", "row": r, "id": f"p{r}", "tokens": 28, "supervised": 22} for r in range(PAIRS)]
