@@ -14,7 +14,8 @@ def learning_of(run: Sft | Dpo) -> Learning:
 def execution_of(run: Sft | Dpo, calibrated: Job) -> Execution:
     """How a run's training runs."""
     portions = run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
-    return Execution(**run.operation.model_dump(), **portions, calibration=calibrated.manifest)
+    shared = {"share_kernels": run.reference_pass.share_kernels} if isinstance(run, Dpo) else {}
+    return Execution(**run.operation.model_dump(), **portions, **shared, calibration=calibrated.manifest)
 
 
 def waits_for(run: Sft | Dpo, calibrated: Job) -> tuple[Job, ...]:
@@ -31,7 +32,7 @@ def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -
     alike = {"base": None, "trust_remote_code": False, "training": sized_learning(spec.training)}
     alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
     if isinstance(spec, DpoSpec):
-        alike |= {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0}
+        alike |= {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "continued": False, "reference": None}
     return CalibrateSpec(
         base=base,
         run=spec.model_copy(update=alike),

@@ -7,6 +7,7 @@ the pairs of an optimizer step.
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import pair_logprobs, token_losses
-from snaketune.models.stacked import Stack
+from snaketune.models.stacked import ADAPTER, Stack
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
@@ -57,7 +58,8 @@ class DpoTrainer(PackedTrainer):
         trained_P2, counts_P2 = self._log_ratios_before(batch, training=True)
         evaluated_P2, _ = self._log_ratios_before(batch, training=False)
         self.model.train()
-        check_policy_is_reference(trained_P2, evaluated_P2, counts_P2, self.run.compute.dtype)
+        external = self.run.spec.reference is not None
+        check_policy_is_reference(trained_P2, evaluated_P2, counts_P2, self.run.compute.dtype, external=external)
 
     @torch.no_grad()
     def _log_ratios_before(self, batch: dict[str, Any], training: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,13 +121,14 @@ def build(
 
 
 def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact) -> Outcome:
-    """Train on packed pairs, from the model that is their reference."""
-    start = Stack(
-        results=results,
-        base=run.spec.base,
-        tokenizer=results[0].folder,
-        trust_remote_code=run.spec.trust_remote_code,
+    """Train on packed pairs, from the model that is their reference unless another one is."""
+    spec, tokenizer = run.spec, results[0].folder
+    check_ref_logps(
+        ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
     )
-    check_ref_logps(ref_logps, model=results, pack=pack, compute=run.compute)
+    if spec.continued:
+        # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
+        results, run = results[1:], replace(run, adapter=tokenizer / ADAPTER)
+    start = Stack(results=results, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory)
-    return pipeline.train(DpoTrainer, rows, run, start.load, start.config())
+    return pipeline.train(DpoTrainer, rows, run, start.load, start.config(), start.named_base)
