@@ -133,7 +133,7 @@ class Kinds:
             precision=made.precision, frozen_weights=lora is not None, quantization=None, trust_remote_code=False,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
-        outcome = ref_logps.build(told, work, model=model, pack=packed)
+        outcome = ref_logps.build(told, work, model=[model], pack=packed)
         reference = chain.made(work.folder, outcome, told)
         reference.manifest["inputs"] = {"model": [model.content], "pack": [packed.content]}
         spec = DpoSpec(

@@ -179,6 +179,11 @@ class Quantization(Model):
     """Quantizes the quantization constants too."""
 
 
+def _kind_of_lora(lora: Any) -> str:
+    """Text can only be the one word that there is."""
+    return "continued" if isinstance(lora, str) else "Lora"
+
+
 class Learning(Model):
     """What of a training shapes the weights."""
 
@@ -301,22 +306,49 @@ class Sft(Model):
         return _possible_together(self)
 
 
+class ReferencePass(Model):
+    """How the reference's log-probabilities are computed: once for all runs that agree on weights, pairs, data type and kernel.
+    Editing these recomputes none that are there already."""
+
+    parts: PositiveInt = 1
+    """Jobs that share the pairs; their results are gathered into one."""
+    token_logps: bool = False
+    """Keeps the log-probability of every token too. A loss that needs them asks for them by itself."""
+    share_kernels: bool = False
+    """Takes log-probabilities in the same data type that another attention kernel computed (sdpa, varlen, flash; on a CPU or a
+    GPU), which are the same but for rounding."""
+
+
 class Dpo(PreferenceLoss):
     """Preference optimization, direct (Rafailov et al., 2023) and of its kin, starting from an SFT run and, where the loss has
     a reference, measured against it."""
 
     from_: Annotated[Name, Field(alias="from")]
-    """The SFT run whose model is both the start and the reference."""
+    """The SFT run whose model is the start, and the reference too unless `reference` names another."""
+    reference: Pretrained | None = None
+    """Another model as the reference, whose tokens have the same ids."""
+    reference_pass: ReferencePass = ReferencePass()
     corpus: Name
     """Preferences to train on; of `kto` and `apo_zero_unpaired`, a corpus of kind `unpaired`."""
     packing: Packing = Packing()
     training: Training
-    lora: Lora | None = None
+    lora: (
+        Annotated[
+            Annotated[Lora, Tag("Lora")] | Annotated[Literal["continued"], Tag("continued")],
+            Discriminator(_kind_of_lora),
+        ]
+        | None
+    ) = None
+    """`continued` trains the adapter of the SFT run further, and what comes out is as its `lora` says."""
     quantization: Quantization | None = None
     operation: Operation = Operation()
 
     @model_validator(mode="after")
     def _possible(self) -> "Dpo":
+        if not self.needs_reference and (self.reference or self.reference_pass != ReferencePass()):
+            raise ValueError(
+                f"loss {self.loss} has no reference, so `reference` and `reference_pass` say nothing; leave them out"
+            )
         if self.packing.strategy == "none":
             raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
         if self.packing.strategy == "wrapped" or self.packing.overflow == "split":

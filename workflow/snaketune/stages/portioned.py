@@ -15,7 +15,8 @@ def learning_of(run: Sft | Dpo) -> Learning:
 def execution_of(run: Sft | Dpo, calibrated: Job) -> Execution:
     """How a run's training runs."""
     portions = run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
-    return Execution(**run.operation.model_dump(), **portions, calibration=calibrated.manifest)
+    shared = {"share_kernels": run.reference_pass.share_kernels} if isinstance(run, Dpo) else {}
+    return Execution(**run.operation.model_dump(), **portions, **shared, calibration=calibrated.manifest)
 
 
 def waits_for(run: Sft | Dpo, calibrated: Job) -> tuple[Job, ...]:
@@ -34,6 +35,7 @@ def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -
     if isinstance(spec, DpoSpec):
         # Of all losses, those that learn prompts too compute more.
         alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
+        alike |= {"continued": False, "reference": None}
     return CalibrateSpec(
         base=base,
         run=spec.model_copy(update=alike),

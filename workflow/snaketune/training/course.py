@@ -11,9 +11,9 @@ the training was cut off: the window is part of a checkpoint. Warnings look at W
     length          the margin follows the difference of the lengths, with a correlation of CORRELATION, so that a quarter of
                     its variance is told by length alone (Park et al., 2024)
 
-A mean counts as changed where it lies SURE standard errors off, so a warning isn't the noise of a few pairs. Losses without a
-reference are held against the first window, since there is nothing else to hold them against; for `length` the correlation
-must have risen by RISEN since, as log-probabilities follow lengths from the beginning.
+A mean counts as changed where it lies SURE standard errors off, so a warning isn't the noise of a few pairs. Where a policy
+doesn't start as its reference, or has none, it is held against its first window; for `length` the correlation must have risen
+by RISEN since, as log-probabilities follow lengths from the beginning.
 """
 
 import math
@@ -40,8 +40,9 @@ class Course:
         stopped: the step after which `stop_if` ended the training, and why; None while it goes on.
     """
 
-    def __init__(self, told: PreferenceLoss):
-        self.told = told
+    def __init__(self, told: PreferenceLoss, from_zero: bool = True):
+        """Args: from_zero: whether all log-ratios are zero at the beginning, as where the policy starts as its reference."""
+        self.told, self.from_zero = told, from_zero and told.needs_reference
         self.window = max(WINDOW, told.stop_if.window if told.stop_if else 0)
         self.steps: deque[Sums] = deque(maxlen=self.window)
         self.first: list[Sums] = []
@@ -93,10 +94,10 @@ class Course:
     def _seen(self) -> dict[str, dict[str, Any]]:
         """The warnings of the newest WINDOW steps, or as many as there are."""
         newest = list(self.steps)[-WINDOW:]
-        compared = self.told.needs_reference or self.done > WINDOW
+        compared = self.from_zero or self.done > WINDOW
         if not newest or not compared:
             return {}
-        sums, first = added(newest), None if self.told.needs_reference else added(self.first)
+        sums, first = added(newest), None if self.from_zero else added(self.first)
         over = f"over steps {self.done - len(newest) + 1} to {self.done}"
         looks: dict[str, Callable[[Sums, Sums | None, PreferenceLoss], tuple[str, dict[str, float]] | None]] = {
             "collapse": _collapse,

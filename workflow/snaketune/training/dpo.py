@@ -7,12 +7,13 @@ step is, and where it takes two passes, says `step_loss`.
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.stacked import Stack
+from snaketune.models.stacked import ADAPTER, Stack
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
@@ -56,16 +57,17 @@ def build(
 
 
 def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
-    """Train on packed pairs, from the model that is their reference if the loss has one."""
-    start = Stack(
-        results=results,
-        base=run.spec.base,
-        tokenizer=results[0].folder,
-        trust_remote_code=run.spec.trust_remote_code,
-    )
+    """Train on packed pairs, from the model that is their reference unless another one is, or none is needed."""
+    spec, tokenizer = run.spec, results[0].folder
     if ref_logps:
-        check_ref_logps(ref_logps, model=results, pack=pack, compute=run.compute)
-    elif run.spec.needs_reference:
-        raise SnaketuneError(f"loss {run.spec.loss} needs reference log-probabilities (--ref-logps); got none")
-    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, run.spec.ld_alpha)
-    return pipeline.train(DpoTrainer, rows, run, start.load, start.config())
+        check_ref_logps(
+            ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
+        )
+    elif spec.needs_reference:
+        raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
+    if spec.continued:
+        # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
+        results, run = results[1:], replace(run, adapter=tokenizer / ADAPTER)
+    start = Stack(results=results, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
+    return pipeline.train(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

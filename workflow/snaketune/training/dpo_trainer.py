@@ -29,7 +29,8 @@ class DpoTrainer(PackedTrainer):
 
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)
-        self.tally, self.course = Tally(self.run.spec), Course(self.run.spec)
+        spec = self.run.spec
+        self.tally, self.course = Tally(spec), Course(spec, from_zero=spec.reference is None)
         # The sums of the steps since the last line of the log.
         self.unlogged: list[Sums] = []
         # Where a loss is of a whole step: the micro-batches of the one that begins.
@@ -56,7 +57,10 @@ class DpoTrainer(PackedTrainer):
         batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
         trained, evaluated = (self._pairs_before(batch, training=training) for training in (True, False))
         self.model.train()
-        check_policy_is_reference(trained.ratios_P2, evaluated.ratios_P2, trained.counts_P2, self.run.compute.dtype)
+        external = self.run.spec.reference is not None
+        check_policy_is_reference(
+            trained.ratios_P2, evaluated.ratios_P2, trained.counts_P2, self.run.compute.dtype, external=external
+        )
 
     @torch.no_grad()
     def _pairs_before(self, batch: dict[str, Any], training: bool) -> Pairs:

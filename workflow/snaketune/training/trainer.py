@@ -39,6 +39,8 @@ class Run:
     work: WorkFolder
     compute: Compute
     tracked: Tracked | None = None
+    # Of one that is trained further, its folder.
+    adapter: Path | None = None
 
     @classmethod
     def of(
