@@ -142,7 +142,7 @@ class Kinds:
         )  # fmt: skip
         work = self.work(name)
         outcome = dpo.build(
-            spec, work, operation=executed(made, log_steps=1), model=model, pack=packed, ref_logps=reference
+            spec, work, operation=executed(made, log_steps=1), model=model, pack=packed, ref_logps=[reference]
         )
         self.results[name] = chain.made(work.folder, outcome, spec)
         self.histories[name] = outcome.run["history"]

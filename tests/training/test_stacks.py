@@ -110,7 +110,7 @@ class Chain:
             work,
             operation=executed(spec.training, log_steps=1),
             pack=self.pairs,
-            ref_logps=reference,
+            ref_logps=[reference],
             model=start.results[0],
             beneath=start.results[1:],
         )
@@ -230,7 +230,7 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
     )  # fmt: skip
     with pytest.raises(SnaketuneError, match=r"doesn't belong to this run \(model: "):
         dpo.build(
-            spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=reference,
+            spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=[reference],
             model=two.results[0], beneath=other.results,
         )  # fmt: skip
 

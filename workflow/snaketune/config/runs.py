@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.corpora import regex
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
 from snaketune.config.optimizers import OptimizerName, check_optimizer, check_shared
 from snaketune.config.paths import LocalPath
@@ -14,7 +15,6 @@ from snaketune.config.schedules import ScheduleName, check_schedule, checked_opt
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-DpoLoss = Literal["sigmoid", "ipo", "hinge"]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
@@ -319,8 +319,9 @@ class ReferencePass(Model):
     GPU), which are the same but for rounding."""
 
 
-class Dpo(Model):
-    """Direct preference optimization (Rafailov et al., 2023), starting from and measured against an SFT run."""
+class Dpo(PreferenceLoss):
+    """Preference optimization, direct (Rafailov et al., 2023) and of its kin, starting from an SFT run and, where the loss has
+    a reference, measured against it."""
 
     from_: Annotated[Name, Field(alias="from")]
     """The SFT run whose model is the start, and the reference too unless `reference` names another."""
@@ -328,14 +329,8 @@ class Dpo(Model):
     """Another model as the reference, whose tokens have the same ids."""
     reference_pass: ReferencePass = ReferencePass()
     corpus: Name
-    """Preferences to train on."""
+    """Preferences to train on; of `kto` and `apo_zero_unpaired`, a corpus of kind `unpaired`."""
     packing: Packing = Packing()
-    loss: DpoLoss = "sigmoid"
-    """As TRL names it: DPO's own, IPO (Azar et al., 2023) or SLiC's hinge (Zhao et al., 2023)."""
-    beta: PositiveFloat = 0.1
-    """How strongly the model is held to its reference; IPO's tau."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the labels taken to be wrong (sigmoid only)."""
     training: Training
     lora: (
         Annotated[
@@ -350,8 +345,10 @@ class Dpo(Model):
 
     @model_validator(mode="after")
     def _possible(self) -> "Dpo":
-        if self.label_smoothing and self.loss != "sigmoid":
-            raise ValueError(f"label_smoothing belongs to the sigmoid loss, not to {self.loss}")
+        if not self.needs_reference and (self.reference or self.reference_pass != ReferencePass()):
+            raise ValueError(
+                f"loss {self.loss} has no reference, so `reference` and `reference_pass` say nothing; leave them out"
+            )
         if self.packing.strategy == "none":
             raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
         if self.packing.strategy == "wrapped" or self.packing.overflow == "split":

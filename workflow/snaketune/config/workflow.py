@@ -57,7 +57,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
             )
     for name, run in config.dpo.items():
         _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
-        _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
+        _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "unpaired" if run.unpaired else "preferences")
         _trains(f"dpo.{name}.corpus", run.corpus, config)
         _fits(f"dpo.{name}", run.packing, _first(run.from_, config))
         if run.lora == "continued" and not config.sft[run.from_].lora:

@@ -263,6 +263,10 @@ class _Asked:
     def _preference_pack(self, run: Dpo) -> Job:
         return self._pack("preference", run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
 
+    def _references(self, run: Dpo) -> tuple[Job, ...]:
+        """The reference log-probabilities that a run learns against; none if its loss has no reference."""
+        return (self._ref_logps(run),) if run.needs_reference else ()
+
     def _start_of_dpo(self, run: Dpo) -> Weights:
         """The SFT run's model; with its adapter apart from what lies beneath, where that is trained further."""
         if run.lora != "continued":
@@ -288,7 +292,7 @@ class _Asked:
     def _sharing(self) -> dict[tuple[str, str, str], list[Dpo]]:
         """By model, pack and spec, the runs that share a reference."""
         found: dict[tuple[str, str, str], list[Dpo]] = {}
-        for run in self.config.dpo.values():
+        for run in (run for run in self.config.dpo.values() if run.needs_reference):
             found.setdefault(self._shared_by(run), []).append(run)
         return found
 
@@ -298,7 +302,7 @@ class _Asked:
     def _ref_logps(self, run: Dpo) -> Job:
         """The reference's log-probabilities, as all runs need them that share them."""
         runs, pack = self._sharing[self._shared_by(run)], self._preference_pack(run)
-        kept = any(one.reference_pass.token_logps for one in runs)
+        kept = any(one.reference_pass.token_logps or one.ld_alpha is not None for one in runs)
         spec = self._ref_spec(run).model_copy(update={"token_logps": kept})
         name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
         model = Weights(base=run.reference) if run.reference else self._start_of_dpo(run)
@@ -349,7 +353,7 @@ class _Asked:
                 stage="dpo",
                 name=name,
                 spec=spec,
-                artifacts=model.artifacts | {"pack": (pack,), "ref_logps": (self._ref_logps(run),)},
+                artifacts=model.artifacts | {"pack": (pack,), "ref_logps": self._references(run)},
                 files={"base": model.files},
                 operation=execution_of(run, calibrated),
                 after=waits_for(run, calibrated),
@@ -361,7 +365,7 @@ class _Asked:
         kind, name = model.split(":")
         trained = self.config.dpo[name].from_ if kind == "dpo" else name
         sft, weights = self.config.sft[trained], self._weights(kind, name)
-        references = [self._ref_logps(self.config.dpo[name])] if kind == "dpo" else []
+        references = self._references(self.config.dpo[name]) if kind == "dpo" else ()
         return self._add(
             Job(
                 stage="eval",
@@ -390,7 +394,7 @@ class _Asked:
                         )
                         for corpus in corpora
                     ),
-                    "ref_logps": tuple(references),
+                    "ref_logps": references,
                 },
                 files={
                     "base": weights.files,

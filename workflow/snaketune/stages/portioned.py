@@ -1,5 +1,6 @@
 """Of a run's config, what shapes the weights; how it runs; and what of it speed and memory follow from."""
 
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Learning, Pretrained, Scratch, Sft
 from snaketune.stages.jobs import Job
@@ -32,7 +33,9 @@ def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -
     alike = {"base": None, "trust_remote_code": False, "training": sized_learning(spec.training)}
     alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
     if isinstance(spec, DpoSpec):
-        alike |= {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "continued": False, "reference": None}
+        # Of all losses, those that learn prompts too compute more.
+        alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
+        alike |= {"continued": False, "reference": None}
     return CalibrateSpec(
         base=base,
         run=spec.model_copy(update=alike),

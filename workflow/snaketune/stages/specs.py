@@ -10,9 +10,9 @@ from typing import Literal
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, ZeroStage
 from snaketune.config.runs import (
-    DpoLoss,
     Learning,
     Lora,
     Packing,
@@ -104,12 +104,9 @@ class RefPassSpec(RefLogpsSpec):
     parts: int
 
 
-class DpoSpec(Model):
+class DpoSpec(PreferenceLoss):
     """Loss and optimization."""
 
-    loss: DpoLoss
-    beta: float
-    label_smoothing: float
     training: Learning
     lora: Lora | None
     quantization: Quantization | None

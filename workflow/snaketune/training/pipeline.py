@@ -129,11 +129,13 @@ def train(
         # Whatever becomes of the curve while it trains.
         portions = _portions(run)
         history = fit(trainer, lambda: setting(ready, fitness))
+        concluded, facts = trainer.conclusions()
     with _told_if_memory_runs_out():
         saved, beneath = _save(trainer, run, load, config, base)
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=ready.about
+        | concluded
         | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
         | {"saved_dtype": _name(saved)}
         | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
@@ -143,6 +145,7 @@ def train(
             **portions,
             **_memory(trainer, history, fitness),
             **ready.facts,
+            **facts,
         },
     )
 
