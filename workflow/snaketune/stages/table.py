@@ -33,6 +33,7 @@ class Stage:
         libraries: distributions whose version shapes the result, by its spec and artifacts.
         operation: keys of `Execution` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
+        links: name of a link that is made beside the stages' folders, to the payload that its manifest names there.
         measures: whether its result is of one machine and moment: where it runs again, it is made again.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
@@ -46,6 +47,7 @@ class Stage:
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     operation: tuple[str, ...] = ()
     launcher: str = ""
+    links: str = ""
     name: str = "{name}"
     measures: bool = False
 
@@ -174,6 +176,7 @@ STAGES: dict[str, Stage] = {
         name="",
         module="snaketune.report.report",
         files=("manifests", "runs"),
+        links="best",
         libraries=always("matplotlib", "jinja2"),
     ),
 }
