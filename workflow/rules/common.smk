@@ -33,6 +33,7 @@ from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.jobs import RESULTS, folder_of
+from snaketune.stages.linked import check_place
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
@@ -175,7 +176,14 @@ def outputs_of(stage):
 
 def link_to_best():
     """The link to the model of the best run, where the config says by what."""
-    return {"best": directory(f"{RESULTS}/{STAGES['report'].links}")} if graph.config.report.sort_by else {}
+    if not graph.config.report.sort_by:
+        return {}
+    link = RESULTS / STAGES["report"].links
+    try:
+        check_place(link)
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
+    return {"best": directory(str(link))}
 
 
 def log_of(stage):

@@ -9,6 +9,12 @@ from snaketune.errors import SnaketuneError
 LINKED = ("sft", "dpo")
 
 
+def check_place(link: Path) -> None:
+    """Raise SnaketuneError where anything but a link is; Snakemake would remove it, as it does with whatever a rule makes."""
+    if link.exists() and not link.is_symlink():
+        raise SnaketuneError(f"{link} is no link, and report.sort_by links the best model there; move it away")
+
+
 def link_payload(out: Path, name: str) -> None:
     """Let `name` beside `out` lead to the payload that `out/manifest.json` names under `name`; without one, lead nowhere.
 
@@ -19,10 +25,6 @@ def link_payload(out: Path, name: str) -> None:
     """
     link = out.parent / name
     named = json.loads((out / "manifest.json").read_text(encoding="utf-8")).get(name)
-    if not link.is_symlink() and link.exists():
-        if named:
-            raise SnaketuneError(f"{link} is no link, and the one to {named['payload']} belongs there; move it away")
-        return
     if not named:
         # One that a report made; what else may lie beside a stage run by hand isn't ours.
         if link.is_symlink() and link.readlink().parts[0] in LINKED:
@@ -31,9 +33,10 @@ def link_payload(out: Path, name: str) -> None:
     if not (out.parent / named["payload"]).is_dir():
         print(f"{link} isn't made: there is no {out.parent / named['payload']}", flush=True)
         return
+    check_place(link)
     partial = out.parent / f".{name}.partial"
-    partial.unlink(missing_ok=True)
     try:
+        partial.unlink(missing_ok=True)
         partial.symlink_to(named["payload"], target_is_directory=True)
         partial.replace(link)
     except OSError as error:
