@@ -229,7 +229,10 @@ def test_what_a_loss_does_not_read_is_refused_with_those_that_do(raw):
 
 def test_a_loss_without_a_reference_asks_for_none(raw):
     for loss in ("simpo", "orpo", "cpo", {"simpo": 1.0, "sft": 0.5}):
-        graph = JobGraph(*load(raw | {"dpo": {"demo": raw["dpo"]["demo"] | {"loss": loss}}}))
+        raw["dpo"]["demo"] |= {"loss": loss}
+        raw["dpo"].pop("sweep", None)
+        raw["eval"]["demo"]["models"] = ["dpo:demo"]
+        graph = JobGraph(*load(raw))
         assert not [*graph.stage("ref_logps")], loss
         assert [job.artifacts["ref_logps"] for job in (*graph.stage("dpo"), graph.job("eval", "demo/dpo-demo"))] == [
             (),

@@ -131,7 +131,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load(Path("config/config.yaml").read_text(encoding="utf-8"))
     for section in ("sft", "dpo"):
-        (run,) = config[section].values()
+        run = config[section]["demo"]
         run["training"] |= {"batch_rows": 12, "micro_batch_rows": 2}
         run["operation"] = {"gpus": 2, "nodes": 2}
     with pytest.raises(SnaketuneError) as refused:

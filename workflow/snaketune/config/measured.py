@@ -1,4 +1,4 @@
-"""What `report.sort_by` may name: the figures of an evaluation's scores.json, and which way is better."""
+"""What `report.sort_by` may name: the figures of an evaluation's scores.json."""
 
 from snaketune.config.names import unknown
 from snaketune.config.workflow import Workflow
@@ -26,19 +26,6 @@ FIGURES = {
 }
 # By task, what depends on what the rows and the task files hold.
 OPEN = {"conversations": "exact_match.by_task."}
-LESS_IS_BETTER = {"bits", "brier", "cer", "error", "kl", "loss", "nll", "perplexity", "ter", "tokens", "wer"}
-
-
-def more_is_better(path: str) -> bool:
-    """By the words of the last name in `path`: of losses, perplexities, error rates and lengths, less is better.
-
-    >>> more_is_better("preferences.pairs.reward_accuracy"), more_is_better("conversations.chat.held_out_loss")
-    (True, False)
-    >>> more_is_better("tasks.wiki.word_perplexity"), more_is_better("tasks.choice.acc_norm")
-    (False, True)
-    """
-    last = path.rpartition(".")[2].replace(",", "_").replace("-", "_")
-    return LESS_IS_BETTER.isdisjoint(last.lower().split("_"))
 
 
 def check_sort_by(config: Workflow) -> None:

@@ -1,7 +1,7 @@
 """All DPO runs in one table: what differs between them, what they scored, what they cost, and which is the first.
 
 `sort_by` names a figure by its path in scores.json. Of losses, perplexities, error rates and lengths the lowest comes first, of
-all else the highest (`config/measured.py`); runs that don't have it come last, and equal ones in the order of their names.
+all else the highest; runs that don't have it come last, and equal ones in the order of their names.
 """
 
 import math
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.config.measured import more_is_better
 from snaketune.config.names import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.report.differing import called, differing
@@ -18,6 +17,8 @@ from snaketune.report.scores import Measure, measures
 from snaketune.report.text import clean, words
 from snaketune.stages.table import STAGES
 
+# Words in the name of a figure of which the lowest comes first.
+LESS_IS_BETTER = {"bits", "brier", "cer", "error", "kl", "loss", "nll", "perplexity", "ter", "tokens", "wer"}
 # Of what an evaluation measures, the table leaves out what says the same again; evaluation.csv has all of it.
 LEFT_OUT = ("perplexity", "log-probability margin", "chosen is likelier")
 
@@ -209,3 +210,15 @@ def _last(run: Result, key: str) -> float | None:
 
 def _heading(column: Measure) -> str:
     return f"{column.on}: {column.name}"
+
+
+def more_is_better(path: str) -> bool:
+    """By the words of the last name in `path`: of losses, perplexities, error rates and lengths, less is better.
+
+    >>> more_is_better("preferences.pairs.reward_accuracy"), more_is_better("conversations.chat.held_out_loss")
+    (True, False)
+    >>> more_is_better("tasks.wiki.word_perplexity"), more_is_better("tasks.choice.acc_norm")
+    (False, True)
+    """
+    last = path.rpartition(".")[2].replace(",", "_").replace("-", "_")
+    return LESS_IS_BETTER.isdisjoint(last.lower().split("_"))
