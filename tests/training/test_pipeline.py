@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
-from snaketune.models import logprobs
+from snaketune.models import at_once, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
@@ -111,16 +111,16 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, mon
 class ExplodesAtTheLastStep(SftTrainer):
     """The loss of the step after the last line of the log isn't a number."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         return loss * math.nan if self.state.global_step == self.state.max_steps - 1 else loss
 
 
 class LastUpdateOverflows(SftTrainer):
     """The loss is finite to the end, the last update isn't."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         if self.state.global_step == self.state.max_steps - 1:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
@@ -198,7 +198,7 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
         return computed(model, batch)
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
-    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
     found = pair_logprobs_of(model, rows, CPU, "reference")
     torch.testing.assert_close(found[0], whole)
     assert torch.equal(found[1], counts)
