@@ -65,7 +65,7 @@ class MostLogits(TorchDispatchMode):
 
 
 def all_at_once(model, batch):
-    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0]
+    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]
     return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="none")
 
 

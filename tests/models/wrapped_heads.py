@@ -38,7 +38,7 @@ def expected_gradients(family: str) -> dict[str, torch.Tensor]:
     model = ready(family)
     for rows in BATCHES:
         batch = collate(rows, "sdpa")
-        logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0]
+        logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]
         (F.cross_entropy(logits_NV, batch["targets"], reduction="sum") / 2).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 

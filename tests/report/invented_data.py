@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import content_digest, describe_files, write_json
+from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
 from snaketune.tables import write_table
@@ -184,7 +185,7 @@ class DataResults:
 
         Args:
             long, cut: train rows that are dropped and truncated, 200 and 10 tokens each.
-            shared: prompt tokens that train pairs share.
+            shared: prompt tokens that train pairs share; of their answers, if any, it is three.
             tokenized: more about the tokenized parts.
             counted: what packing counted of the train split, in place of what it would.
         """
@@ -198,7 +199,7 @@ class DataResults:
             is_train = split == "train"
             counts[split] = {
                 "read": documents + dropped,
-                "read_tokens": int(own.sum()) + 200 * dropped + is_train * (10 * cut + shared),
+                "read_tokens": int(own.sum()) + 200 * dropped + is_train * (10 * cut + shared + 3 * bool(shared)),
                 "kept": documents,
                 "pieces": documents,
                 "tokens": int(own.sum()),
@@ -208,6 +209,7 @@ class DataResults:
                 "truncated": {"rows": cut * is_train, "tokens": 10 * cut * is_train},
                 "split": {"rows": 0, "pieces": 0},
                 "shared_prompt_tokens": shared * is_train,
+                "shared_answer_tokens": 3 * is_train if shared else 0,
             }
             tokens[split] = counts[split]["read_tokens"]
             rows = sum(rows_by_length.values())
@@ -221,7 +223,11 @@ class DataResults:
         more = {"tokens": tokens, "train": train, "held_out": held_out} | (tokenized or {})
         parts = self.tokenize(f"{corpus_name}-tokens-{name[-2:]}", corpus, tokenizer, kind=kind, **more)
         strategy = "none" if raw else "best-fit-decreasing"
-        facts = {"format_version": "2.0" if raw else "3.0", "kind": kind, "row_length": lengths[-1]} | about
+        facts = {
+            "format_version": "2.0" if raw else FORMAT_VERSIONS[kind],
+            "kind": kind,
+            "row_length": lengths[-1],
+        } | about
         length = lengths if len(lengths) > 1 else lengths[0]
         spec = {"kind": kind, "length": length, "strategy": strategy, "overflow": "drop"}
         plan = self.add("plan", name, spec=spec, counts=counts, inputs={"tokens": parts}, run={}, **facts)

@@ -24,9 +24,10 @@ def packed_losses(model: torch.nn.Module, batch: dict[str, Any], *, summed: bool
         what = "shared prompts" if segments.layout.prefixed else "documents"
         raise RuntimeError(f"a packed forward of {what} by kernel {segments.kernel} before its self-test")
     if hasattr(inner, "whole_forward"):
-        supervised = Supervised(sources_N=batch["sources"], targets_N=batch["targets"], summed=summed)
+        rows_N = batch["source_rows"] if segments.layout.prefixed else None
+        supervised = Supervised(sources_U=batch["sources"], rows_N=rows_N, targets_N=batch["targets"], summed=summed)
         return model(**packed_inputs(batch), supervised=supervised)
-    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0]
+    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0].index_select(0, batch["source_rows"])
     return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="sum" if summed else "none")
 
 

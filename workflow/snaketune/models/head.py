@@ -9,7 +9,8 @@ A model's forward is given the places and targets of what is supervised, so that
 wrapped around it: adapters, autocast, DDP, FSDP. The trick of making gradients in the forward is that of Liger's fused linear
 cross entropy (Hsu et al., 2024) and of torch's `linear_cross_entropy`.
 
-Shapes: N supervised tokens, C of them in a chunk, H hidden size, V vocabulary.
+Shapes: N supervised tokens, U places that predict them (in trees one may predict several), C of those in a chunk, H hidden
+size, V vocabulary.
 """
 
 import copy
@@ -39,12 +40,14 @@ class Supervised:
     """What a forward is asked for in the place of logits.
 
     Attributes:
-        sources_N: places that predict.
-        targets_N: what they should.
+        sources_U: places that predict, each once.
+        rows_N: which of them predicts each token; None where each predicts one, in order.
+        targets_N: the tokens.
         summed: one number for all of them, or one each.
     """
 
-    sources_N: torch.Tensor
+    sources_U: torch.Tensor
+    rows_N: torch.Tensor | None
     targets_N: torch.Tensor
     summed: bool
 
@@ -109,15 +112,15 @@ def _forward(
     if supervised is None:
         return model.whole_forward(*arguments, **inputs)
     outputs = _decoded(model, model.whole_forward, inputs)
-    hidden_NH = outputs[0][0].index_select(0, supervised.sources_N)
+    hidden_UH = outputs[0][0].index_select(0, supervised.sources_U)
     head = _trained(model.get_output_embeddings())
     # Adapters may have been put around it since it was looked at.
-    if supervised.summed and model.head_is_product and type(head) is torch.nn.Linear:
-        return SummedLosses.apply(hidden_NH, head.weight, supervised.targets_N)
+    if supervised.summed and supervised.rows_N is None and model.head_is_product and type(head) is torch.nn.Linear:
+        return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N)
     losses_N = _one_by_one(
         lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),
-        hidden_NH,
-        supervised.targets_N,
+        hidden_UH,
+        supervised,
         model.config.get_text_config().vocab_size,
     )
     return losses_N.sum() if supervised.summed else losses_N
@@ -195,16 +198,37 @@ def _same(one_CV: torch.Tensor, other_CV: torch.Tensor) -> bool:
 
 
 def _one_by_one(
-    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden_NH: torch.Tensor, targets_N: torch.Tensor, vocabulary: int
+    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden_UH: torch.Tensor, supervised: Supervised, vocabulary: int
 ) -> torch.Tensor:
-    def losses(hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+    def losses(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What normalizes the logits of a chunk's places, [C]; and the target's logit of each token, [N], 0 in other chunks."""
+        logits_CV = logits_of(hidden_CH).float()
+        return logits_CV.logsumexp(1), _target_logits(logits_CV, begin, supervised)
+
+    def plain(hidden_CH: torch.Tensor, begin: int) -> torch.Tensor:
+        """Where each place predicts one token, in order."""
+        targets_C = supervised.targets_N[begin : begin + len(hidden_CH)]
         return F.cross_entropy(logits_of(hidden_CH).float(), targets_C, reduction="none")
 
+    once = supervised.rows_N is None
     rows = max(FREE // vocabulary, FEWEST_ROWS)
-    if len(hidden_NH) <= rows:
-        return losses(hidden_NH, targets_N)
-    chunks = zip(hidden_NH.split(rows), targets_N.split(rows), strict=True)
-    return torch.cat([checkpoint(losses, *chunk, use_reentrant=False) for chunk in chunks])
+    found = [
+        checkpoint(plain if once else losses, hidden_CH, at * rows, use_reentrant=False)
+        if len(hidden_UH) > rows
+        else (plain if once else losses)(hidden_CH, 0)
+        for at, hidden_CH in enumerate(hidden_UH.split(rows))
+    ]
+    if once:
+        return torch.cat(found)
+    normalizers, target_logits = zip(*found)
+    return torch.cat(normalizers).index_select(0, supervised.rows_N) - torch.stack(target_logits).sum(0)
+
+
+def _target_logits(logits_CV: torch.Tensor, begin: int, supervised: Supervised) -> torch.Tensor:
+    """[N]: of tokens that the C places from `begin` on predict, their logits; 0 for others."""
+    place_N = supervised.rows_N - begin
+    inside_N = (place_N >= 0) & (place_N < len(logits_CV))
+    return torch.where(inside_N, logits_CV[place_N.clamp(0, len(logits_CV) - 1), supervised.targets_N], 0.0)
 
 
 class SummedLosses(torch.autograd.Function):

@@ -1,14 +1,18 @@
 """Log-probabilities of supervised tokens, and their sums by completion.
 
-Shapes: N supervised tokens, V vocabulary, P pairs. Only the positions that predict a supervised token are projected to the
-vocabulary, a chunk of them at a time (`models.head`), so the head costs N x V and not T x V, and never holds as much.
+Shapes: N supervised tokens, C completions, M of the tokens by completion, V vocabulary, P pairs. Only the positions that
+predict a supervised token are projected to the vocabulary, a chunk of them at a time (`models.head`), so the head costs N x V
+and not T x V, and never holds as much.
 """
 
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from snaketune.models.at_once import AtOnce
 from snaketune.models.batches import collate, on_device
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
@@ -35,35 +39,42 @@ def separate_token_losses(model: torch.nn.Module, batch: dict[str, Any]) -> torc
     """The same, float32[N], with every sequence run alone by the model's own attention: slow, and right for any model."""
     segments: Segments = batch["segments"]
     losses_N = torch.zeros(len(batch["targets"]), device=batch["targets"].device)
+    source_N = batch["sources"][batch["source_rows"]]
     for document, (places_L, _) in enumerate(segments.layout.sequences()):
         own_N = batch["target_documents"] == document
         if not own_N.any():
             continue
         inputs = {"input_ids": batch["input_ids"][:, torch.from_numpy(places_L)], "use_cache": False}
         # Positions count from a sequence's beginning, so they are its columns.
-        logits_1NV = logits_at(model, inputs, segments.positions_T[batch["sources"][own_N]])
+        logits_1NV = logits_at(model, inputs, segments.positions_T[source_N[own_N]])
         losses_N[own_N] = F.cross_entropy(logits_1NV[0].float(), batch["targets"][own_N], reduction="none")
     return losses_N
 
 
-def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Summed log-probabilities and token counts of the completions of packed pairs.
-
-    Documents alternate chosen, rejected, so pair p of the batch is made of its documents 2p and 2p + 1.
 
     Args:
         losses_N: negative log-probabilities of the batch's supervised tokens.
     Returns:
-        float32[P, 2] sums and int64[P, 2] counts, chosen first, pairs in the order of rows and places.
+        float32[C] sums and int64[C] counts, in the order of rows and their `completions`: chosen, rejected, chosen, ...
     """
-    documents, document_N = len(batch["segments"].layout.documents), batch["target_documents"]
-    sums_D = losses_N.new_zeros(documents).index_add(0, document_N, -losses_N)
-    return sums_D.reshape(-1, 2), torch.bincount(document_N, minlength=documents).reshape(-1, 2)
+    if "members" not in batch:
+        # Pairs of rows without the column: each document is a completion.
+        documents, document_N = len(batch["segments"].layout.documents), batch["target_documents"]
+        sums_D = losses_N.new_zeros(documents).index_add(0, document_N, -losses_N)
+        return sums_D, torch.bincount(document_N, minlength=documents)
+    completions = len(batch["segments"].layout.completions)
+    completion_M = batch["member_completions"]
+    member_losses_M = losses_N.index_select(0, batch["members"])
+    sums_C = losses_N.new_zeros(completions).index_add(0, completion_M, -member_losses_M)
+    return sums_C, torch.bincount(completion_M, minlength=completions)
 
 
-# Tokens of a forward pass without gradients, to begin with: on a GPU enough to be busy.
-FORWARD_TOKENS = {"cuda": 32768}
-FORWARD_TOKENS_ELSEWHERE = 8192
+def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by pairs: float32[P, 2] and int64[P, 2], chosen first."""
+    sums_C, counts_C = completion_logprobs(losses_N, batch)
+    return sums_C.reshape(-1, 2), counts_C.reshape(-1, 2)
 
 
 def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
@@ -74,29 +85,36 @@ def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, 
     Yields:
         Each batch, and its float32[N] losses.
     """
+    done = ((batch, losses_N) for _, batch, losses_N in passes(model, rows, range(len(rows)), compute, what))
+    at_once = AtOnce(rows.row_length, compute.device).rows
+    yield from progress(done, what, "batches", -(-len(rows) // at_once))
+
+
+def passes(
+    model: torch.nn.Module, rows: PackedRows, numbers: Sequence[int], compute: Compute, what: str
+) -> Iterator[tuple[Sequence[int], dict[str, Any], torch.Tensor]]:
+    """The same for some of the rows, whose numbers come with each batch."""
     model.eval()
-    at_once = max(1, FORWARD_TOKENS.get(compute.device.type, FORWARD_TOKENS_ELSEWHERE) // rows.row_length)
-    yield from progress(_batches(model, rows, compute, at_once, what), what, "batches", -(-len(rows) // at_once))
-
-
-def _batches(model: torch.nn.Module, rows: PackedRows, compute: Compute, at_once: int, what: str):
-    done = 0
-    while done < len(rows):
-        chunk = [rows[r] for r in range(done, min(done + at_once, len(rows)))]
-        found = None
+    at_once, done = AtOnce(rows.row_length, compute.device), 0
+    while done < len(numbers):
+        some, found, started = numbers[done : done + at_once.rows], None, time.monotonic()
         try:
-            found = _forward(model, chunk, compute)
+            found = _forward(model, [rows[row] for row in some], compute)
         except Exception as error:
-            if at_once == 1 or not ran_out(error):
+            if at_once.rows == 1 or not ran_out(error):
                 raise
-        if found:
-            done += len(chunk)
-            yield found
-        else:
+        if found is None:
             # Not in the handler, whose traceback holds on to tensors.
-            at_once //= 2
+            at_once.ran_out()
             start_again(compute.device)
-            print(f"{what}: out of memory; going on with {at_once} rows at once", flush=True)
+            print(f"{what}: out of memory; going on with {at_once.rows} rows at once", flush=True)
+            continue
+        if at_once.grows and len(some) == at_once.rows:
+            if compute.device.type != "cpu":
+                torch.accelerator.synchronize(compute.device)
+            at_once.passed(found[0]["segments"].layout.document_tokens, time.monotonic() - started)
+        done += len(some)
+        yield some, *found
 
 
 @torch.no_grad()

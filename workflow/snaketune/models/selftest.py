@@ -1,7 +1,7 @@
 """The door to packed forwards: does this model, with this kernel, see in a packed row exactly what it sees in each document?
 
 Asked once per model and kernel, before the first packed forward; `token_losses` refuses a model that wasn't asked. Made rows
-of random tokens hold every situation (documents of different lengths one after another, pairs, several completions of one
+of random tokens hold every situation (documents of different lengths one after another, pairs, trees of completions of one
 prompt, free tokens, several rows in a batch); real rows hold the longest sequence and the most segments. Two questions:
 
     the same      every token's logits against a forward of its own document alone, by the model's own attention
@@ -35,9 +35,13 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Logits of so many tokens are held at a time.
 CHUNK = 2048
-# Segment lengths, prefix lengths, free tokens of the made rows.
-DOCUMENTS = (([7, 19, 12], [0, 0, 0], 9), ([16, 5, 11, 4], [0, 0, 0, 0], 3))
-PAIRS = (([10, 14, 9], [0, 0, 6], 5), ([12, 5, 8, 3, 13, 6], [0, 7, 7, 7, 0, 10], 4))
+# Segment lengths, prefix lengths, prefix segments, free tokens of the made rows.
+DOCUMENTS = (([7, 19, 12], [0, 0, 0], [0, 1, 2], 9), ([16, 5, 11, 4], [0, 0, 0, 0], [0, 1, 2, 3], 3))
+# Beside a document a pair; three levels, of which one goes on where its parent ends, and a pair.
+PAIRS = (
+    ([10, 14, 9], [0, 0, 6], [0, 1, 1], 5),
+    ([12, 5, 8, 3, 6, 13, 6], [0, 7, 12, 8, 20, 0, 10], [0, 0, 1, 1, 2, 5, 5], 4),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +120,7 @@ def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, A
     batches = []
     for shapes in (DOCUMENTS, PAIRS) if prefixes else (DOCUMENTS,):
         rows = []
-        for lengths, prefix_lengths, free in shapes:
+        for lengths, prefix_lengths, prefix_segments, free in shapes:
             short = np.minimum(lengths, half).astype(np.int32)
             ids = generator.choice(allowed, int(short.sum()) + free).astype(np.int32)
             rows.append(
@@ -125,6 +129,7 @@ def made_rows(config: PretrainedConfig, prefixes: bool) -> list[list[dict[str, A
                     "labels": np.full(len(ids), IGNORED, np.int32),
                     "segment_lengths": short,
                     "prefix_lengths": np.minimum(prefix_lengths, half).astype(np.int32),
+                    "prefix_segments": np.array(prefix_segments, np.int32),
                 }
             )
         batches.append(rows)

@@ -16,13 +16,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
-from snaketune.packing.shards import FORMAT_VERSION, IGNORED
+from snaketune.packing.shards import FORMAT_VERSIONS, IGNORED
 from snaketune.tables import read_table
 
 TOKENS = ("input_ids", "labels")
 SEGMENTS = ("segment_lengths", "prefix_lengths")
+TREES = ("prefix_segments", "completions")
 # Network file systems, and Windows disks as WSL mounts them.
 SLOW_TO_MAP = {"9p", "drvfs", "v9fs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse"}
 
@@ -31,21 +32,24 @@ class PackedRows:
     """The rows of one split of a pack artifact.
 
     Indexing gives a dict with numpy views into the mapped files: input_ids and labels [L], segment_lengths and
-    prefix_lengths [s]. `row_length` is L of the longest rows.
+    prefix_lengths [s]; of preferences also prefix_segments [s] and completions [c]. `row_length` is L of the longest rows.
     """
 
     def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
-        """Raises SnaketuneError if the artifact isn't of format 3.0, or a shard is damaged."""
-        if pack.manifest.get("format_version") != FORMAT_VERSION:
+        """Raises SnaketuneError if the artifact isn't of its kind's format, or a shard is damaged."""
+        found, kind = pack.manifest.get("format_version"), pack.manifest.get("kind", "sft")
+        if found != FORMAT_VERSIONS[kind]:
             raise SnaketuneError(
-                f"{pack.manifest_path}: format_version {pack.manifest.get('format_version')!r}, expected {FORMAT_VERSION!r}"
+                f"{pack.manifest_path}: format_version {found!r}, expected {FORMAT_VERSIONS[kind]!r}; "
+                f"rebuild it with: {rebuild_command(pack.manifest_path)}"
             )
+        self.lists: tuple[str, ...] = SEGMENTS if kind == "sft" else (*SEGMENTS, *TREES)
         self.row_length: int = pack.manifest["row_length"]
         files = pack.files(f"{split}-")
         if load_in_memory == "auto":
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
-        self.batches = [_views(batch) for batch in batches]
+        self.batches = [views_of(batch, self.lists) for batch in batches]
         self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -61,7 +65,7 @@ class PackedRows:
         at = row - int(self.starts[number])
         views = self.batches[number]
         found = {name: views[name][at] for name in TOKENS}
-        for name in SEGMENTS:
+        for name in self.lists:
             offsets, values = views[name]
             found[name] = values[offsets[at] : offsets[at + 1]]
         return found
@@ -70,7 +74,7 @@ class PackedRows:
         """A row of so many tokens, or of the longest length, that holds nothing."""
         nothing, length = np.empty(0, np.int32), tokens or self.row_length
         ids, labels = np.zeros(length, np.int32), np.full(length, IGNORED, np.int32)
-        return {"input_ids": ids, "labels": labels, "segment_lengths": nothing, "prefix_lengths": nothing}
+        return {"input_ids": ids, "labels": labels} | dict.fromkeys(self.lists, nothing)
 
     @cached_property
     def tokens(self) -> int:
@@ -188,11 +192,12 @@ def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
     return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().to_batches()
 
 
-def _views(batch: pa.RecordBatch) -> dict[str, Any]:
+def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of a record batch of rows: tokens [R, L], and of the `lists` where each row's begin, and their values."""
     views: dict[str, Any] = {
         name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1) for name in TOKENS
     }
-    for name in SEGMENTS:
+    for name in lists:
         column = batch.column(name)
         views[name] = (column.offsets.to_numpy(), column.values.to_numpy())
     return views

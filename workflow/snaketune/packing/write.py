@@ -15,7 +15,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 from snaketune.packing.sequences import PlannedRows, Sequences
 from snaketune.packing.shards import (
-    FORMAT_VERSION,
+    RAW_FORMAT_VERSION,
     SPLITS,
     TOKENS_PER_BATCH,
     TOKENS_PER_SHARD,
@@ -59,7 +59,7 @@ def build(
     """
     shards = list(_shards(plan))
     own = shards[len(shards) * (spec.part - 1) // spec.parts : len(shards) * spec.part // spec.parts]
-    packed = plan.manifest["format_version"] == FORMAT_VERSION
+    packed = plan.manifest["format_version"] != RAW_FORMAT_VERSION
     source = _PackedRows(plan, TokenParts(tokens)) if packed else _RawRows(plan, corpus[0])
     finished = work.state / "shards"
     finished.mkdir(parents=True, exist_ok=True)
@@ -93,6 +93,7 @@ class _PackedRows:
     def __init__(self, plan: Artifact, parts: TokenParts):
         self.plan, self.parts = plan, parts
         self.pad_id = plan.manifest["padding_id"]
+        self.completions = plan.manifest["kind"] == "preference"
         self.splits: dict[str, Sequences] = {}
 
     def write(self, shard: Shard, path: Path) -> None:
@@ -100,7 +101,8 @@ class _PackedRows:
             self.splits = {shard.split: Sequences(PlannedRows(self.plan, shard.split), self.parts, shard.split)}
         sequences = self.splits[shard.split]
         step = max(1, TOKENS_PER_BATCH // shard.length)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema(shard.length)) as writer:
+        columns = schema(shard.length, self.completions)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns) as writer:
             for first in range(shard.first, shard.last, step):
                 last = min(first + step, shard.last)
                 writer.write_batch(sequences.batch(first, last, shard.length, self.pad_id))

@@ -25,13 +25,13 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.loading import load_base, read_config, scratch_config
 from snaketune.models.room import host_limit, ran_out, start_again
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.shards import FORMAT_VERSION
+from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tracking.curves import Tracked
-from snaketune.training.dpo import DpoTrainer
+from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.launched import is_first_process
 from snaketune.training.pairs import PairRows
 from snaketune.training.pipeline import check_fitness, prepared
@@ -182,7 +182,7 @@ def _rows(
     in_memory = run.operation.load_in_memory
     if not isinstance(spec.run, SftSpec):
         return PairRows(pack, None, in_memory), DpoTrainer
-    if pack.manifest.get("format_version") == FORMAT_VERSION:
+    if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
         return PackedRows(pack, "train", in_memory), SftTrainer
     return RawRows(pack, tokenizer.folder), RawTrainer
 

@@ -13,7 +13,7 @@ from snaketune.config.operation import Execution
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.stacked import Stack
 from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import FORMAT_VERSION
+from snaketune.packing.shards import FORMAT_VERSIONS
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
@@ -30,10 +30,11 @@ class SftTrainer(PackedTrainer):
     """Learns supervised tokens."""
 
     def items(self, batch):
-        return len(batch["targets"])
+        return (len(batch["targets"]),)
 
-    def batch_loss(self, model, batch):
-        return summed_losses(model, batch)
+    def batch_loss(self, model, batch, totals):
+        # A step may have no items at all: rows in which nothing is supervised teach nothing.
+        return summed_losses(model, batch) / totals[0].clamp(min=1)
 
 
 def build(
@@ -73,7 +74,7 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artif
         tokenizer=tokenizer.folder,
         trust_remote_code=run.spec.trust_remote_code,
     )
-    if pack.manifest.get("format_version") == FORMAT_VERSION:
+    if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
     else:
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)

@@ -1,0 +1,119 @@
+"""Completions that form trees, every token computed once: the same as each completion alone, in values and all gradients."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from benchmarks.families.examine import CPU
+from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
+
+from snaketune.models import head
+from snaketune.models.batches import collate
+from snaketune.models.logprobs import completion_logprobs, pair_logprobs, separate_token_losses, token_losses
+from snaketune.models.selftest import self_test
+from snaketune.packing.segments import layout_of
+
+from .made_trees import completions_alone, tree_rows
+
+FAMILIES = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "gpt2": {},
+    "gemma3_text": {"final_logit_softcapping": 2.0, "sliding_window": 64},
+    "mixtral": {},
+    "phi3": {},
+    "cohere": {"logit_scale": 0.25},
+}
+
+
+class Rows(list):
+    """Rows as `PackedRows` has them."""
+
+    longest, fullest, has_prefixes = (17, 2), 2, True
+
+
+def alone(model: torch.nn.Module, rows: list[dict]) -> tuple[torch.Tensor, list[int]]:
+    """Summed log-probability of every completion, each a sequence of its own; and tokens."""
+    sums, counts = [], []
+    for ids, labels in completions_alone(rows):
+        logits_LV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+        sums.append(-F.cross_entropy(logits_LV[:-1], torch.tensor(labels[1:]), reduction="sum"))
+        counts.append(sum(label != -100 for label in labels[1:]))
+    return torch.stack(sums), counts
+
+
+def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_and_all_gradients_are_those_of_each_completion_alone(family, kernel):
+    rows = Rows(tree_rows(VOCABULARY))
+    config = tiny_config(family, **FAMILIES[family])
+    plain, packed = tiny_model(config), tiny_model(config)
+    expected_C, counts = alone(plain, rows)
+    self_test(packed, [rows], replace(CPU, kernel=kernel), training=True)
+    batch = collate(rows, kernel)
+    found_C, counts_C = completion_logprobs(token_losses(packed, batch), batch)
+    torch.testing.assert_close(found_C, expected_C, rtol=1e-5, atol=1e-5)
+    assert counts_C.tolist() == counts
+    # Each completion with a weight of its own, as losses of pairs have it.
+    weights_C = torch.linspace(-1, 2, len(expected_C))
+    expected = gradients(plain, (expected_C * weights_C).sum())
+    found = gradients(packed, (found_C * weights_C).sum())
+    assert found.keys() == expected.keys()
+    largest = max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-5 * largest, msg=name)
+
+
+def test_a_place_that_predicts_several_tokens_is_projected_once():
+    rows = tree_rows(VOCABULARY)
+    batch = collate(rows, "sdpa")
+    placed = batch["segments"].layout
+    assert len(batch["sources"]) == len(batch["sources"].unique()) < len(batch["targets"])
+    supervised = np.flatnonzero((np.concatenate([row["labels"] for row in rows]) != -100) & (placed.parents >= 0))
+    assert batch["sources"][batch["source_rows"]].tolist() == placed.parents[supervised].tolist()
+    assert batch["targets"].tolist() == batch["input_ids"][0, supervised].tolist()
+
+
+def test_a_shared_token_counts_for_each_completion_that_goes_through_it():
+    rows = tree_rows(VOCABULARY)
+    batch = collate(rows, "sdpa")
+    by_completion = [
+        batch["targets"][batch["members"][batch["member_completions"] == number]].tolist()
+        for number in range(len(batch["segments"].layout.completions))
+    ]
+    assert by_completion == [[label for label in labels[1:] if label != -100] for _, labels in completions_alone(rows)]
+    sums_P2, counts_P2 = pair_logprobs(torch.arange(len(batch["targets"])).float(), batch)
+    assert sums_P2.shape == counts_P2.shape == (8, 2)
+    # Of the pair of equal completions.
+    assert sums_P2[2, 0] == sums_P2[2, 1] != sums_P2[3, 0]
+
+
+def test_trees_run_one_sequence_at_a_time_where_a_model_cannot_be_packed():
+    rows = tree_rows(VOCABULARY)
+    model = tiny_model(tiny_config("llama"))
+    batch = collate(rows, "sdpa")
+    found_C, _ = completion_logprobs(separate_token_losses(model, batch), batch)
+    torch.testing.assert_close(found_C, alone(model, rows)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
+def test_chunks_of_the_head_split_places_and_not_their_tokens(family, monkeypatch):
+    monkeypatch.setattr(head, "FREE", 7 * VOCABULARY)
+    monkeypatch.setattr(head, "FEWEST_ROWS", 1)
+    test_log_probabilities_and_all_gradients_are_those_of_each_completion_alone(family, "sdpa")
+
+
+def test_completions_of_several_rows_stand_in_their_order():
+    # Rows that aren't full have a segment of free tokens.
+    ends = [[0, 1, 2, 0], [0, 0, 2, 1, 1, 3], [3, 4, 5, 0, 2, 1]]
+    expected = [first + end for first, row in zip((0, 4, 9), ends) for end in row]
+    assert layout_of(tree_rows(VOCABULARY)).completions.tolist() == expected
