@@ -1,6 +1,7 @@
 """The table and the picture of the DPO runs: what differs, in which order, which is the best, and what is missing."""
 
 import csv
+import json
 
 import pytest
 from invented_results import Results
@@ -166,6 +167,32 @@ def test_every_figure_of_the_plan_is_one_that_the_report_names(sweep):
     for section, on in (("conversations", "chat"), ("preferences", "pairs")):
         for figure in FIGURES[section]:
             assert variants(found, f"{section}.{on}.{figure}").sorted_by.name
+
+
+def test_what_a_training_warned_of_is_told(results):
+    made = begun(results)
+    results.dpo("a", *made)
+    results.dpo("b", *made)
+    seen = {
+        "step": 40,
+        "text": "chosen <i>completions</i> are collapsing: 0.21 nats",
+        "numbers": {"x": 1},
+        "kind": "collapse",
+    }
+    warnings = [
+        seen | {"at_end": seen | {"text": "collapsing: 0.5 nats"}},
+        seen | {"kind": "only_rejected", "at_end": None},
+    ]
+    path = results.folder / "results/dpo/b/run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": warnings}))
+    _, pages = results.report()
+    assert [row["warnings"] for row in table(pages)] == ["", "collapse, only rejected"]
+    page = (pages / "index.html").read_text("utf-8")
+    assert (
+        "chosen &lt;i&gt;completions&lt;/i&gt; are collapsing: 0.21 nats</span> At the end: collapsing: 0.5 nats"
+        in page
+    )
+    assert "0.21 nats</span> No longer so at the end." in page
 
 
 MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}

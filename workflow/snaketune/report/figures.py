@@ -19,8 +19,11 @@ KNOWN: dict[str, tuple[str, str, Callable[[float | None], str], float | None]] =
     "accuracy": ("Pairs whose chosen answer gains more", "share of pairs", percent, 0.5),
     "margin": ("Margin, chosen over rejected", "margin, nats × beta", decimal, 0.0),
     "chosen_reward": ("Rewards", "reward, nats × beta", decimal, 0.0),
+    "kl": ("KL to the reference", "nats per answer", decimal, 0.0),
     "chosen_logp": ("Log-probabilities", "nats per answer", decimal, None),
-    "kl": ("KL to the reference", "nats", decimal, 0.0),
+    "chosen_logp_per_token": ("Log-probabilities per token", "nats per token", decimal, None),
+    "chosen_tokens": ("Lengths", "tokens", decimal, None),
+    "length_correlation": ("Correlation of margins with lengths", "correlation", decimal, 0.0),
 }
 # What says how a training went and not what it learned, and the axis.
 NOT_DRAWN = (

@@ -32,6 +32,16 @@ class Stopped:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Caution:
+    """A known way to fail that a run was seen to go, as it was first seen, and what was left of it at the end."""
+
+    kind: str
+    step: int
+    text: str
+    at_end: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variants:
     """The DPO runs in the order of the table.
 
@@ -44,6 +54,7 @@ class Variants:
         best: label of the run that `results/best` links to.
         tied: labels of others with the same value.
         stopped: by label, the runs that were ended early.
+        warnings: by label, what the runs were warned of.
     """
 
     labels: list[str]
@@ -56,6 +67,7 @@ class Variants:
     best: str | None
     tied: list[str]
     stopped: dict[str, Stopped]
+    warnings: dict[str, list[Caution]]
 
 
 def variants(findings: Findings, sort_by: str | None) -> Variants:
@@ -92,6 +104,7 @@ def variants(findings: Findings, sort_by: str | None) -> Variants:
         best=best,
         tied=tied,
         stopped=stopped,
+        warnings={run.label: found for run in runs if (found := warnings_of(run))},
     )
 
 
@@ -99,6 +112,19 @@ def stopped_early(run: Result) -> Stopped | None:
     """Where `stop_if` ended a run."""
     found = run.manifest.get("stopped") or run.run.get("stopped")
     return Stopped(step=int(found["step"]), reason=clean(found["reason"])) if found else None
+
+
+def warnings_of(run: Result) -> list[Caution]:
+    """What the training said of itself."""
+    return [
+        Caution(
+            kind=words(found["kind"]),
+            step=int(found["step"]),
+            text=clean(found["text"]),
+            at_end=clean(found["at_end"]["text"]) if found.get("at_end") else None,
+        )
+        for found in run.run.get("warnings") or []
+    ]
 
 
 def best_of(found: Variants) -> dict[str, Any]:
@@ -121,9 +147,10 @@ def csv_rows(found: Variants) -> tuple[list[str], list[dict[str, Any]]]:
             {"variant": label, "best": "yes" if label == found.best else ""}
             | {key: values[label] for key, values in found.keys.items()}
             | {heading: column.values[label] for heading, column in named.items()}
+            | {"warnings": ", ".join(one.kind for one in found.warnings.get(label, []))}
             | {"stopped at step": stopped and stopped.step, "because": stopped and stopped.reason}
         )
-    return ["variant", "best", *found.keys, *named, "stopped at step", "because"], rows
+    return ["variant", "best", *found.keys, *named, "warnings", "stopped at step", "because"], rows
 
 
 def inside(scores: Any, path: str) -> Any:
