@@ -1,7 +1,7 @@
 """A clock on the steps of a transformers Trainer, and the memory of this process.
 
-A step lasts from the end of the step before it, so that what a trainer does besides computing (reading rows, collating, logging)
-is in it.
+A step lasts from the end of the step before it, so that what a trainer does besides computing (reading rows, collating,
+logging) is in it.
 """
 
 import resource

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data_path.rows import ROOT
 from benchmarks.clock import FIRST_STEP
+from benchmarks.data_path.rows import ROOT
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",

@@ -54,3 +54,17 @@ def table(details: dict[str, Any], goals: Goals) -> str:
     for key, (how, goal) in goals.items():
         lines.append(f"| `{key}` | {f'{found[key]:.3g}' if key in found else 'not measured'} | {how} {goal:g} |")
     return "\n".join(lines)
+
+
+def keep_table(document: Path, name: str, text: str) -> None:
+    """Put a table in its place in a document, between `<!-- name -->` and `<!-- /name -->`.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = document.read_text(encoding="utf-8").partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"{document} has no place for the table {name}")
+    document.write_text(f"{before}{begin}\n{text}\n\n{end}{after}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What both sides work on: one tokenizer, one model with its weights, pairs of three data sets as a config's own jobs make them.
+"""What both sides work on: a tokenizer, a model with its weights, pairs of three data sets as the jobs of a config make them.
 
 The whole data sets are packed, to count what is computed; trainings and reference passes are timed on some of their prompts,
 drawn at random with all pairs of each.
@@ -61,41 +61,45 @@ class Material:
         return self.folder / "results/tokenizer/shared/tokenizer"
 
 
-def made(folder: Path, data: Path, pairs: dict[str, int], vocab_size: int = 8192) -> Material:
+def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size: int = 8192) -> Material:
     """All of it, made by the stages.
 
     Args:
         data: folder with the files of SOURCES.
-        pairs: which data sets, and about how many pairs of each are timed.
+        runs: by name, a data set and about how many of its pairs to train on.
     """
+    names = dict.fromkeys(source for source, _ in runs.values())
     sources = {name: {**SOURCES[name], "files": [str((data / file).resolve()) for file in SOURCES[name]["files"]]}
-               for name in pairs}  # fmt: skip
+               for name in names}  # fmt: skip
     # With this, corpora and a tokenizer; then a model for it, and the packs of all pairs; then those of some.
     config: dict[str, Any] = {"corpora": {name: _corpus(source) for name, source in sources.items()}}
-    config["tokenizers"] = {"trained": {"train": {"corpora": list(pairs), "vocab_size": vocab_size}}}
+    config["tokenizers"] = {"trained": {"train": {"corpora": list(names), "vocab_size": vocab_size}}}
     with chdir(folder):
         trained = _graph(config).job("tokenizer", "trained")
         _make(trained)
         # As of any model that is there already.
         config["tokenizers"] = {"shared": {"adopt": str(Path(trained.payload).resolve())}}
-        _write_chats(list(pairs))
+        _write_chats(list(names))
         config["corpora"]["chats"] = {"kind": "conversations", "sources": [{"files": ["chats.jsonl"]}], "held_out": 0}
         config["sft"] = {"start": _sft(made_model(folder / "base", Path(trained.manifest)))}
-        config["dpo"] = {f"{name}-whole": _dpo(name, 1) for name in pairs}
-        for name, count in pairs.items():
-            whole = pack_of(_graph(config), f"{name}-whole")
-            _make(whole)
-            _write_some(name, whole, count)
+        config["dpo"] = {f"{name}-whole": _dpo(name, 1) for name in names}
+        for name in names:
+            _make(pack_of(_graph(config), f"{name}-whole"))
+        for name, (source, count) in runs.items():
+            _write_some(source, pack_of(_graph(config), f"{source}-whole"), count, Path(f"{name}.jsonl"))
             config["corpora"][f"{name}-some"] = _corpus({"files": [f"{name}.jsonl"]})
             config["dpo"][name] = _dpo(f"{name}-some", 1)
             some = pack_of(_graph(config), name)
             _make(some)
             config["dpo"][name] = _dpo(f"{name}-some", _rows_per_step(some))
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        material = Material(folder=folder)
-        for name in pairs:
-            _make(material.graph.job("dpo", name).artifacts["ref_logps"][0])
-    return material
+    return Material(folder=folder)
+
+
+def make_reference(material: Material, run_name: str) -> None:
+    """The model that a run starts from and its reference log-probabilities, unless they are there."""
+    with chdir(material.folder):
+        _make(material.graph.job("dpo", run_name).artifacts["ref_logps"][0])
 
 
 def pack_of(graph: JobGraph, run_name: str) -> Job:
@@ -168,7 +172,7 @@ def _write_chats(corpora: list[str], rows: int = 24) -> None:
     _write_lines(Path("chats.jsonl"), [{"messages": pair["prompt"] + pair["chosen"]} for pair in pairs])
 
 
-def _write_some(corpus: str, whole: Job, count: int) -> None:
+def _write_some(corpus: str, whole: Job, count: int, path: Path) -> None:
     """All pairs of prompts drawn at random, until there are `count`; of those that fit a row."""
     fit = {document["id"] for document in documents(result_at(Path(whole.manifest)), "train")}
     by_prompt: dict[str, list[dict[str, Any]]] = {}
@@ -181,7 +185,7 @@ def _write_some(corpus: str, whole: Job, count: int) -> None:
         if len(drawn) < count:
             drawn += groups[number]
     kept = ("prompt", "chosen", "rejected")
-    _write_lines(Path(f"{corpus}.jsonl"), [{name: pair[name] for name in kept} for pair in drawn])
+    _write_lines(path, [{name: pair[name] for name in kept} for pair in drawn])
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from benchmarks.clock import Clock, peak_rss_bytes
 from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material
-from benchmarks.dpo.pairs import Pair, pairs_of
+from benchmarks.dpo.pairs import pairs_of
 from benchmarks.sft.material import LEARNING_RATE
 
 # More than any training here has.
@@ -111,8 +111,6 @@ def trl(
     at_once: int,
     reference_at_once: int,
     exactly: bool = False,
-    beta: float = BETA,
-    loss: str = "sigmoid",
 ) -> dict[str, Any]:
     """TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
 
@@ -123,7 +121,7 @@ def trl(
     """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import DPOConfig, DPOTrainer
+    from trl import DPOTrainer
 
     clock, losses, reference = Clock(0, ALL), [], {}
 
@@ -144,12 +142,13 @@ def trl(
             return steps_loader(self, order) if exactly else super().get_train_dataloader()
 
     pairs = pairs_of(material, run)
-    rows = [pairs[number].texts for number in (range(len(pairs)) if exactly else sum(order, []))]
+    numbers = range(len(pairs)) if exactly else [number for step in order for number in step]
+    rows = [pairs[number].texts for number in numbers]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Timed(
             model=AutoModelForCausalLM.from_pretrained(material.model),
             args=trl_arguments(
-                folder, at_once, reference_at_once, beta=beta, loss=loss,
+                folder, at_once, reference_at_once, train_sampling_strategy="sequential",
                 **({"max_steps": len(order)} if exactly else {}),
             ),
             train_dataset=Dataset.from_list(rows),
@@ -161,18 +160,43 @@ def trl(
     return clock.found() | {"losses": losses, "reference": reference, "peak_rss_bytes": peak_rss_bytes()}
 
 
-def trl_arguments(folder: str, at_once: int, reference_at_once: int, *, beta: float, loss: str, **more: Any) -> Any:
+def trl_sweep(
+    material: Material, *, run: str, variants: list[dict[str, Any]], at_once: int, reference_at_once: int
+) -> dict[str, Any]:
+    """One trainer after another in this process, each from the file of pairs to the metrics of its last line."""
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOTrainer
+
+    found = []
+    for variant in variants:
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = DPOTrainer(
+                model=AutoModelForCausalLM.from_pretrained(material.model),
+                args=trl_arguments(
+                    folder, at_once, reference_at_once, loss_type=[variant["loss"]], beta=variant["beta"]
+                ),
+                train_dataset=load_dataset("json", data_files=f"{run}.jsonl", split="train"),
+                processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
+            )
+            trainer.train()
+        metrics = next(line for line in reversed(trainer.state.log_history) if "rewards/margins" in line)
+        found.append({"variant": variant, "seconds": time.perf_counter() - started, "last": metrics})
+    return {"runs": found, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def trl_arguments(folder: str, at_once: int, reference_at_once: int, **more: Any) -> Any:
     """TRL's settings, ours where they shape what is learned."""
     from trl import DPOConfig
 
     return DPOConfig(
         output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_at_once,
         per_device_train_batch_size=at_once, gradient_accumulation_steps=max(1, PAIRS_PER_STEP // at_once),
-        loss_type=[loss], beta=beta, learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
-        num_train_epochs=1, train_sampling_strategy="sequential", max_length=None,
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, num_train_epochs=1, max_length=None,
         # Ours keeps activations too, and computes in float32.
         gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
-        **more,
+        **({"beta": BETA} | more),
     )  # fmt: skip
 
 
@@ -186,7 +210,7 @@ def steps_loader(trainer: Any, order: list[list[int]]) -> Any:
 
 
 SIDES: dict[str, Callable[..., dict[str, Any]]] = {
-    "snaketune": ours, "snaketune, reference": ours_reference, "trl": trl,
+    "snaketune": ours, "snaketune, reference": ours_reference, "trl": trl, "trl, sweep": trl_sweep,
 }  # fmt: skip
 
 
