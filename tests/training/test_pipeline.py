@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
-from snaketune.models import logprobs
+from snaketune.models import at_once, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
@@ -111,16 +111,16 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, mon
 class ExplodesAtTheLastStep(SftTrainer):
     """The loss of the step after the last line of the log isn't a number."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         return loss * math.nan if self.state.global_step == self.state.max_steps - 1 else loss
 
 
 class LastUpdateOverflows(SftTrainer):
     """The loss is finite to the end, the last update isn't."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         if self.state.global_step == self.state.max_steps - 1:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
@@ -156,9 +156,9 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     ids = np.random.default_rng(0).integers(4, VOCABULARY, (PAIRS, LENGTH), dtype=np.int32)
     labels = np.full_like(ids, -100)
     labels[:, 6:28] = ids[:, 6:28]
-    segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS), np.tile([0, 0], PAIRS))
-    starts = np.arange(PAIRS + 1) * 2
-    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, starts, np.tile([0, 1], PAIRS))
+    starts, tree = np.arange(PAIRS + 1) * 2, (np.tile([0, 0], PAIRS), np.tile([0, 1], PAIRS))
+    segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS))
+    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, (*tree, starts))
     with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), columns(LENGTH, completions=True)) as writer:
         writer.write_batch(batch)
     documents = [{"split": "train", "row": r, "id": f"p{r}", "tokens": 28, "supervised": 22} for r in range(PAIRS)]
@@ -198,7 +198,7 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
         return computed(model, batch)
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
-    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
     found = pair_logprobs_of(model, rows, CPU, "reference")
     torch.testing.assert_close(found[0], whole)
     assert torch.equal(found[1], counts)

@@ -49,7 +49,7 @@ class PackedRows:
         if load_in_memory == "auto":
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
-        self.batches = [_views(batch, self.lists) for batch in batches]
+        self.batches = [views_of(batch, self.lists) for batch in batches]
         self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -192,7 +192,8 @@ def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
     return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().to_batches()
 
 
-def _views(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
+def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of a record batch of rows: tokens [R, L], and of the `lists` where each row's begin, and their values."""
     views: dict[str, Any] = {
         name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1) for name in TOKENS
     }

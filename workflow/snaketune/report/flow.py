@@ -1,7 +1,7 @@
 """From kept rows to packed ones: corpus → tokenize → plan → write → pack → training.
 
     read = kept + dropped                                                       in sequences
-    tokens read = tokens packed + dropped + truncated + shared prompts          in tokens
+    tokens read = tokens packed + dropped + truncated + shared                  in tokens
 
 Each number is taken from the manifest of the stage that counted it; whether they add up is checked here, not assumed.
 """
@@ -44,7 +44,7 @@ class SplitFlow:
 
     Attributes:
         dropped, dropped_tokens: by reason; tokens may have a reason that no whole sequence was dropped for.
-        shared: tokens of prompts that several pairs have in common, and that are written once.
+        shared: tokens that several completions begin with, and that are written once: of prompts, and of answers.
         rows, capacity: rows written, and the tokens that they have room for; None of raw rows.
         before: what the stages before this one handed on, as (rows or tokens, count, by whom).
         written: rows of the shards, where they are there to be counted.
@@ -61,7 +61,7 @@ class SplitFlow:
     dropped_tokens: dict[str, int]
     truncated: dict[str, int]
     cut: dict[str, int]
-    shared: int
+    shared: dict[str, int]
     rows: int | None
     capacity: int | None
     before: tuple[tuple[str, int, str], ...] = ()
@@ -82,7 +82,7 @@ class SplitFlow:
         read = {"rows": self.read, "tokens": self.read_tokens}
         found = [gap for what, n, who in self.before for gap in unequal(what, n, who, read[what], "read by packing")]
         found += unequal("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
-        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + self.shared
+        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
         found += unequal("tokens", self.read_tokens, "read", self.tokens + gone, "packed, dropped, cut off and shared")
         if self.capacity is not None and self.capacity < self.tokens:
             found.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
@@ -251,7 +251,7 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
         dropped_tokens=counts["dropped_tokens"],
         truncated=counts["truncated"],
         cut=counts["split"],
-        shared=counts["shared_prompt_tokens"],
+        shared={what: counts[f"shared_{what[:-1]}_tokens"] for what in ("prompts", "answers")},
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
         lost_to_length=metadata.get("lost_to_length"),

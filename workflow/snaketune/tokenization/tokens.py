@@ -27,7 +27,8 @@ SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
 # supervised_runs: where loss is taken, as start, end, start, end, ...; never the first token, which nothing predicts.
 # turn_ends: after how many tokens a turn of a conversation is over, ascending; nothing for pairs.
-# prompt, chosen, prompt_hash: 0 for conversations.
+# prompt, chosen, common, prompt_hash: 0 for conversations. Both completions of a pair begin with the same `common` tokens, of
+# which the same are supervised.
 # control_text: whether somebody wrote what looks like a control token.
 INDEX = pa.schema(
     [
@@ -38,6 +39,7 @@ INDEX = pa.schema(
         ("turn_ends", pa.list_(pa.int32())),
         ("prompt", pa.int32()),
         ("chosen", pa.int32()),
+        ("common", pa.int32()),
         ("prompt_hash", pa.uint64()),
         ("control_text", pa.bool_()),
     ]
@@ -64,6 +66,7 @@ class TokenWriter:
             "turn_ends": _list_array(*rows.turn_ends),
             "prompt": pa.array(rows.prompt.astype(np.int32)),
             "chosen": pa.array(rows.chosen.astype(np.int32)),
+            "common": pa.array(rows.common.astype(np.int32)),
             "prompt_hash": pa.array(rows.prompt_hash),
             "control_text": pa.array(rows.control_text),
         }
@@ -98,6 +101,11 @@ class IdViews:
     values: list[np.ndarray]
     offsets: list[np.ndarray]
     first: np.ndarray
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Per sequence: the batch that holds it, int32[n], and where it begins there, int64[n]."""
+        batch = np.repeat(np.arange(len(self.values), dtype=np.int32), np.diff(self.first))
+        return batch, np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in self.offsets)])
 
 
 class TokenParts:
