@@ -2,13 +2,14 @@
 # make test   the whole test suite
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
 # make bench-sft    SFT beside TRL on one core, and the demo's time; wants a quiet machine and gsm8k below data/
+# make bench-dpo    DPO beside TRL on one core; wants a quiet machine and the files below data/
 # make bench-gpu    the engine on a CUDA GPU: its kernels checked, then shares of the peak, beside TRL; within 9 minutes
 # make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint docs lock bench-data bench-sft bench-gpu families
+.PHONY: run test lint docs lock bench-data bench-sft bench-dpo bench-gpu families
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -28,6 +29,9 @@ bench-data: .venv/installed
 
 bench-sft: .venv/installed
 	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.sft $(BENCH)
+
+bench-dpo: .venv/installed
+	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.dpo $(BENCH)
 
 bench-gpu: .venv/installed
 	@$(BIN)/python -m benchmarks.gpu $(BENCH)

@@ -13,7 +13,8 @@ from benchmarks.gpu.kernels import check
 from benchmarks.gpu.measure import BASE, VARIANTS, Variant
 from benchmarks.gpu.peers import trl
 from benchmarks.gpu.shapes import SHAPES, make_model, rehearsed
-from benchmarks.sft.__main__ import table, write
+from benchmarks.results import table, write
+from benchmarks.sft.__main__ import GOALS
 from benchmarks.sft.material import Material, made, numbered
 from benchmarks.sft.speed import speed
 
@@ -47,12 +48,12 @@ def test_all_sides_train_on_the_same_tokens(material, tmp_path):
     )
     assert peers == [ours, ours]
     assert 0 < found["cpu_share_of_gemm_peak"] < 1
-    write(tmp_path / "sft.json", {"speed": found})
+    write(tmp_path / "sft.json", {"speed": found}, GOALS)
     kept = json.loads((tmp_path / "sft.json").read_text(encoding="utf-8"))
     assert kept["cpu_peak_rss_ratio_vs_trl"] == found["cpu_peak_rss_ratio_vs_trl"]
     # What wasn't measured isn't there, and is said.
     assert "demo_s" not in kept
-    assert "| `demo_s` | not measured | at most 240 |" in table(kept["details"])
+    assert "| `demo_s` | not measured | at most 240 |" in table(kept["details"], GOALS)
 
 
 def test_visible_pairs_are_those_of_the_mask():

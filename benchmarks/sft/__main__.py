@@ -9,25 +9,20 @@ gsm8k is below `data/` as `config/recipes/gsm8k-local.yaml` has it. Writes resul
 """
 
 import argparse
-import json
-import os
-import platform
-import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import Goals, made_on, read_details, table, write
 from benchmarks.sft.demo import demo
 from benchmarks.sft.material import FILE, made
 from benchmarks.sft.speed import speed
 from benchmarks.sft.startup import startup
 
 # What each figure is to reach, and whether by being as large or as small.
-GOALS = {
+GOALS: Goals = {
     "cpu_speedup_vs_trl_packed": ("at least", 3.5),
     "cpu_speedup_vs_trl_unpacked": ("at least", 4),
     "cpu_share_of_gemm_peak": ("at least", 0.65),
@@ -53,7 +48,7 @@ def main() -> None:
     raw = (options.data / FILE).resolve()
     if not raw.is_file() and set(parts) - {"demo"}:
         sys.exit(f"error: {raw}: not there; put gsm8k below {options.data}, or name --data")
-    details = json.loads(options.out.read_text(encoding="utf-8"))["details"] if options.out.is_file() else {}
+    details = read_details(options.out)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         material = made(folder, raw) if set(parts) - {"demo"} else None
@@ -64,44 +59,9 @@ def main() -> None:
         }
         for part in parts:
             print(f"{part} ...", file=sys.stderr, flush=True)
-            details[part] = measures[part]() | made_on()
-            write(options.out, details)
-    print(table(details))
-
-
-def made_on() -> dict[str, Any]:
-    """Where, when, with what, and by which command."""
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "datasets", "tokenizers")},
-        "date": time.strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", "benchmarks.sft", *sys.argv[1:]]),
-    }
-
-
-def figures(details: dict[str, Any]) -> dict[str, float]:
-    """Those that were measured."""
-    found = {key: value for part in details.values() for key, value in part.items()}
-    return {key: found[key] for key in GOALS if key in found}
-
-
-def write(path: Path, details: dict[str, Any]) -> None:
-    """The figures, their goals, and all that they stand on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    goals = {key: " ".join(map(str, goal)) for key, goal in GOALS.items()}
-    text = json.dumps(figures(details) | {"goals": goals, "details": details}, indent=2)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def table(details: dict[str, Any]) -> str:
-    """For docs/benchmarks.md."""
-    found = figures(details)
-    lines = ["| key | measured | goal |", "|---|---|---|"]
-    for key, (how, goal) in GOALS.items():
-        lines.append(f"| `{key}` | {f'{found[key]:.3g}' if key in found else 'not measured'} | {how} {goal:g} |")
-    return "\n".join(lines)
+            details[part] = measures[part]() | made_on("benchmarks.sft")
+            write(options.out, details, GOALS)
+    print(table(details, GOALS))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data_path.rows import ROOT
-from benchmarks.sft.processes import ONE_THREAD
+from benchmarks.processes import ONE_THREAD
 
 LEFT_OUT = ("results", "data", ".git", ".venv", ".snakemake", "__pycache__", "build", "*.egg-info", ".*_cache")
 CORES = 2

@@ -7,7 +7,6 @@ trainer does besides computing (reading rows, collating, logging) is in it on ev
 """
 
 import json
-import resource
 import sys
 import tempfile
 import time
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.clock import Clock, peak_rss_bytes
 from benchmarks.flops import visible_pairs
 from benchmarks.sft.material import CONVERSATIONS, LEARNING_RATE, ROWS, Material
 
-# What a peer prints when its first step is done; ours prints a line per logged step that begins so too.
-FIRST_STEP = "step 1/"
 # Rows, inner and columns of matrix products: those of the model's layers, and larger ones.
 SHAPES = (
     (2048, 256, 256), (2048, 256, 768), (2048, 768, 256), (2048, 256, 8192), (512, 512, 512), (1024, 1024, 1024),
@@ -132,58 +130,6 @@ def gemm(*_: Any, times: int = 30) -> dict[str, Any]:
             best = min(best, time.perf_counter() - started)
         rates[f"{rows}x{inner}x{columns}"] = 2 * rows * inner * columns / best / 1e9
     return {"gflops_per_s": rates}
-
-
-class Clock:
-    """When each step ended, and what was in it."""
-
-    def __init__(self, warm_up: int, steps: int):
-        self.warm_up, self.steps = warm_up, steps
-        self.started = time.perf_counter()
-        self.ends: list[float] = []
-        self.counts: list[dict[str, int]] = []
-
-    def count(self, **counts: int) -> None:
-        """Of the step that begins."""
-        self.counts.append(counts)
-
-    def callback(self):
-        """Stops the training after the last step that is timed."""
-        from transformers import TrainerCallback
-
-        clock = self
-
-        class Ticks(TrainerCallback):
-            def on_step_end(self, args, state, control, **_):
-                clock.ends.append(time.perf_counter())
-                if len(clock.ends) == 1:
-                    print(f"{FIRST_STEP}{state.max_steps}", flush=True)
-                control.should_training_stop |= len(clock.ends) == clock.warm_up + clock.steps
-
-        return Ticks()
-
-    def found(self) -> dict[str, Any]:
-        """Of the timed steps, and all of them as they came."""
-        timed = self.counts[self.warm_up :]
-        sums = {name: sum(step[name] for step in timed) for name in timed[0]}
-        begin = self.ends[self.warm_up - 1] if self.warm_up else self.started
-        seconds = self.ends[-1] - begin
-        return sums | {
-            "steps": len(timed),
-            "seconds": seconds,
-            "tokens_per_s": sums["tokens"] / seconds,
-            "first_step_after_s": self.ends[0] - self.started,
-        }
-
-
-def peak_rss_bytes() -> int:
-    """The largest resident set of this process since its program began."""
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    # getrusage would count what the process was before it became this program, a copy of its parent.
-    found = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
-    return int(found.split()[1]) * 1024
 
 
 SIDES: dict[str, Callable[[Material, int, int], dict[str, Any]]] = {

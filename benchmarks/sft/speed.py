@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.flops import attention_flops, step_flops
+from benchmarks.processes import measured, one_core
 from benchmarks.sft.material import MODEL, Material
-from benchmarks.sft.processes import measured, one_core
 from benchmarks.sft.sides import SIDES
 
 
 def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
     """Real tokens/s, share of the core's best matrix product, and memory, in rounds of all sides."""
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    told = material.save(material.base.with_name("material.json"))
     with one_core():
         for number in range(rounds):
             for side in SIDES:
-                found[side].append(measured(side, material, warm_up, steps))
-                told = found[side][-1]
-                what = f"{told['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in told else told["gflops_per_s"]
+                one = measured("benchmarks.sft.sides", side, told, warm_up, steps)
+                found[side].append(one)
+                what = f"{one['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in one else one["gflops_per_s"]
                 print(f"  round {number + 1}: {side} {what}", file=sys.stderr, flush=True)
     sides = [side for side in SIDES if side != "gemm"]
     rates = {side: statistics.median(one["tokens_per_s"] for one in found[side]) for side in sides}

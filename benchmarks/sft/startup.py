@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data_path.rows import ROW_LENGTH, chain
+from benchmarks.processes import one_core, until_first_step
 from benchmarks.sft.material import Material, numbered
-from benchmarks.sft.processes import one_core, until_first_step
 from benchmarks.sft.sides import sft_spec
 
 

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clock import FIRST_STEP
 from benchmarks.data_path.rows import ROOT
-from benchmarks.sft.material import Material
-from benchmarks.sft.sides import FIRST_STEP
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -50,14 +49,16 @@ def environment(cache: Path) -> dict[str, str]:
     return os.environ | ONE_THREAD | caches
 
 
-def measured(side: str, material: Material, warm_up: int, steps: int) -> dict[str, Any]:
-    """What a side of `benchmarks.sft.sides` found, and what it said about compilation."""
+def measured(module: str, side: str, told: Path, *arguments: Any) -> dict[str, Any]:
+    """What a side of a comparison found, and what it said about compilation.
+
+    Args:
+        module: run as a program; it takes the side, the file `told`, the arguments, and a file for what it finds.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        told = material.save(folder / "material.json")
-        command = [sys.executable, "-m", "benchmarks.sft.sides", side, str(told), str(warm_up), str(steps)]
-        command += [str(folder / "found.json")]
-        lines = _checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
+        command = [sys.executable, "-m", module, side, str(told), *map(str, arguments), str(folder / "found.json")]
+        lines = checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
         found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     said = [line for line in lines if line.startswith("compil")]
     return found | ({"said": said} if said else {})
@@ -72,7 +73,7 @@ def until_first_step(commands: list[list[str]], folder: Path) -> float:
     started = time.perf_counter()
     own = environment(folder / "cache")
     for command in commands[:-1]:
-        _checked(subprocess.run(command, cwd=folder, env=own, **SAID))
+        checked(subprocess.run(command, cwd=folder, env=own, **SAID))
     with subprocess.Popen(commands[-1], cwd=folder, env=own, start_new_session=True, **SAID) as process:
         said = []
         for line in process.stdout:
@@ -85,8 +86,8 @@ def until_first_step(commands: list[list[str]], folder: Path) -> float:
     raise SystemExit(f"{shlex.join(commands[-1])}: no first step\n{''.join(said)[-4000:]}")
 
 
-def _checked(done: subprocess.CompletedProcess) -> str:
-    """What it said."""
+def checked(done: subprocess.CompletedProcess) -> str:
+    """What it said; ends this program if it failed."""
     if done.returncode:
         raise SystemExit(f"{shlex.join(done.args)}: exit status {done.returncode}\n{done.stdout[-4000:]}")
     return done.stdout

@@ -1,0 +1,28 @@
+"""The losses of the first steps on both sides: the same pairs in each step, the same weights, float32."""
+
+from typing import Any
+
+from benchmarks.dpo.material import Material, make_reference
+from benchmarks.dpo.speed import MODULE, tell
+from benchmarks.processes import measured, one_core
+
+
+def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
+    """The largest difference of losses over the first steps; TRL is given the very pairs of each of ours."""
+    make_reference(material, name)
+    with one_core():
+        # As many epochs as it takes, and one step more, which is never reached.
+        told = tell(material, {"run": name, "steps": steps, "epochs": steps + 1, "log_steps": 1})
+        ours = measured(MODULE, "snaketune", material.folder, told)
+        order = ours["order"][:steps]
+        told = tell(material, {"run": name, "order": order, "at_once": 1, "reference_at_once": 8, "exactly": True})
+        theirs = measured(MODULE, "trl", material.folder, told)
+    if not len(ours["losses"]) == len(theirs["losses"]) == steps:
+        raise SystemExit(f"{len(ours['losses'])} and {len(theirs['losses'])} steps, expected {steps}")
+    differences = [abs(one - other) for one, other in zip(ours["losses"], theirs["losses"], strict=True)]
+    return {
+        "curve_max_abs_diff_vs_trl": max(differences),
+        "data": name,
+        "pairs_by_step": [len(step) for step in order],
+        "losses": {"snaketune": ours["losses"], "trl": theirs["losses"]},
+    }

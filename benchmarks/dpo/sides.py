@@ -1,0 +1,221 @@
+"""Each side of the comparison: a function, run in a process of its own.
+
+    python -m benchmarks.dpo.sides snaketune FOLDER '{"run": "raschka"}' found.json
+
+Ours are the stages' own `build`, whose trainer has a clock. TRL's DPOTrainer computes reference log-probabilities beforehand
+(`precompute_ref_log_probs`), as its documentation recommends to save memory and, over several epochs, time.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.clock import Clock, peak_rss_bytes
+from benchmarks.dpo.material import BETA, PAIRS_PER_STEP, Material
+from benchmarks.dpo.pairs import pairs_of
+from benchmarks.sft.material import LEARNING_RATE
+
+# More than any training here has.
+ALL = 10**6
+
+
+def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, log_steps: int = 10) -> dict[str, Any]:
+    """Train by the `dpo` stage, then compute the reference once more by `ref_logps`.
+
+    Returns:
+        What the clock found; `order`, by step the numbers of its pairs; the curve; and the pass's pairs/s.
+    """
+    from snaketune.training import dpo
+
+    pairs = pairs_of(material, run)
+    known = {pair.sequences: number for number, pair in enumerate(pairs)}
+    end_of_turn = pairs[0].chosen_ids[-1]
+    clock, order = Clock(0, steps), []
+
+    class Timed(dpo.DpoTrainer):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            self.add_callback(clock.callback())
+
+        def training_step(self, model, inputs, *others):
+            if len(order) == len(clock.ends):
+                order.append([])
+            found = [known[sequences] for sequences in sequences_of(inputs, end_of_turn)]
+            order[-1] += found
+            clock.count(pairs=len(found), tokens=inputs["input_ids"].numel())
+            return super().training_step(model, inputs, *others)
+
+    job = material.graph.job("dpo", run)
+    training = job.spec.training.model_copy(update={"epochs": epochs})
+    with patch.object(dpo, "DpoTrainer", Timed):
+        outcome = _built(
+            job, spec=job.spec.model_copy(update={"training": training}),
+            operation=job.operation.model_copy(update={"log_steps": log_steps}),
+        )  # fmt: skip
+    trained = clock.found() | {"order": order, "losses": [entry["loss"] for entry in outcome.run["history"]]}
+    said = {name: value for name, value in outcome.run.items() if name != "history"}
+    return trained | {"run": said, "about": outcome.about, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
+    """The `ref_logps` stage's pass over the packed pairs; the model is loaded and tested before it."""
+    job = material.graph.job("dpo", run).artifacts["ref_logps"][0]
+    outcome = _built(job)
+    seconds = outcome.counts["tokens"] / outcome.run["tokens_per_second"]
+    pairs = sum(outcome.counts["pairs"].values())
+    return {"pairs": pairs, "seconds": seconds, "pairs_per_s": pairs / seconds, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def _built(job: Any, **instead: Any) -> Any:
+    """What the stage's `build` reports of a job, made in a folder of its own in this process."""
+    from importlib import import_module
+
+    from snaketune.stages.jobs import result_at
+    from snaketune.stages.table import STAGES
+    from snaketune.stages.work import WorkFolder
+
+    stage = STAGES[job.stage]
+    artifacts = {role: [result_at(Path(one.manifest)) for one in some] for role, some in job.artifacts.items()}
+    files = {role: [Path(file) for file in some] for role, some in job.files.items()}
+    told = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
+    with tempfile.TemporaryDirectory() as name:
+        work = WorkFolder(Path(name))
+        work.start()
+        return import_module(stage.module).build(**told, work=work, **stage.arguments(artifacts, files))
+
+
+def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Of a collated batch, the chosen and the rejected sequence of each pair, as tokens up to the end of the turn."""
+    import numpy as np
+
+    placed, ids_T = batch["segments"].layout, batch["input_ids"][0].numpy()
+    sequences = []
+    for segment in placed.completions:
+        whole = ids_T[placed.sequence_tokens(segment, np.arange(placed.sequence_lengths[segment]))]
+        # Templates put a line break after it.
+        sequences.append(tuple(whole[: np.flatnonzero(whole == end_of_turn)[-1] + 1].tolist()))
+    return list(zip(sequences[::2], sequences[1::2], strict=True))
+
+
+def trl(
+    material: Material,
+    *,
+    run: str,
+    order: list[list[int]],
+    at_once: int,
+    reference_at_once: int,
+    exactly: bool = False,
+) -> dict[str, Any]:
+    """TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
+
+    Args:
+        order: as `ours` found it.
+        at_once, reference_at_once: pairs of a forward pass in training, and of one in the reference pass.
+        exactly: whether its steps hold the very pairs of ours, all at once; else PAIRS_PER_STEP each.
+    """
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOTrainer
+
+    clock, losses, reference = Clock(0, ALL), [], {}
+
+    class Timed(DPOTrainer):
+        def _precompute_ref_logps(self, dataset, *others):
+            started = time.perf_counter()
+            found = super()._precompute_ref_logps(dataset, *others)
+            reference["seconds"] = time.perf_counter() - started
+            return found
+
+        def training_step(self, model, inputs, *others):
+            clock.count(pairs=len(inputs["input_ids"]) // 2, tokens=inputs["input_ids"].numel())
+            loss = super().training_step(model, inputs, *others)
+            losses.append(float(loss))
+            return loss
+
+        def get_train_dataloader(self):
+            return steps_loader(self, order) if exactly else super().get_train_dataloader()
+
+    pairs = pairs_of(material, run)
+    numbers = range(len(pairs)) if exactly else [number for step in order for number in step]
+    rows = [pairs[number].texts for number in numbers]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Timed(
+            model=AutoModelForCausalLM.from_pretrained(material.model),
+            args=trl_arguments(
+                folder, at_once, reference_at_once, train_sampling_strategy="sequential",
+                **({"max_steps": len(order)} if exactly else {}),
+            ),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
+            callbacks=[clock.callback()],
+        )  # fmt: skip
+        trainer.train()
+    reference |= {"pairs": len(rows), "pairs_per_s": len(rows) / reference["seconds"]}
+    return clock.found() | {"losses": losses, "reference": reference, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def trl_sweep(
+    material: Material, *, run: str, variants: list[dict[str, Any]], at_once: int, reference_at_once: int
+) -> dict[str, Any]:
+    """One trainer after another in this process, each from the file of pairs to the metrics of its last line."""
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import DPOTrainer
+
+    found = []
+    for variant in variants:
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = DPOTrainer(
+                model=AutoModelForCausalLM.from_pretrained(material.model),
+                args=trl_arguments(
+                    folder, at_once, reference_at_once, loss_type=[variant["loss"]], beta=variant["beta"]
+                ),
+                train_dataset=load_dataset("json", data_files=f"{run}.jsonl", split="train"),
+                processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
+            )
+            trainer.train()
+        metrics = next(line for line in reversed(trainer.state.log_history) if "rewards/margins" in line)
+        found.append({"variant": variant, "seconds": time.perf_counter() - started, "last": metrics})
+    return {"runs": found, "peak_rss_bytes": peak_rss_bytes()}
+
+
+def trl_arguments(folder: str, at_once: int, reference_at_once: int, **more: Any) -> Any:
+    """TRL's settings, ours where they shape what is learned."""
+    from trl import DPOConfig
+
+    return DPOConfig(
+        output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_at_once,
+        per_device_train_batch_size=at_once, gradient_accumulation_steps=max(1, PAIRS_PER_STEP // at_once),
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, num_train_epochs=1, max_length=None,
+        # Ours keeps activations too, and computes in float32.
+        gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+        **({"beta": BETA} | more),
+    )  # fmt: skip
+
+
+def steps_loader(trainer: Any, order: list[list[int]]) -> Any:
+    """Batches of just these pairs."""
+    from torch.utils.data import DataLoader
+
+    columns = ("prompt_ids", "chosen_ids", "rejected_ids", "ref_chosen_logps", "ref_rejected_logps")
+    rows = trainer.train_dataset.select_columns(list(columns))
+    return trainer.accelerator.prepare(DataLoader(rows, batch_sampler=order, collate_fn=trainer.data_collator))
+
+
+SIDES: dict[str, Callable[..., dict[str, Any]]] = {
+    "snaketune": ours, "snaketune, reference": ours_reference, "trl": trl, "trl, sweep": trl_sweep,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    side, folder, told, out = sys.argv[1:]
+    os.chdir(folder)
+    arguments = json.loads(Path(told).read_text(encoding="utf-8"))
+    Path(out).write_text(json.dumps(SIDES[side](Material(folder=Path(folder)), **arguments)), encoding="utf-8")

@@ -1,0 +1,74 @@
+"""Trainings and reference passes of both sides, in turn."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.dpo.material import Material, make_reference
+from benchmarks.processes import measured, one_core
+
+MODULE = "benchmarks.dpo.sides"
+# Pairs that TRL is fastest with, in a forward pass of the training and of the reference pass: of 1, 2, 4, 8 and 16 on one core.
+AT_ONCE = {"raschka": (2, 4), "pandalm": (1, 2), "oasst": (1, 1)}
+
+
+def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
+    """One epoch and one reference pass of a data set on each side: pairs/s, and memory of the training's process."""
+    make_reference(material, name)
+    found: dict[str, list[dict[str, Any]]] = {"snaketune": [], "snaketune, reference": [], "trl": []}
+    with one_core():
+        for number in range(rounds):
+            for side in found:
+                one = run_side(side, material, name, found["snaketune"])
+                found[side].append(one)
+                print(
+                    f"  {name}, round {number + 1}: {side} {one['pairs_per_s']:.2f} pairs/s",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    return figures(name, found)
+
+
+def run_side(side: str, material: Material, name: str, ours: list[dict[str, Any]]) -> dict[str, Any]:
+    """One process. Args: ours: what ours found before; TRL takes the pairs in the order of the first."""
+    told: dict[str, Any] = {"run": name}
+    if side == "trl":
+        at_once, reference_at_once = AT_ONCE[name]
+        told |= {"order": ours[0]["order"], "at_once": at_once, "reference_at_once": reference_at_once}
+    return measured(MODULE, side, material.folder, tell(material, told))
+
+
+def tell(material: Material, arguments: dict[str, Any]) -> Path:
+    """A file that a side reads its arguments from."""
+    path = material.folder / "told.json"
+    path.write_text(json.dumps(arguments), encoding="utf-8")
+    return path
+
+
+def figures(name: str, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Of all rounds."""
+    ours, theirs = found["snaketune"], found["trl"]
+    train = {"snaketune": median(ours, "pairs_per_s"), "trl": median(theirs, "pairs_per_s")}
+    passes = [one["reference"] for one in theirs]
+    reference = {
+        "snaketune": median(found["snaketune, reference"], "pairs_per_s"),
+        "trl": median(passes, "pairs_per_s"),
+    }
+    memory = {"snaketune": median(ours, "peak_rss_bytes"), "trl": median(theirs, "peak_rss_bytes")}
+    return {
+        f"train_speedup_vs_trl_{name}": train["snaketune"] / train["trl"],
+        f"ref_speedup_vs_trl_{name}": reference["snaketune"] / reference["trl"],
+        f"peak_rss_ratio_vs_trl_{name}": memory["snaketune"] / memory["trl"],
+        "pairs": ours[0]["pairs"],
+        "pairs_per_s": train,
+        "reference_pairs_per_s": reference,
+        "peak_rss_gb": {side: bytes_ / 1e9 for side, bytes_ in memory.items()},
+        "trl_pairs_at_once": AT_ONCE[name],
+        "rounds": found,
+    }
+
+
+def median(some: list[dict[str, Any]], key: str) -> float:
+    return statistics.median(one[key] for one in some)
