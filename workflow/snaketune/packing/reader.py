@@ -2,7 +2,6 @@
 
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
     EqualTokens(rows)[3]                   rows of one length that have as many tokens as one of the longest
-    epoch_order(12, seed=0, epoch=2)       the order of twelve of those in the third epoch
 
 No torch is imported. `load_in_memory` reads the files once instead of mapping them, for file systems on which every page
 that is touched is a request to another machine.
@@ -139,6 +138,15 @@ class EqualTokens:
             self.groups += [range(at, min(at + together, stop)) for at in range(start, stop, together)]
             start = stop
 
+    @cached_property
+    def pairs(self) -> np.ndarray | None:
+        """int64[items]: how many pairs each holds; None of conversations."""
+        if "completions" not in self.rows.lists:
+            return None
+        per_row = [np.diff(views["completions"][0]) // 2 for views in self.rows.batches]
+        before = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *per_row]))])
+        return np.array([before[group.stop] - before[group.start] for group in self.groups], np.int64)
+
     def __len__(self) -> int:
         return len(self.groups)
 
@@ -147,15 +155,6 @@ class EqualTokens:
         if item == len(self):
             return [self.rows.blank()]
         return [self.rows[row] for row in self.groups[item]]
-
-
-def epoch_order(items: int, seed: int, epoch: int) -> np.ndarray:
-    """int64[items]: every item once, in an order that depends on seed and epoch alone.
-
-    >>> epoch_order(5, seed=0, epoch=1).tolist()
-    [1, 4, 3, 0, 2]
-    """
-    return np.random.default_rng([seed, epoch]).permutation(items)
 
 
 def documents(pack: Artifact, split: str) -> Iterator[dict[str, Any]]:

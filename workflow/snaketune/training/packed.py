@@ -5,6 +5,7 @@ The loss is averaged over a whole optimizer step, over tokens or pairs, however 
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer
 
@@ -53,6 +54,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}
+
+    def item_weights(self) -> np.ndarray | None:
+        return self.train_dataset.pairs
 
     def compile(self) -> None:
         training = self.run.spec.training
