@@ -44,6 +44,8 @@ PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
 # Beyond this many points a line is drawn as medians in a band from lowest to highest.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
+# An id of matplotlib's.
+DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 SETTINGS = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -214,4 +216,16 @@ def _svg(figure: Figure) -> str:
         # The font only measures; readers see their own, which may have what this one lacks.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return _numbered(buffer.getvalue())
+
+
+def _numbered(svg: str) -> str:
+    """With ids in the order in which they appear.
+
+    matplotlib's are digests, of clipping rectangles to the last bit, and the layout's solver doesn't keep that from run to run.
+
+    >>> _numbered('<use href="#m0123456789"/><path clip-path="url(#pfedcba9876)"/><path id="m0123456789"/>')
+    '<use href="#m1"/><path clip-path="url(#p2)"/><path id="m1"/>'
+    """
+    names: dict[str, str] = {}
+    return DIGEST.sub(lambda found: names.setdefault(found[0], f"{found[1]}{len(names) + 1}"), svg)
