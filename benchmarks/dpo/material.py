@@ -5,10 +5,12 @@ drawn at random with all pairs of each.
 """
 
 import json
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import yaml
@@ -123,16 +125,22 @@ def _make(job: Job) -> None:
     for some in job.artifacts.values():
         for one in some:
             _make(one)
+    stage = STAGES[job.stage]
     inputs = {role: [Path(one.manifest) for one in some] for role, some in job.artifacts.items()}
-    run(
-        job.stage,
-        spec=canonical(job.spec),
-        code=code_digest(STAGES[job.stage].module),
-        inputs=inputs | {role: [Path(file) for file in files] for role, files in job.files.items()},
-        out=Path(job.folder).resolve(),
-        operation=job.operation,
-        tracking=Tracking(),
-    )
+
+    def launch(name: str, *, spec, operation, work, artifacts, files, **_):
+        return import_module(stage.module).build(spec, work, operation=operation, **stage.arguments(artifacts, files))
+
+    with patch.object(import_module(stage.launcher), "launch", launch) if stage.launcher else nullcontext():
+        run(
+            job.stage,
+            spec=canonical(job.spec),
+            code=code_digest(stage.module),
+            inputs=inputs | {role: [Path(file) for file in files] for role, files in job.files.items()},
+            out=Path(job.folder).resolve(),
+            operation=job.operation,
+            tracking=Tracking(),
+        )
 
 
 def _corpus(source: dict[str, Any]) -> dict[str, Any]:

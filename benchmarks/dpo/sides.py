@@ -32,13 +32,14 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
         What the clock found; `order`, by step the numbers of its pairs; the curve; and the pass's pairs/s.
     """
     from snaketune.training import dpo
+    from snaketune.training.dpo_trainer import DpoTrainer
 
     pairs = pairs_of(material, run)
     known = {pair.sequences: number for number, pair in enumerate(pairs)}
     end_of_turn = pairs[0].chosen_ids[-1]
     clock, order = Clock(0, steps), []
 
-    class Timed(dpo.DpoTrainer):
+    class Timed(DpoTrainer):
         def __init__(self, **arguments):
             super().__init__(**arguments)
             self.add_callback(clock.callback())
@@ -64,10 +65,19 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
 
 
 def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
-    """The `ref_logps` stage's pass over the packed pairs; the model is loaded and tested before it."""
+    """The `ref_logps` stage, from when the model is loaded and tested to when the table is written."""
+    from snaketune.training import ref_pass
+
+    begins, passes = [], ref_pass.passes
+
+    def timed(*arguments):
+        begins.append(time.perf_counter())
+        return passes(*arguments)
+
     job = material.graph.job("dpo", run).artifacts["ref_logps"][0]
-    outcome = _built(job)
-    seconds = outcome.counts["tokens"] / outcome.run["tokens_per_second"]
+    with patch.object(ref_pass, "passes", timed):
+        outcome = _built(job)
+    seconds = time.perf_counter() - begins[0]
     pairs = sum(outcome.counts["pairs"].values())
     return {"pairs": pairs, "seconds": seconds, "pairs_per_s": pairs / seconds, "peak_rss_bytes": peak_rss_bytes()}
 

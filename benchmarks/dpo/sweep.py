@@ -24,6 +24,7 @@ BETAS = (0.05, 0.1, 0.2, 0.5)
 LOSSES = ("sigmoid", "ipo")
 # The data set that the swept pairs are of.
 SWEPT = "pandalm"
+CORES = ("--cores", "1")
 
 
 def sweep(material: Material, name: str) -> dict[str, Any]:
@@ -77,6 +78,6 @@ def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
 
 def snakemake(project: Path, *arguments: str) -> None:
     """On one core, in the project's folder."""
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *CORES]
     command += ["--configfile", "config.yaml", *arguments]
     checked(subprocess.run(command, cwd=project, env=environment(project / "cache"), **SAID))

@@ -32,6 +32,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import checkpoints, dpo
+from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.launch_files import deepspeed_config
 from snaketune.training.sft import SftTrainer
 from snaketune.training.sharded import local
@@ -40,7 +41,7 @@ from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
 from .pipeline_runs import FORKED, pack, read_pack, spec, train
-from .test_pipeline import Reference, preferences
+from .preference_runs import Start, packed_pairs, referenced
 
 # Of the runs with no model of their own: pairs, and what their reference gives them.
 PREFERENCES: list[Artifact] = []
@@ -51,7 +52,7 @@ class Plan:
     """A run: in which processes, of what, and where it goes on or ends early.
 
     Attributes:
-        model: a family, or what makes a model; None for preferences.
+        model: a family, or what makes a model; None for preferences, which `loss` is of.
         since: the run whose folder it finds, as that left it.
         fails: whether all of them end with an error.
         killed: the method before whose nth call by the first process all of them are killed.
@@ -70,6 +71,7 @@ class Plan:
     fails: bool = False
     killed: tuple[Any, str, int] | None = None
     dtype: torch.dtype = torch.float32
+    loss: Any = "sigmoid"
 
 
 class BreaksOneShard(SftTrainer):
@@ -93,7 +95,8 @@ def work(plan: Plan, root: Path) -> None:
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
     outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
-    columns = {name: [entry[name] for entry in outcome.run["history"]] for name in ("loss", "grad_norm")}
+    names = ("loss", "grad_norm", *(("margin", "rejected_logp") if plan.model is None else ()))
+    columns = {name: [entry[name] for entry in outcome.run["history"]] for name in names}
     found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
     save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
 
@@ -127,13 +130,13 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:
     made = DpoSpec(
-        loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
-        training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
+        loss=plan.loss, beta=0.5, lora=plan.lora, quantization=None, trust_remote_code=False,
+        training=Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
-    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch)
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=2)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
-    return dpo.train_on(run, (Reference(root / "model"),), packed, reference)
+    return dpo.train_on(run, (Start(root / "model"),), packed, reference)
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:
@@ -182,7 +185,9 @@ def run_all(plans: list[Plan], root: Path) -> None:
     pack(root / "pack")
     model = tiny_model("llama")
     model.save_pretrained(root / "model")
-    PREFERENCES.extend(preferences(root / "pairs", model))
+    # Of two or three pairs each, ten rows: in the last of three steps of four, two are blank.
+    pairs = packed_pairs(root / "pairs", rows=10)
+    PREFERENCES.extend((pairs, referenced(root / "pairs/logps", pairs, model)))
     os.environ["ACCELERATE_USE_CPU"] = "true"
     loading._device_for_4_bits = lambda: "cpu"
     for plan in plans:
@@ -204,6 +209,9 @@ SHORT = {"micro_batch_rows": 1, "epochs": 1}
 WIDE = SHORT | {"batch_rows": 12}
 SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
+# A micro-batch of preferences.
+AMID = (DpoTrainer, "batch_loss")
+SORTED = {"model": None, "loss": {"aot": 1.0, "sft": 0.5}}
 
 
 def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
@@ -218,6 +226,11 @@ def plans() -> list[Plan]:
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
         *alike("preferences", "ddp", "fsdp", model=None),
+        # Of all pairs of a step at once, in whichever process they are.
+        *alike("sorted", "ddp", "fsdp", **SORTED),
+        Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 6)),
+        Plan(name="sorted-again", processes=2, launch="ddp", **SORTED, since="sorted-killed"),
+        Plan(name="sorted-alone", processes=1, launch="single", **SORTED, since="sorted-killed"),
         # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
         *alike(
             "bfloat16",

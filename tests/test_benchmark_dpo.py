@@ -1,0 +1,129 @@
+"""The benchmark of DPO runs, at a tiny size, and both sides of it do the same work."""
+
+import json
+import sys
+from contextlib import chdir
+from unittest.mock import patch
+
+import pytest
+from benchmarks.dpo import __main__ as program
+from benchmarks.dpo import sides, speed, sweep
+from benchmarks.dpo.bound import bound
+from benchmarks.dpo.curve import curve
+from benchmarks.dpo.material import SOURCES, Material, made, make_reference
+from benchmarks.results import keep_table
+from benchmarks.sft import material as sft_material
+
+# Two pairs of each prompt, whose answers begin alike.
+ROWS = [
+    {"instruction": f"What is {n} plus {n % 7}?", "input": "", "output": "",
+     "chosen": f"The sum is {n + n % 7}{'!' * (n % 2)}", "rejected": f"The sum is {n + wrong}, or so I think"}
+    for n in range(12) for wrong in (3, 9)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory) -> Material:
+    folder, data = tmp_path_factory.mktemp("dpo"), tmp_path_factory.mktemp("data")
+    (file,) = SOURCES["raschka"]["files"]
+    (data / file).parent.mkdir()
+    (data / file).write_text(json.dumps(ROWS), encoding="utf-8")
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    with patch.dict(sft_material.MODEL, small):
+        found = made(folder, data, {"raschka": ("raschka", 16)}, vocab_size=300)
+    make_reference(found, "raschka")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """Each side, which is a process of its own when figures are made."""
+
+    def measured(module, side, folder, told):
+        with chdir(folder):
+            return sides.SIDES[side](Material(folder=folder), **json.loads(told.read_text(encoding="utf-8")))
+
+    for user in ("curve", "speed", "sweep"):
+        monkeypatch.setattr(f"benchmarks.dpo.{user}.measured", measured)
+
+
+def test_both_sides_learn_the_same_from_the_same_pairs(material):
+    found = curve(material, "raschka", steps=3)
+    assert found["curve_max_abs_diff_vs_trl"] < 1e-5
+    assert found["losses"]["trl"][0] == pytest.approx(0.6931, abs=1e-4)
+    assert found["losses"]["trl"][2] < 0.69
+    assert all(found["pairs_by_step"])
+
+
+def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
+    found = speed.speed(1, material, "raschka")
+    ours, theirs = (found["rounds"][side][0] for side in ("snaketune", "trl"))
+    assert ours["pairs"] == theirs["pairs"] == theirs["reference"]["pairs"] == found["pairs"]
+    assert sorted(number for step in ours["order"] for number in step) == list(range(found["pairs"]))
+    assert ours["tokens"] < theirs["tokens"]
+    assert found["ref_speedup_vs_trl_raschka"] > 0
+    # The worst of three counts, and nothing does until all are there.
+    details = {"speed-raschka": found}
+    assert program.memory(details) == {}
+    for name in ("pandalm", "oasst"):
+        details[f"speed-{name}"] = {f"peak_rss_ratio_vs_trl_{name}": 99.0}
+    assert program.memory(details)["peak_rss_ratio_vs_trl"] == 99
+
+
+def test_the_bound_is_counted_by_tries(material):
+    found = bound(material, "raschka")
+    # A row of 1024 tokens holds all of it, and counts as a whole.
+    assert found["tokens_computed"] == 1024
+    assert found["pairs"] == len(ROWS)
+    alone = sum(len(row["instruction"]) for row in ROWS[::2])
+    assert found["tokens_needed"] < alone + sum(len(row["chosen"] + row["rejected"]) for row in ROWS)
+    assert found["share_of_bound_raschka"] == found["tokens_needed"] / 1024
+
+
+def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp_path):
+    said = []
+    ran = sweep.checked
+    monkeypatch.setattr(sweep, "checked", lambda done: said.append(ran(done)))
+    monkeypatch.setattr(sweep, "BETAS", sweep.BETAS[:1])
+    told = {"run": "raschka", "variants": [{"loss": loss, "beta": 0.1} for loss in sweep.LOSSES]}
+    path = speed.tell(material, told | {"at_once": 2, "reference_at_once": 4})
+    theirs = sweep.measured(sweep.MODULE, "trl, sweep", material.folder, path)
+    assert [run["variant"]["loss"] for run in theirs["runs"]] == ["sigmoid", "ipo"]
+    assert all("rewards/accuracies" in run["last"] for run in theirs["runs"])
+    monkeypatch.setattr(sweep, "BETAS", (0.05, 0.1, 0.2, 0.5))
+    monkeypatch.setattr(sweep, "CORES", ("--cores", "1", "--dry-run"))
+    with pytest.raises(SystemExit, match="0 variants were trained, expected 8"):
+        sweep.run_ours(material, "raschka", tmp_path / "sweep")
+    plan = [line.split() for line in said[-1].splitlines()]
+    assert ["dpo", "8"] in plan
+    assert ["ref_logps", "1"] in plan
+
+
+def test_what_some_parts_found_is_kept(material, monkeypatch, tmp_path, capsys):
+    """As a run of some parts after others, whose figures stay."""
+    monkeypatch.setattr(program, "made", lambda *_: material)
+    monkeypatch.setattr(program, "DOCUMENT", tmp_path / "figures.md")
+    for source in SOURCES.values():
+        for file in source["files"]:
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).touch()
+    (tmp_path / "figures.md").write_text(
+        "before\n<!-- bench-dpo -->\nold\n<!-- /bench-dpo -->\nafter\n", encoding="utf-8"
+    )
+    out = tmp_path / "dpo.json"
+    for part in ("bound-raschka", "curve"):
+        parts = {
+            part: lambda _, part=part: {{"curve": "curve_max_abs_diff_vs_trl"}.get(part, "share_of_bound_raschka"): 0.5}
+        }
+        monkeypatch.setattr(program, "parts", lambda *_, parts=parts, **__: parts)
+        monkeypatch.setattr(sys, "argv", ["dpo", "--only", part, "--out", str(out), "--data", str(tmp_path)])
+        program.main()
+    kept = json.loads(out.read_text(encoding="utf-8"))
+    assert (kept["share_of_bound_raschka"], kept["curve_max_abs_diff_vs_trl"]) == (0.5, 0.5)
+    text = (tmp_path / "figures.md").read_text(encoding="utf-8")
+    assert "| `curve_max_abs_diff_vs_trl` | 0.5 | at most 0.0001 |" in text
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    with pytest.raises(ValueError, match="has no place for the table"):
+        keep_table(tmp_path / "figures.md", "another", "")
