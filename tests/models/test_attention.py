@@ -13,7 +13,7 @@ from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import allow_packed, packed_inputs
 from snaketune.models.kernels import Bounds
-from snaketune.models.logprobs import pair_logprobs, token_losses
+from snaketune.models.logprobs import token_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 
@@ -96,26 +96,6 @@ def test_what_one_document_says_never_reaches_another():
         after = model(**packed_inputs(collate(rows, "sdpa"))).logits[0]
     assert not torch.equal(before[:13], after[:13])
     assert torch.equal(before[13:], after[13:])
-
-
-def test_pair_logprobs_are_the_sums_over_each_completion():
-    rows = packed_rows()[1:]
-    model = tiny_model("qwen2")
-    expected_tokens = separate_losses(model, rows)
-    use_segment_attention(model)
-    allow_packed(model, "sdpa", prefixes=True)
-    batch = collate(rows, "sdpa")
-    losses = token_losses(model, batch)
-    sums, counts = pair_logprobs(losses, batch)
-    by_segment, at = [], 0
-    for row in rows:
-        start = 0
-        for length in row["segment_lengths"].tolist():
-            n = int((row["labels"][start : start + length] != -100).sum())
-            by_segment.append((-expected_tokens[at : at + n].sum().item(), n))
-            start, at = start + length, at + n
-    torch.testing.assert_close(sums.flatten().tolist(), [s for s, _ in by_segment], rtol=1e-4, atol=1e-4)
-    assert counts.flatten().tolist() == [n for _, n in by_segment]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "dense"])

@@ -11,8 +11,8 @@ from snaketune.models import kernels
 from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
+from snaketune.models.pieces import pieces_of
 from snaketune.models.selftest import self_test
-from snaketune.packing.segments import causal_buckets
 
 from .conftest import CPU, tiny_model
 from .test_attention import packed_rows
@@ -64,9 +64,9 @@ def test_one_full_document_per_row_hides_no_leak(monkeypatch):
 
 def test_a_kernel_that_forgets_the_prefix_is_stopped_where_prompts_are_shared(monkeypatch):
     def without_prefixes(rows):
-        return causal_buckets(replace(rows, prefix_lengths=np.zeros_like(rows.prefix_lengths)))
+        return tuple(piece for piece in pieces_of(rows) if piece.causal)
 
-    monkeypatch.setattr(kernels, "causal_buckets", without_prefixes)
+    monkeypatch.setattr(kernels, "pieces_of", without_prefixes)
     with pytest.raises(Unpackable, match="made pairs with a shared prompt"):
         run(tiny_model("llama"), packed_rows()[1:])
     documents = Rows(packed_rows()[:1])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from benchmarks.families.examine import CPU
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
-from snaketune.models import head
+from snaketune.models import kernels, pieces, products
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import completion_logprobs, pair_logprobs, separate_token_losses, token_losses
 from snaketune.models.selftest import self_test
@@ -54,8 +54,28 @@ def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Ten
 @pytest.mark.parametrize("kernel", ["sdpa", "dense"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_and_all_gradients_are_those_of_each_completion_alone(family, kernel):
+    same_as_alone(tiny_config(family, **FAMILIES[family]), kernel)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "dense"])
+@pytest.mark.parametrize("window", [2, 7])
+def test_windows_reach_up_the_tree(window, kernel):
+    same_as_alone(tiny_config("mistral", sliding_window=window), kernel)
+
+
+@pytest.mark.parametrize("whole", [1, 4])
+def test_segments_in_halves_are_the_same(whole, monkeypatch):
+    monkeypatch.setattr(pieces, "WHOLE", whole)
+    same_as_alone(tiny_config("qwen2", num_key_value_heads=1), "sdpa")
+
+
+def test_where_no_piece_can_be_run_keys_are_gathered_along_the_path(monkeypatch):
+    monkeypatch.setattr(kernels, "can_attend", lambda *_: False)
+    same_as_alone(tiny_config("qwen2"), "sdpa")
+
+
+def same_as_alone(config, kernel: str) -> None:
     rows = Rows(tree_rows(VOCABULARY))
-    config = tiny_config(family, **FAMILIES[family])
     plain, packed = tiny_model(config), tiny_model(config)
     expected_C, counts = alone(plain, rows)
     self_test(packed, [rows], replace(CPU, kernel=kernel), training=True)
@@ -107,9 +127,9 @@ def test_trees_run_one_sequence_at_a_time_where_a_model_cannot_be_packed():
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
 def test_chunks_of_the_head_split_places_and_not_their_tokens(family, monkeypatch):
-    monkeypatch.setattr(head, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(head, "FEWEST_ROWS", 1)
-    test_log_probabilities_and_all_gradients_are_those_of_each_completion_alone(family, "sdpa")
+    monkeypatch.setattr(products, "FREE", 7 * VOCABULARY)
+    monkeypatch.setattr(products, "FEWEST_ROWS", 1)
+    same_as_alone(tiny_config(family, **FAMILIES[family]), "sdpa")
 
 
 def test_completions_of_several_rows_stand_in_their_order():

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import causal_buckets, layout, mask, varlen_keys
+from snaketune.models import pieces
+from snaketune.models.pieces import pieces_of
+from snaketune.packing.segments import layout, mask, varlen_keys
 
 PICTURE = """
 x.....
@@ -27,26 +29,33 @@ def test_mask_of_a_pair_is_the_picture_in_the_docstring():
 
 @st.composite
 def rows(draw):
-    """Rows of 24 tokens: some segments alone, some with prefixes into the last unprefixed one."""
+    """Rows of 24 tokens, by segment lengths, prefix lengths, prefix segments: some alone, some with a prefix of any other's
+    sequence."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
-        lengths, prefixes, free, base = [], [], 24, 0
+        lengths, prefixes, parents, free = [], [], [], 24
         while free and draw(st.booleans()):
             length = draw(st.integers(1, free))
-            prefix = draw(st.integers(0, base)) if base else 0
-            base = base if prefix else length
+            parent = draw(st.integers(0, len(lengths) - 1)) if lengths else 0
+            prefix = draw(st.integers(0, prefixes[parent] + lengths[parent])) if lengths else 0
+            parents.append(parent if prefix else len(lengths))
             lengths.append(length)
             prefixes.append(prefix)
             free -= length
-        made.append((lengths, prefixes))
+        made.append((lengths, prefixes, parents))
     return made
+
+
+def laid_out(made):
+    lengths, prefixes, parents = zip(*made)
+    return layout(lengths, prefixes, row_lengths=[24] * len(made), prefix_segments=parents)
 
 
 @given(rows())
 def test_parents_and_positions_follow_from_the_mask(made):
-    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
+    placed = laid_out(made)
     visible = mask(placed)
-    free = np.concatenate([np.arange(24) >= sum(lengths) for lengths, _ in made])
+    free = np.concatenate([np.arange(24) >= sum(lengths) for lengths, _, _ in made])
     for token in range(placed.tokens):
         seen = np.flatnonzero(visible[token])
         # A token's position is how many tokens it sees besides itself, and its parent is the last of those.
@@ -55,22 +64,33 @@ def test_parents_and_positions_follow_from_the_mask(made):
         assert placed.parents[token] == (seen[-2] if len(seen) > 1 else -1)
 
 
-@given(rows())
-def test_causal_buckets_show_every_token_what_the_mask_shows(made):
-    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
-    buckets, where = causal_buckets(placed)
-    seen_at = []
-    for bucket in buckets:
-        for tokens in bucket:
-            seen_at += [tokens[: column + 1].tolist() for column in range(len(tokens))]
-    visible = mask(placed)
-    for token in range(placed.tokens):
-        assert seen_at[where[token]] == np.flatnonzero(visible[token]).tolist()
+@given(rows(), st.integers(1, 24))
+def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made, whole):
+    placed = laid_out(made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "WHOLE", whole)
+        found = pieces_of(placed)
+    seen = np.zeros((placed.tokens, placed.tokens), int)
+    for piece in found:
+        queries, keys = piece.stop - piece.start, piece.last - piece.first
+        block = np.tri(queries) if piece.causal else np.ones((queries, keys))
+        seen[piece.start : piece.stop, piece.first : piece.last] += block.astype(int)
+    assert (seen == mask(placed)).all()
+    # Sums begin with a token's own piece.
+    assert sorted(token for p in found if p.causal for token in range(p.start, p.stop)) == list(range(placed.tokens))
+    assert sorted(found, key=lambda piece: not piece.causal) == list(found)
+
+
+def test_siblings_with_one_prefix_are_one_piece_and_ancestors_end_to_end_are_another():
+    siblings = layout([[6, 2, 3]], [[0, 4, 4]], row_lengths=[11])
+    assert [tuple(piece)[:4] for piece in pieces_of(siblings) if not piece.causal] == [(6, 11, 0, 4)]
+    chain = layout([[6, 2, 3]], [[0, 6, 7]], row_lengths=[11], prefix_segments=[[0, 0, 1]])
+    assert [tuple(piece)[:4] for piece in pieces_of(chain) if not piece.causal] == [(6, 8, 0, 6), (8, 11, 0, 7)]
 
 
 @given(rows())
 def test_varlen_keys_show_every_token_what_the_mask_shows(made):
-    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
+    placed = laid_out(made)
     all_keys, cu_q, cu_k = varlen_keys(placed)
     visible = mask(placed)
     for s, (begin, end) in enumerate(pairwise(cu_q.tolist())):
@@ -82,14 +102,14 @@ def test_varlen_keys_show_every_token_what_the_mask_shows(made):
 
 @given(rows())
 def test_documents_are_the_segments_of_the_columns_and_their_sequences_what_their_last_tokens_see(made):
-    placed = layout([r[0] for r in made], [r[1] for r in made], row_lengths=[24] * len(made))
-    assert placed.lengths[placed.documents].tolist() == [length for lengths, _ in made for length in lengths]
-    assert placed.document_tokens == sum(sum(lengths) for lengths, _ in made)
-    assert placed.prefixed == any(any(prefixes) for _, prefixes in made)
+    placed = laid_out(made)
+    assert placed.lengths[placed.documents].tolist() == [length for lengths, _, _ in made for length in lengths]
+    assert placed.document_tokens == sum(sum(lengths) for lengths, _, _ in made)
+    assert placed.prefixed == any(any(prefixes) for _, prefixes, _ in made)
     sequences = placed.sequences()
     assert placed.longest == max((len(tokens) for tokens, _ in sequences), default=0)
-    assert placed.widest == max(placed.longest, *(24 - sum(lengths) for lengths, _ in made), 0)
-    assert [prefix for _, prefix in sequences] == [prefix for _, prefixes in made for prefix in prefixes]
+    assert placed.widest == max(placed.longest, *(24 - sum(lengths) for lengths, _, _ in made), 0)
+    assert [prefix for _, prefix in sequences] == [prefix for _, prefixes, _ in made for prefix in prefixes]
     visible = mask(placed)
     for number, (tokens, prefix) in enumerate(sequences):
         assert tokens.tolist() == np.flatnonzero(visible[tokens[-1]]).tolist()

@@ -6,14 +6,16 @@ The B rows of a batch are laid end to end into one sequence of T tokens; `Segmen
     flash_attention_4  CUDA, compute capability 9 and up       exactly the visible pairs
     flash_attention_2  CUDA, with flash-attn installed         exactly the visible pairs
     varlen             CUDA, torch's own varlen_attn           exactly the visible pairs
-    sdpa               everywhere                              a causal call per segment; with prefixes, rectangles
+    sdpa               everywhere                              a causal call per segment, and one per prefix (CPU)
     dense              everywhere, the reference               all T x T pairs
 
-Where no segment has a prefix, every kernel takes queries, keys and values as they lie. Where a layer sees no further than a
-window of w tokens (itself and the w - 1 before it), kernels that take windows are told; sdpa runs blocks of w queries, each
-against the 2w - 1 keys that they see some of.
+Where no segment has a prefix, every kernel takes queries, keys and values as they lie. With prefixes, the keys of every
+segment's whole sequence are gathered; on a CPU, sdpa leaves them where they are (`models.pieces`), unless weights are
+dropped. Where a layer sees no further than a window of w tokens (itself and the w - 1 before it), kernels that take windows
+are told; sdpa runs blocks of w queries, each against the 2w - 1 keys that they see some of.
 
-Shapes: T tokens, S segments, H query heads, K key/value heads, D head size, n segments in a rectangle of width W.
+Shapes: T tokens, S segments, H query heads, K key/value heads, D head size, U keys of all segments' sequences; of one segment
+Q queries, W keys.
 """
 
 import inspect
@@ -27,7 +29,8 @@ import torch
 import torch.nn.functional as F
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.segments import Layout, causal_buckets, mask, varlen_keys
+from snaketune.models.pieces import Piece, attend_by_pieces, can_attend, pieces_of
+from snaketune.packing.segments import Layout, mask, varlen_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +54,17 @@ class Segments:
         kernel: one of KERNELS.
         longest: tokens of the longest segment with its prefix, or what bounds it.
         positions_T: see `packing.segments.Layout`.
-        lengths_S: for `sdpa` without prefixes.
-        buckets_nW, where_T: for `sdpa` with prefixes, see `packing.segments.causal_buckets`.
+        pieces: for `sdpa` on a CPU, see `models.pieces`.
         mask_TT: for `dense`, see `packing.segments.mask`.
-        keys_U, cu_q, cu_k: for the varlen kernels, see `packing.segments.varlen_keys`; without prefixes, keys_U is None.
+        keys_U: for `sdpa` and the varlen kernels, see `packing.segments.varlen_keys`; None without prefixes.
+        cu_q, cu_k: for the varlen kernels, see there.
     """
 
     kernel: str
     layout: Layout
     longest: int
     positions_T: torch.Tensor
-    lengths_S: tuple[int, ...] = ()
-    buckets_nW: tuple[torch.Tensor, ...] = ()
-    where_T: torch.Tensor | None = None
+    pieces: tuple[Piece, ...] = ()
     mask_TT: torch.Tensor | None = None
     keys_U: torch.Tensor | None = None
     cu_q: torch.Tensor | None = None
@@ -78,12 +79,9 @@ class Segments:
         return self._each(torch.Tensor.pin_memory)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Segments":
-        def changed(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return change(value)
-            return tuple(map(changed, value)) if isinstance(value, tuple) else value
-
-        return replace(self, **{field.name: changed(getattr(self, field.name)) for field in fields(self)})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed = {name: change(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return replace(self, **changed)
 
 
 def segments_for(kernel: str, rows: Layout, bounds: Bounds | None = None) -> Segments:
@@ -93,11 +91,9 @@ def segments_for(kernel: str, rows: Layout, bounds: Bounds | None = None) -> Seg
         bounds: of all batches of a run.
     """
     arrays: dict[str, Any]
-    if kernel == "sdpa" and not rows.prefixed:
-        arrays = {"lengths_S": tuple(rows.lengths.tolist())}
-    elif kernel == "sdpa":
-        buckets, where = causal_buckets(rows)
-        arrays = {"buckets_nW": tuple(map(torch.from_numpy, buckets)), "where_T": torch.from_numpy(where)}
+    if kernel == "sdpa":
+        arrays = {"pieces": pieces_of(rows)}
+        arrays |= {"keys_U": torch.from_numpy(varlen_keys(rows)[0])} if rows.prefixed else {}
     elif kernel == "dense":
         arrays = {"mask_TT": torch.from_numpy(mask(rows))}
     else:
@@ -128,49 +124,37 @@ class Asked:
 
 
 def _sdpa(query_1HTD, key_1KTD, value_1KTD, segments: Segments, asked: Asked) -> torch.Tensor:
-    if segments.layout.prefixed:
-        return _rectangles(query_1HTD, key_1KTD, value_1KTD, segments, asked)
-    parts = (tensor.split(segments.lengths_S, dim=2) for tensor in (query_1HTD, key_1KTD, value_1KTD))
-    return torch.cat([_causal(*part, asked).transpose(1, 2) for part in zip(*parts, strict=True)], dim=1)
+    if can_attend(query_1HTD, value_1KTD) and not asked.dropout and asked.window is None:
+        return attend_by_pieces(query_1HTD, key_1KTD, value_1KTD, segments.pieces, asked.scaling)
+    queries = query_1HTD.split(segments.layout.lengths.tolist(), dim=2)
+    if segments.keys_U is not None:
+        key_1KTD, value_1KTD = (tensor.index_select(2, segments.keys_U) for tensor in (key_1KTD, value_1KTD))
+    keys, values = (tensor.split(segments.layout.sequence_lengths.tolist(), dim=2) for tensor in (key_1KTD, value_1KTD))
+    return torch.cat([_causal(*parts, asked).transpose(1, 2) for parts in zip(queries, keys, values, strict=True)], 1)
 
 
-def _rectangles(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
-    """Prefix tokens are gathered in front of a segment's own, so that the causal triangle is the whole mask.
-
-    What the prefix's queries give there is dropped by `where_T`.
-    """
-    query_THD, key_TKD, value_TKD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    outputs = []
-    for tokens_nW in segments.buckets_nW:
-        gathered = (
-            tensor.index_select(0, tokens_nW.reshape(-1)).unflatten(0, tokens_nW.shape).transpose(1, 2)
-            for tensor in (query_THD, key_TKD, value_TKD)
-        )
-        outputs.append(_causal(*gathered, asked).transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, segments.where_T)[None]
-
-
-def _causal(query_nHWD, key_nKWD, value_nKWD, asked: Asked) -> torch.Tensor:
-    """[n, H, W, D]: every token sees itself and those before it, back to the window's edge."""
+def _causal(query_1HQD, key_1KWD, value_1KWD, asked: Asked) -> torch.Tensor:
+    """[1, H, Q, D]: of W tokens the last Q, each of which sees itself and those before it, back to the window's edge."""
     how = {
         "dropout_p": asked.dropout,
         "scale": asked.scaling,
-        "enable_gqa": query_nHWD.shape[1] != key_nKWD.shape[1],
+        "enable_gqa": query_1HQD.shape[1] != key_1KWD.shape[1],
     }
-    width, window = query_nHWD.shape[2], asked.window
-    if window is None or width <= window:
-        return F.scaled_dot_product_attention(query_nHWD, key_nKWD, value_nKWD, is_causal=True, **how)
-    blocks = []
-    for begin in range(0, width, window):
-        seen, end = max(begin - window + 1, 0), min(begin + window, width)
-        back = torch.arange(begin, end, device=query_nHWD.device)[:, None] - torch.arange(
-            seen, end, device=query_nHWD.device
-        )
+    queries, width = query_1HQD.shape[2], key_1KWD.shape[2]
+    window = min(asked.window or width, width)
+    if window == queries == width:
+        return F.scaled_dot_product_attention(query_1HQD, key_1KWD, value_1KWD, is_causal=True, **how)
+    before, blocks = width - queries, []
+    for begin in range(0, queries, window):
+        end = min(begin + window, queries)
+        first = max(before + begin - window + 1, 0)
+        place = torch.arange(width, device=query_1HQD.device)
+        back = place[before + begin : before + end, None] - place[first : before + end]
         blocks.append(
             F.scaled_dot_product_attention(
-                query_nHWD[:, :, begin:end],
-                key_nKWD[:, :, seen:end],
-                value_nKWD[:, :, seen:end],
+                query_1HQD[:, :, begin:end],
+                key_1KWD[:, :, first : before + end],
+                value_1KWD[:, :, first : before + end],
                 attn_mask=(back >= 0) & (back < window),
                 **how,
             )

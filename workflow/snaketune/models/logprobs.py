@@ -59,11 +59,6 @@ def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[
     Returns:
         float32[C] sums and int64[C] counts, in the order of rows and their `completions`: chosen, rejected, chosen, ...
     """
-    if "members" not in batch:
-        # Pairs of rows without the column: each document is a completion.
-        documents, document_N = len(batch["segments"].layout.documents), batch["target_documents"]
-        sums_D = losses_N.new_zeros(documents).index_add(0, document_N, -losses_N)
-        return sums_D, torch.bincount(document_N, minlength=documents)
     completions = len(batch["segments"].layout.completions)
     completion_M = batch["member_completions"]
     member_losses_M = losses_N.index_select(0, batch["members"])

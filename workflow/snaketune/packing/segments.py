@@ -22,8 +22,8 @@ completions CDE, CDF, CG and CDE again of the prompt ab, the segments are [abCDE
 
 The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
 them; all of them have position 0, since some models scale positions by the largest one in the batch. All arrays here are
-numpy; the cost is a few microseconds per segment. Kernels are told of it as a mask, as rectangles, or as keys with their
-cumulative lengths.
+numpy; the cost is a few microseconds per segment. Kernels are told of it as a mask, or as keys with their cumulative
+lengths; a CPU's by the layout itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,6 @@ from typing import Any
 import numpy as np
 
 from snaketune.errors import SnaketuneError
-
-# The share of a rectangle's width that a segment in it may leave empty.
-WASTE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,48 +226,6 @@ def mask(rows: Layout) -> np.ndarray:
         start, prefix = rows.starts[segment], rows.sequence_tokens(segment, np.arange(rows.prefix_lengths[segment]))
         visible[start : start + rows.lengths[segment], prefix] = True
     return visible
-
-
-def causal_buckets(rows: Layout) -> tuple[list[np.ndarray], np.ndarray]:
-    """Group segments into rectangles for a plain causal kernel, which is then called once per group.
-
-    The pair of the picture and a document gh after it, in one rectangle of two segments and four columns, and another:
-
-        a b C D         g h
-        a b E F
-
-    A segment joins a rectangle if it leaves at most WASTE of the width empty. Token 0 fills that up, and causality alone keeps
-    real tokens from seeing it.
-
-    A prefixed segment runs its prefix's queries again and throws the result away; for that, causality is the whole mask.
-
-    Returns:
-        The rectangles, int64[n, W] tokens each; and int64[T], each token's place in the rectangles laid end to end.
-
-    >>> rectangles, where = causal_buckets(layout([[4, 2, 2]], [[0, 2, 0]], row_lengths=[8]))
-    >>> [tokens.tolist() for tokens in rectangles], where.tolist()
-    ([[[0, 1, 2, 3], [0, 1, 4, 5]], [[6, 7]]], [0, 1, 2, 3, 6, 7, 8, 9])
-    """
-    lengths_S = rows.sequence_lengths
-    longest_first = np.argsort(-lengths_S, kind="stable")
-    falling_S = lengths_S[longest_first]
-    where_T = np.empty(rows.tokens, dtype=np.int64)
-    rectangles: list[np.ndarray] = []
-    offset = begin = 0
-    while begin < len(longest_first):
-        width = int(falling_S[begin])
-        # The lengths fall, so the first segment that is too short ends the group.
-        size = int(np.searchsorted(-falling_S[begin:], -(1 - WASTE) * width, side="right"))
-        group_n1 = longest_first[begin : begin + max(size, 1), None]
-        column_W = np.arange(width)
-        tokens_nW = rows.sequence_tokens(group_n1, column_W)
-        real_nW = column_W < lengths_S[group_n1]
-        own_nW = real_nW & (column_W >= rows.prefix_lengths[group_n1])
-        where_T[tokens_nW[own_nW]] = offset + np.flatnonzero(own_nW)
-        rectangles.append(np.where(real_nW, tokens_nW, 0))
-        offset += tokens_nW.size
-        begin += len(group_n1)
-    return rectangles, where_T
 
 
 def varlen_keys(rows: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
