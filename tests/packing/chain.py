@@ -28,8 +28,12 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
 
 def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 5, batch_rows: int = 8) -> Artifact:
     """The last `held_out` rows are held out."""
-    columns = ("id", "messages") if kind == "sft" else ("id", "prompt", "chosen", "rejected")
-    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows])
+    columns = {
+        "sft": ["messages"],
+        "preference": ["prompt", "chosen", "rejected"],
+        "unpaired": ["prompt", "completion", "label"],
+    }
+    table = pa.Table.from_pylist([{name: row[name] for name in ("id", *columns[kind])} for row in rows])
     (folder / "rows").mkdir(parents=True)
     cut = len(rows) - held_out
     write_table(folder / "rows/train.arrow", table.slice(0, cut), batch_rows)

@@ -43,7 +43,7 @@ def tokenized(
         with TokenWriter(folder, split) as writer:
             for first in range(0, len(pairs), per_batch):
                 some = pairs[first : first + per_batch]
-                both = concatenated([_encoded(sequence) for pair in some for sequence in pair.sequences()])
+                both = concatenated([encoded(sequence) for pair in some for sequence in pair.sequences()])
                 names = pa.array([str(first + at) for at in range(len(some))], pa.string())
                 rows = of_pairs(names, both, np.zeros(len(some), bool))
                 counts[split]["tokens"] += len(rows.sequences.ids)
@@ -52,7 +52,8 @@ def tokenized(
     return Artifact(folder.parent / "tokens.json", manifest, folder)
 
 
-def _encoded(sequence: Sequence[Token]) -> EncodedBatch:
+def encoded(sequence: Sequence[Token]) -> EncodedBatch:
+    """A conversation of these tokens."""
     ids, supervised = np.array([token for token, _ in sequence], np.int32), np.array([s for _, s in sequence], bool)
     return EncodedBatch(ids, np.array([0, len(ids)]), supervised, np.zeros(len(ids), bool))
 

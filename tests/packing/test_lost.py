@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from snaketune.config.runs import Packing
 from snaketune.packing import plan
 from snaketune.packing.lost import STEP, lost_to_length, warning
+from snaketune.packing.pairs import whole_pairs
 from snaketune.packing.pieces import Losses
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of
@@ -25,7 +27,11 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
     spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
     table = pa.Table.from_batches([index(sequences[:3]), index(sequences[3:])])
     losses, read = Losses(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
-    cut = partial(plan.cut, spec, table, runs_of(table) if kind == "preference" else None)
+    runs = whole = None
+    if kind == "preference":
+        runs = runs_of(table)
+        whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
+    cut = partial(plan.cut, spec, table, runs, whole)
     cut(length, losses)
 
     def share_lost(length: int) -> float:

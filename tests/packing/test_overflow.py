@@ -1,5 +1,7 @@
 """What a row can't hold is dropped, truncated, split or raised; every sequence and every token is accounted for."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.pairs import Pairs, pairs_of
+from snaketune.packing.pairs import Pairs, pairs_of, whole_pairs
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of, supervised_tokens
@@ -74,7 +76,9 @@ def test_raise_names_the_sequence_and_its_length():
 def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs, Losses]:
     spec = PlanSpec(kind="preference", lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
     table, losses = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])]), Losses()
-    return pairs_of(spec, length, table, runs_of(table), losses), losses
+    runs = runs_of(table)
+    whole = whole_pairs("preference", table, SimpleNamespace(runs=runs))
+    return pairs_of(spec, length, table, whole, runs, losses), losses
 
 
 def kept(pairs: Pairs) -> list[tuple[int, ...]]:

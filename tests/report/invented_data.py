@@ -208,6 +208,7 @@ class DataResults:
                 "dropped_tokens": {"longer_than_row": dropped * 200} if dropped else {},
                 "truncated": {"rows": cut * is_train, "tokens": 10 * cut * is_train},
                 "split": {"rows": 0, "pieces": 0},
+                "mismatched_tokens": 0,
                 "shared_prompt_tokens": shared * is_train,
                 "shared_answer_tokens": 3 * is_train if shared else 0,
             }

@@ -166,6 +166,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     manifest = {
         "format_version": "3.1",
         "kind": "preference",
+        "pairs": "pairs",
         "row_length": LENGTH,
         "records": {},
         "payload": describe_files(folder / "shards"),
@@ -175,10 +176,16 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     self_test(model, [rows], CPU, training=False)
     sums, counts = pair_logprobs_of(model, rows, CPU, "reference")
     (folder / "logps").mkdir()
-    names = schema().names
-    values = [[f"p{r}" for r in range(PAIRS)], ["train"] * PAIRS, *sums.T.tolist(), *counts.T.tolist()]
-    write_table(folder / "logps/logps.arrow", pa.table(dict(zip(names, values)), schema=schema()))
-    facts = {"inputs": {"model": ["m"], "pack": [packed.content]}, "dtype": "float32", "kernel": "sdpa", "records": {}}
+    ids = [f"p{r // 2}" for r in range(2 * PAIRS)]
+    values = [ids, ["train"] * 2 * PAIRS, [0, 1] * PAIRS, sums.flatten().tolist(), counts.flatten().tolist()]
+    write_table(folder / "logps/logps.arrow", pa.table(dict(zip(schema().names, values)), schema=schema()))
+    facts = {
+        "inputs": {"model": ["m"], "pack": ["pairs"]},
+        "dtype": "float32",
+        "weights_dtype": "float32",
+        "kernel": "sdpa",
+    }
+    facts |= {"spec": {"quantization": None, "base": None}, "records": {}}
     return packed, Artifact(
         folder / "ref.json", facts | {"payload": describe_files(folder / "logps")}, folder / "logps"
     )

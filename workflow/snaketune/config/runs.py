@@ -104,7 +104,7 @@ class Packing(Model):
             return self.overflow
         if self.strategy == "none":
             return "drop"
-        return {"conversations": "truncate", "preferences": "drop", "text": "split"}[kind]
+        return {"conversations": "truncate", "text": "split"}.get(kind, "drop")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ Payload, per split: `<split>-rows.arrow` (of each row its length, pieces and pai
 after row: each becomes a segment), for preferences `<split>-pairs.arrow` (of each pair its sequence, and the segments of the
 row with which its completions end); `documents.arrow`; and `facts.json`, which the shards' manifest repeats. It depends on the
 sequences and their order only, not on the parts that they were tokenized in. Some 120 bytes of memory per sequence, 200 where
-rows are wrapped or for pairs.
+rows are wrapped; 450 per pair, 650 where prompts come again.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,10 @@ from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import plan_best_fit_decreasing
 from snaketune.packing.lost import lost_to_length, warning
 from snaketune.packing.metadata import packing_metadata
-from snaketune.packing.pairs import Pairs, pairs_of
+from snaketune.packing.pairs import Pairs, pairs_of, whole_pairs
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
-from snaketune.packing.shards import DOCUMENTS, FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS
+from snaketune.packing.shards import FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, documents_schema
+from snaketune.packing.spelling import Spelling
 from snaketune.packing.supervision import Runs
 from snaketune.packing.trees import Shared, trees_of
 from snaketune.packing.units import Placed, placed, singles
@@ -52,7 +53,7 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
     metadata: dict[str, Any] = {}
     with (
         pa.OSFile(str(work.payload / "documents.arrow"), "wb") as file,
-        pa.ipc.new_file(file, DOCUMENTS) as documents,
+        pa.ipc.new_file(file, documents_schema(spec.kind)) as documents,
     ):
         for split in SPLITS:
             read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
@@ -60,7 +61,7 @@ def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcom
             rows, counts[split], metadata[split] = _of_split(spec, parts, split, read)
             _write(work, split, rows)
             if spec.strategy != "none":
-                for batch in _documents(split, rows, parts):
+                for batch in _documents(spec.kind, split, rows, parts):
                     documents.write_batch(batch)
     raw = spec.strategy == "none"
     facts = {
@@ -85,8 +86,11 @@ def _of_split(
         read: rows and tokens of the split.
     """
     longest, losses, shared, index = spec.lengths[-1], Losses(), Shared(), parts.index(split)
-    runs = Runs.of(parts, split) if spec.kind == "preference" else None
-    cut_to = partial(cut, spec, index, runs)
+    spelling = whole = None
+    if spec.kind != "sft":
+        spelling = Spelling(parts, split, Runs.of(parts, split))
+        whole = whole_pairs(spec.kind, index, spelling)
+    cut_to = partial(cut, spec, index, spelling and spelling.runs, whole)
     kept = cut_to(longest, losses)
     if read["rows"] and not len(kept):
         raise SnaketuneError(
@@ -95,11 +99,11 @@ def _of_split(
             "packing.overflow to truncate or split"
         )
     lost = lost_to_length(spec, longest, index, losses, read, cut_to)
-    unit = "pairs" if spec.kind == "preference" else "sequences"
+    unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
     if said := warning(split, unit, longest, spec.overflow, lost.as_json(), read):
         print(f"warning: {said}", flush=True)
-    if isinstance(kept, Pairs) and runs:
-        units, shared = trees_of(kept, parts, split, runs, longest)
+    if isinstance(kept, Pairs) and spelling:
+        units, shared = trees_of(kept, spelling, longest)
         rows = placed(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
     else:
         rows = _conversations(spec, kept, index, losses)
@@ -107,10 +111,16 @@ def _of_split(
     return rows, _counts(read, rows, losses, shared), metadata
 
 
-def cut(spec: PlanSpec, index: pa.Table, runs: Runs | None, row_length: int, losses: Losses) -> Pieces | Pairs:
-    """What of a split's sequences goes into rows of so many tokens; `runs` where they are pairs."""
-    if runs:
-        return pairs_of(spec, row_length, index, runs, losses)
+def cut(
+    spec: PlanSpec, index: pa.Table, runs: Runs | None, whole: Pairs | None, row_length: int, losses: Losses
+) -> Pieces | Pairs:
+    """What of a split's sequences goes into rows of so many tokens.
+
+    Args:
+        runs, whole: where they are pairs.
+    """
+    if runs and whole:
+        return pairs_of(spec, row_length, index, whole, runs, losses)
     return pieces_of(spec, row_length, index.to_batches(), losses)
 
 
@@ -125,7 +135,7 @@ def _conversations(spec: PlanSpec, pieces: Pieces, index: pa.Table, losses: Loss
 
 
 def _counts(read: dict[str, int], rows: Placed, losses: Losses, shared: Shared) -> dict[str, Any]:
-    """Where every sequence and token went: read = tokens + dropped + truncated + shared."""
+    """Where every sequence and token went: read + mismatched = tokens + dropped + truncated + shared."""
     return {
         "read": read["rows"],
         "read_tokens": read["tokens"],
@@ -139,6 +149,7 @@ def _counts(read: dict[str, int], rows: Placed, losses: Losses, shared: Shared) 
         "split": {"rows": losses.split_rows, "pieces": losses.split_pieces},
         "shared_prompt_tokens": shared.prompts,
         "shared_answer_tokens": shared.answers,
+        "mismatched_tokens": shared.mismatched,
     }
 
 
@@ -155,29 +166,19 @@ def _write(work: WorkFolder, split: str, rows: Placed) -> None:
         write_table(work.payload / f"{split}-{name}.arrow", table, ROWS_PER_BATCH)
 
 
-def _documents(split: str, rows: Placed, parts: TokenParts) -> Iterator[pa.RecordBatch]:
+def _documents(kind: str, split: str, rows: Placed, parts: TokenParts) -> Iterator[pa.RecordBatch]:
     """What is in which row, in the order of the rows."""
-    ids = parts.index(split, ["id"]).column(0).combine_chunks()
-    if rows.completions is None:
-        sequence, starts, tokens, supervised = (
-            rows.pieces.sequence,
-            rows.starts,
-            rows.pieces.tokens,
-            rows.pieces.supervised,
-        )
-    else:
+    known = ["id", "label"] if kind == "unpaired" else ["id"]
+    told = [column.combine_chunks() for column in parts.index(split, known).columns]
+    sequence, starts = rows.pieces.sequence, rows.starts
+    tokens, supervised = rows.pieces.tokens, rows.pieces.supervised
+    if rows.completions is not None:
         sequence, starts = rows.completions.sequence, rows.pair_starts
-        tokens, supervised = rows.by_pair(rows.pieces.tokens), rows.by_pair(rows.pieces.supervised)
+        tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
     row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(starts))
     for start in range(0, len(sequence), ROWS_PER_BATCH):
         some = slice(start, start + ROWS_PER_BATCH)
-        yield pa.record_batch(
-            [
-                pa.repeat(split, len(sequence[some])),
-                pa.array(row_of[some]),
-                ids.take(pa.array(sequence[some])),
-                pa.array(tokens[some]),
-                pa.array(supervised[some]),
-            ],
-            schema=DOCUMENTS,
-        )
+        ids, *labels = (column.take(pa.array(sequence[some])) for column in told)
+        columns = [pa.repeat(split, len(ids)), *map(pa.array, (row_of[some], tokens[some], supervised[some]))]
+        columns.insert(2, ids)
+        yield pa.record_batch([*columns, *labels], schema=documents_schema(kind))

@@ -26,13 +26,16 @@ Completions that are equal end with the same segment.
 Shards hold rows of one length; where there are several lengths, those of shorter rows come first. `documents.arrow` beside
 the shards tells which conversation or pair is where: split, row, id, tokens, supervised tokens, in the order of the rows and
 of `completions`. Tokens that pairs share are counted with the first of them.
+
+Completions with a label (manifest kind `unpaired`) have format 3.1 too: in the place of the rejected completion stands one of
+another prompt, and `documents.arrow` has a column more, `label`: whether the first one is good.
 """
 
 import numpy as np
 import pyarrow as pa
 
 # By the kind of what is packed.
-FORMAT_VERSIONS = {"sft": "3.0", "preference": "3.1"}
+FORMAT_VERSIONS = {"sft": "3.0", "preference": "3.1", "unpaired": "3.1"}
 RAW_FORMAT_VERSION = "2.0"
 IGNORED = -100
 SPLITS = ("train", "held_out")
@@ -49,6 +52,11 @@ DOCUMENTS = pa.schema(
         ("supervised", pa.int32()),
     ]
 )
+
+
+def documents_schema(kind: str) -> pa.Schema:
+    """The columns of `documents.arrow`."""
+    return DOCUMENTS.append(pa.field("label", pa.bool_())) if kind == "unpaired" else DOCUMENTS
 
 
 def schema(row_length: int, completions: bool = False) -> pa.Schema:

@@ -22,26 +22,25 @@ import numpy as np
 
 from snaketune.packing.pairs import Pairs
 from snaketune.packing.pieces import Pieces
-from snaketune.packing.supervision import Runs
+from snaketune.packing.spelling import Spelling, common_tokens
 from snaketune.packing.units import Completions, Units
 from snaketune.tokenization.ragged import offsets_of
-from snaketune.tokenization.tokens import TokenParts
 
 # A completion: the sequence that it is of, where it begins there, and its tokens.
 Place = tuple[int, int, int]
-# Completions read before memory is given back to the system.
-READ_BEFORE_RELEASE = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Tokens that needn't be written again: of prompts, and of what completions begin with."""
+    """Tokens that needn't be written again, of prompts, and of what completions begin with; and those that are written besides
+    what the corpus has: completions under the prompts of others."""
 
     prompts: int = 0
     answers: int = 0
+    mismatched: int = 0
 
 
-def trees_of(pairs: Pairs, parts: TokenParts, split: str, runs: Runs, row_length: int) -> tuple[Units, Shared]:
+def trees_of(pairs: Pairs, spelling: Spelling, row_length: int) -> tuple[Units, Shared]:
     """The trees of all pairs of a split, in the order of their first pairs; none is longer than a row."""
     _, first, group, sizes = np.unique(pairs.prompt_hash, return_index=True, return_inverse=True, return_counts=True)
     # Where there is no prompt, nothing says that completions belong together.
@@ -49,7 +48,7 @@ def trees_of(pairs: Pairs, parts: TokenParts, split: str, runs: Runs, row_length
     alone, together = np.flatnonzero(~several), np.flatnonzero(several)
     together = together[np.argsort(first[group[together]], kind="stable")]
     ends = np.flatnonzero(np.append(np.diff(group[together]) != 0, True)[: len(together)]) + 1
-    forest = _Forest(pairs, parts, split, runs, row_length)
+    forest = _Forest(pairs, spelling, row_length)
     for members in np.split(together, ends[:-1]) if len(together) else ():
         forest.grow(members)
     pieces, completions, counts, members = (
@@ -57,7 +56,7 @@ def trees_of(pairs: Pairs, parts: TokenParts, split: str, runs: Runs, row_length
     )
     sequence, start, stop = pieces[:, :3].T
     # Nothing comes before the first token of all, so nothing predicts it.
-    supervised = runs.count(sequence, start + (pieces[:, 3] == 0), stop)
+    supervised = spelling.runs.count(sequence, start + (pieces[:, 3] == 0), stop)
     units = Units(
         pieces=Pieces(
             **dict(zip(("sequence", "start", "stop", "prefix", "prefix_segment"), pieces.T)), supervised=supervised
@@ -68,8 +67,10 @@ def trees_of(pairs: Pairs, parts: TokenParts, split: str, runs: Runs, row_length
     )
     opens = members[units.pair_starts[:-1]]
     prompts = int(pairs.prompt.sum(dtype=np.int64) - pairs.prompt[opens].sum(dtype=np.int64))
-    saved = int(pairs.read.sum(dtype=np.int64) - units.pieces.tokens.sum(dtype=np.int64))
-    return units.take(np.argsort(opens, kind="stable")), Shared(prompts=prompts, answers=saved - prompts)
+    mismatched = int(pairs.second.sum(dtype=np.int64)) if pairs.mismatched else 0
+    saved = int(pairs.read.sum(dtype=np.int64) - units.pieces.tokens.sum(dtype=np.int64)) + mismatched
+    shared = Shared(prompts=prompts, answers=saved - prompts, mismatched=mismatched)
+    return units.take(np.argsort(opens, kind="stable")), shared
 
 
 # What makes Units: int32[K, 5] pieces (all their columns but `supervised`), int32[P, 2] ends, int64[U, 2] pieces and pairs of
@@ -104,12 +105,8 @@ def _of_lone_pairs(pairs: Pairs, which: np.ndarray) -> Columns:
 class _Forest:
     """Trees of prompts that have several pairs."""
 
-    def __init__(self, pairs: Pairs, parts: TokenParts, split: str, runs: Runs, row_length: int):
-        self._pairs, self._parts, self._runs, self._row_length = pairs, parts, runs, row_length
-        views = parts.views(split)
-        self._values = views.values
-        self._batch, self._begin = views.places()
-        self._read = 0
+    def __init__(self, pairs: Pairs, spelling: Spelling, row_length: int):
+        self._pairs, self._spelling, self._row_length = pairs, spelling, row_length
         self._pieces: list[tuple[int, ...]] = []
         self._ends: list[tuple[int, int]] = []
         self._counts: list[tuple[int, int]] = []
@@ -127,18 +124,17 @@ class _Forest:
         """One tree of these pairs, whose prompts have the same hash; or several, where a row doesn't hold it."""
         by_prompt: dict[bytes, list[int]] = {}
         for member, sequence, prompt in zip(members.tolist(), *self._lists(members, "sequence", "prompt")):
-            by_prompt.setdefault(self._ids(sequence, 0, prompt).tobytes(), []).append(member)
+            by_prompt.setdefault(self._spelling.ids(sequence, 0, prompt).tobytes(), []).append(member)
         for own in by_prompt.values():
             self._grow(np.array(own))
-        self._read += 2 * len(members)
-        if self._read > READ_BEFORE_RELEASE:
-            self._parts.release()
-            self._read = 0
 
     def _grow(self, members: np.ndarray) -> None:
         firsts = list(zip(*self._lists(members, "sequence", "prompt", "first")))
         seconds = list(zip(*self._lists(members, "second_sequence", "second_start", "second")))
-        spelled = [(self._spelled(*first), self._spelled(*second)) for first, second in zip(firsts, seconds)]
+        spelled = [
+            (self._spelling.completion(*first), self._spelling.completion(*second))
+            for first, second in zip(firsts, seconds)
+        ]
         where = {key: place for keys, places in zip(spelled, zip(firsts, seconds)) for key, place in zip(keys, places)}
         if not self._add(members, spelled, firsts, where):
             for tree in _parted(spelled, self._row_length - firsts[0][1]):
@@ -163,7 +159,7 @@ class _Forest:
         pieces = [(sequence, 0, prompt + len(keys[0]) // 4, 0, 0)]
         for before, key in pairwise(keys):
             own, start, tokens = where[key]
-            shared = _common(before, key)
+            shared = common_tokens(before, key)
             parent = len(pieces) - 1
             # Up to the piece that holds the last shared token.
             while prompt + shared <= pieces[parent][3]:
@@ -181,19 +177,6 @@ class _Forest:
     def _lists(self, members: np.ndarray, *names: str) -> list[list[int]]:
         return [getattr(self._pairs, name)[members].tolist() for name in names]
 
-    def _ids(self, sequence: int, start: int, tokens: int) -> np.ndarray:
-        begin = self._begin[sequence] + start
-        return self._values[self._batch[sequence]][begin : begin + tokens]
-
-    def _spelled(self, sequence: int, start: int, tokens: int) -> bytes:
-        """A completion as four bytes for each token and whether it is supervised."""
-        spelled = self._ids(sequence, start, tokens) << 1
-        low, high = self._runs.offsets[sequence : sequence + 2]
-        edges = self._runs.values[low:high].tolist()
-        for begin, end in zip(edges[::2], edges[1::2]):
-            spelled[max(begin - start, 0) : max(end - start, 0)] |= 1
-        return spelled.tobytes()
-
 
 def _sorted(keys: Iterable[bytes], main: bytes) -> list[bytes]:
     """Sorted by tokens, where those of `main` come before all others in their place."""
@@ -206,14 +189,6 @@ def _sorted(keys: Iterable[bytes], main: bytes) -> list[bytes]:
         return own.tobytes()
 
     return sorted(keys, key=turned)
-
-
-def _common(a: bytes, b: bytes) -> int:
-    """How many tokens both begin with."""
-    least = min(len(a), len(b)) // 4
-    different = np.frombuffer(a, np.int32, least) != np.frombuffer(b, np.int32, least)
-    first = int(different.argmax()) if least else 0
-    return first if least and different[first] else least
 
 
 def _parted(spelled: list[tuple[bytes, bytes]], room: int) -> Iterator[list[int]]:
@@ -247,4 +222,4 @@ def _insert(end: int, present: list[int], keys: list[bytes]) -> int:
         return 0
     beside = [present[near] for near in (at - 1, at) if 0 <= near < len(present)]
     present.insert(at, end)
-    return len(keys[end]) // 4 - max((_common(keys[near], keys[end]) for near in beside), default=0)
+    return len(keys[end]) // 4 - max((common_tokens(keys[near], keys[end]) for near in beside), default=0)

@@ -137,7 +137,7 @@ class _Asked:
         # Pairs are supervised from their completions and documents as a whole, whatever is asked of conversations beside them.
         if self.config.corpora[corpus].kind == "text":
             kind, train_on = "text", "all"
-        elif kind == "preference":
+        elif kind != "sft":
             train_on = "assistant"
         whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
         name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
@@ -261,7 +261,8 @@ class _Asked:
         return isinstance(run.base, Pretrained) and run.base.trust_remote_code
 
     def _preference_pack(self, run: Dpo) -> Job:
-        return self._pack("preference", run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
+        kind = "unpaired" if self.config.corpora[run.corpus].kind == "unpaired" else "preference"
+        return self._pack(kind, run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
 
     def _references(self, run: Dpo) -> tuple[Job, ...]:
         """The reference log-probabilities that a run learns against; none if its loss has no reference."""

@@ -25,7 +25,7 @@ from snaketune.config.runs import (
 )
 
 CorpusSpec = CorpusContent
-Kind = Literal["sft", "preference"]
+Kind = Literal["sft", "preference", "unpaired"]
 
 
 class TokenizerSpec(Model):
@@ -42,7 +42,7 @@ class TokenizerSpec(Model):
 class TokenizeSpec(Model):
     """One part of a corpus; parts are numbered from 1."""
 
-    kind: Literal["sft", "preference", "text"]
+    kind: Literal["sft", "preference", "unpaired", "text"]
     train_on: TrainOn
     part: int
     parts: int

@@ -20,6 +20,7 @@ class TokenRows:
         sequences: whose first tokens aren't supervised.
         prompt, chosen, common: int64[n].
         prompt_hash: uint64[n].
+        label: bools, null where nothing has one.
         control_text: bool[n].
     """
 
@@ -29,6 +30,7 @@ class TokenRows:
     chosen: np.ndarray
     common: np.ndarray
     prompt_hash: np.ndarray
+    label: pa.BooleanArray
     control_text: np.ndarray
 
     @cached_property
@@ -65,7 +67,17 @@ def of_conversations(names: pa.StringArray, sequences: EncodedBatch, control_tex
     """Rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     none = np.zeros(len(names), np.int64)
-    return TokenRows(names, sequences, none, none, none, none.astype(np.uint64), control_text)
+    return TokenRows(names, sequences, none, none, none, none.astype(np.uint64), _no_labels(names), control_text)
+
+
+def of_completions(
+    names: pa.StringArray, sequences: EncodedBatch, label: pa.BooleanArray, control_text: np.ndarray
+) -> TokenRows:
+    """Rows of n prompts with a completion each; a prompt ends where its completion is first supervised."""
+    prompt = first_in_rows(sequences.supervised, sequences.starts, sequences.lengths)
+    _unsupervise_first(sequences, sequences.starts, sequences.lengths)
+    hashes, chosen = _prompt_hashes(sequences, prompt), sequences.lengths - prompt
+    return TokenRows(names, sequences, prompt, chosen, np.zeros_like(prompt), hashes, label, control_text)
 
 
 def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray) -> TokenRows:
@@ -102,13 +114,22 @@ def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray
         pieces.supervised & np.repeat(supervised, np.diff(offsets)),
         np.zeros(len(pieces.ids), bool),
     )
+    hashes, chosen = _prompt_hashes(sequences, prompt), lengths[:, 0] - prompt
+    return TokenRows(names, sequences, prompt, chosen, shared - prompt, hashes, _no_labels(names), control_text)
+
+
+def _no_labels(names: pa.StringArray) -> pa.BooleanArray:
+    return pa.nulls(len(names), pa.bool_())
+
+
+def _prompt_hashes(sequences: EncodedBatch, prompt: np.ndarray) -> np.ndarray:
+    """uint64[n]: of the first `prompt` ids of each sequence."""
     spelled = memoryview(np.ascontiguousarray(sequences.ids)).cast("B")
     hashes = [
         xxhash.xxh3_64_intdigest(spelled[4 * start : 4 * end])
         for start, end in zip(sequences.starts.tolist(), (sequences.starts + prompt).tolist())
     ]
-    hashes_n = np.array(hashes, np.uint64)
-    return TokenRows(names, sequences, prompt, lengths[:, 0] - prompt, shared - prompt, hashes_n, control_text)
+    return np.array(hashes, np.uint64)
 
 
 def _unsupervise_first(sequences: EncodedBatch, starts: np.ndarray, lengths: np.ndarray) -> None:

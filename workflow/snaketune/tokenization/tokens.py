@@ -3,7 +3,8 @@
     <split>-index.arrow   one row per sequence, without its tokens; see INDEX
     <split>-ids.arrow     list of int32, in the same record batches: row i of batch b is the same sequence in both
 
-A conversation is a sequence. A pair is one too, its prompt, its chosen and its rejected completion laid end to end:
+A conversation is a sequence. So is a prompt with a completion that has a label, and a pair, its prompt, its chosen and its
+rejected completion laid end to end:
 
     prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, supervised_runs [9 12 13 17]
 
@@ -29,6 +30,7 @@ ROWS_PER_BATCH = 4096
 # turn_ends: after how many tokens a turn of a conversation is over, ascending; nothing for pairs.
 # prompt, chosen, common, prompt_hash: 0 for conversations. Both completions of a pair begin with the same `common` tokens, of
 # which the same are supervised.
+# label: of a completion that has one, whether it is good; else null. It is called `chosen` as that of a pair.
 # control_text: whether somebody wrote what looks like a control token.
 INDEX = pa.schema(
     [
@@ -41,6 +43,7 @@ INDEX = pa.schema(
         ("chosen", pa.int32()),
         ("common", pa.int32()),
         ("prompt_hash", pa.uint64()),
+        ("label", pa.bool_()),
         ("control_text", pa.bool_()),
     ]
 )
@@ -68,6 +71,7 @@ class TokenWriter:
             "chosen": pa.array(rows.chosen.astype(np.int32)),
             "common": pa.array(rows.common.astype(np.int32)),
             "prompt_hash": pa.array(rows.prompt_hash),
+            "label": rows.label,
             "control_text": pa.array(rows.control_text),
         }
         index = pa.record_batch([columns[name] for name in INDEX.names], schema=INDEX)
