@@ -184,6 +184,11 @@ CODE = {
     # It says what is the same, not what comes out.
     "training/keyed.py": set(),
     "training/dpo_loss.py": DPO,
+    "training/unpaired_loss.py": DPO,
+    "training/unreferenced_loss.py": DPO,
+    "training/step_loss.py": DPO,
+    "training/course.py": DPO,
+    "config/losses.py": set(),
     "training/dpo.py": DPO,
     "evaluation/exact_match.py": EVAL,
     "report/report.py": REPORT,
