@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snaketune.report.findings import Findings, Result, Scored, unique
+from snaketune.report.findings import Findings, Result, Scored
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
@@ -100,7 +100,7 @@ def changes(findings: Findings) -> list[Change]:
         for evaluation, models in findings.evaluations.items()
         for scored in models
         if scored.model in runs and scored.pairs is not None
-        for corpus in unique(scored.pairs["corpus"].to_pylist())
+        for corpus in scored.pairs["corpus"].unique().to_pylist()
         if (change := _change(evaluation, corpus, runs[scored.model], scored, _before(findings, scored, models)))
     ]
 
