@@ -9,6 +9,7 @@ from invented_results import Results
 from snaketune.config.measured import FIGURES
 from snaketune.errors import SnaketuneError
 from snaketune.report.findings import Findings
+from snaketune.report.headline import cards
 from snaketune.report.preferences import changes, flips
 from snaketune.report.variants import variants
 
@@ -54,6 +55,13 @@ def test_variants_are_sorted_and_the_first_is_the_best(results):
     assert "<b>dpo:b0.2</b> comes first and is linked at <code>results/best</code>" in page
     # What is the same for all isn't among what differs.
     assert "loss" not in rows[0]
+
+
+def test_the_headline_is_of_the_best_one(results):
+    swept(results, {"a": 0.7, "b": 0.6})
+    for best in ("dpo:a", "dpo:b"):
+        card = next(card for card in cards(findings(results), best) if card.title == "Exact match")
+        assert card.steps[-1][0] == best
 
 
 def test_of_losses_the_lowest_is_first(results):
