@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.operation import Execution
 from snaketune.config.runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
+from snaketune.models.devices import resolve_compute
+from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
+from snaketune.training.keyed import FAMILIES, keys
 from snaketune.training.reference import (
     ROUNDING,
     check_policy_is_reference,
@@ -166,6 +170,26 @@ def test_an_external_reference_is_known_by_its_name_and_revision(tmp_path):
     for other in (run(), run(reference=OTHER.model_copy(update={"revision": "main"}))):
         with pytest.raises(SnaketuneError, match="reference: "):
             check_ref_logps(made, **(HERE | {"spec": other}))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
+def test_a_key_is_of_what_a_cpu_computes_with(precision, frozen):
+    spec = SPEC.model_copy(update={"precision": precision, "frozen_weights": frozen})
+    own, *_ = keys("ref_logps", spec, Execution(), "c", "cpu")
+    compute = resolve_compute(precision)
+    weights = str(compute.weights_dtype(frozen=frozen)).removeprefix("torch.")
+    assert own.spec.items() >= (compute.about() | {"weights_dtype": weights}).items()
+    assert own.device == compute.device.type
+
+
+def test_every_kernel_is_of_a_family():
+    assert FAMILIES.keys() == KERNELS.keys()
+
+
+def test_to_look_a_reference_up_takes_no_torch():
+    program = "import sys, snaketune.training.keyed as k; assert 'torch' not in sys.modules and k.keys"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

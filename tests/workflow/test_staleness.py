@@ -181,8 +181,6 @@ CODE = {
     "training/raw.py": SFT,
     "training/ref_logps.py": REF,
     "training/ref_pass.py": REF,
-    # It says what is the same, not what comes out.
-    "training/keyed.py": set(),
     "training/dpo_loss.py": DPO,
     "training/dpo.py": DPO,
     "evaluation/exact_match.py": EVAL,

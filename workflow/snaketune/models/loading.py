@@ -125,15 +125,23 @@ def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
 
 
 def own_tokenizer(base: Pretrained) -> Tokenizer | None:
-    """The tokenizer that comes with a model; None where it brings none in a file of this kind."""
-    file = cached_file(
-        base.path,
-        "tokenizer.json",
-        revision=base.revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
+    """The tokenizer that comes with a model; None where it brings none in a file of this kind.
+
+    Raises:
+        SnaketuneError: there is no such model.
+    """
+    try:
+        file = cached_file(
+            base.path,
+            "tokenizer.json",
+            revision=base.revision or "main",
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise SnaketuneError(f"the model {base.path!r} can't be loaded: {first_line}") from None
     return file and Tokenizer.from_file(file)
 
 

@@ -130,10 +130,12 @@ def svg_file(chart: Chart) -> str:
     columns = 2 if len(chart.panels) > 1 and tallest < 1.8 * lowest else 1
     rows = math.ceil(len(chart.panels) / columns)
     heights = [max(p.height for p in chart.panels[r * columns : (r + 1) * columns]) for r in range(rows)]
-    key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / KEY_COLUMNS) if chart.key else 0.0
+    width = PANEL_WIDTH * (2 if columns == 2 else 1.5)
+    key_columns = _key_columns(chart.key, width)
+    key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / key_columns) if chart.key else 0.0
     titles = 0.35
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
-        size = (PANEL_WIDTH * (2 if columns == 2 else 1.5), sum(heights) + titles * rows + key_height)
+        size = (width, sum(heights) + titles * rows + key_height)
         figure = Figure(figsize=size, layout="constrained")
         ratios = [height + titles for height in heights] + ([key_height] if chart.key else [])
         # A panel is a figure within the figure, so that long labels of one don't squeeze the others.
@@ -142,7 +144,7 @@ def svg_file(chart: Chart) -> str:
             part.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
             panel.draw(part.subplots())
         if chart.key:
-            figure.legend(handles=_handles(chart.key), loc="lower center", ncols=min(KEY_COLUMNS, len(chart.key)))
+            figure.legend(handles=_handles(chart.key), loc="lower center", ncols=key_columns)
         return _svg(figure)
 
 
@@ -201,6 +203,12 @@ def _wrapped(text: str, width: int = 56) -> str:
             lines.append("")
         lines[-1] += f"{word} "
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _key_columns(key: dict[str, Style], width: float) -> int:
+    """How many labels of the key stand side by side. Args: width: inches."""
+    longest = max(map(len, key), default=0)
+    return max(1, min(KEY_COLUMNS, len(key), int(width / (0.6 + 0.085 * longest))))
 
 
 def _handles(key: dict[str, Style]) -> list[mpl.lines.Line2D]:

@@ -18,7 +18,9 @@ TAIL = 0.005
 
 def preferences_chart(found: list[Change], styles: dict[str, Style]) -> Chart:
     """Two panels for every run and corpus, in this order."""
-    panels = [panel for change in found for panel in (_margins(change, styles), _rewards(change))]
+    several = len({(change.evaluation, change.corpus) for change in found}) > 1
+    names = [f"{one.label}, {one.corpus} ({one.evaluation})" if several else one.label for one in found]
+    panels = [panel for name, one in zip(names, found) for panel in (_margins(name, one, styles), _rewards(name, one))]
     key = {label: styles.get(label, REFERENCE) for change in found for label in (change.before, change.label)}
     return Chart(
         name="preferences",
@@ -27,7 +29,7 @@ def preferences_chart(found: list[Change], styles: dict[str, Style]) -> Chart:
     )
 
 
-def _margins(change: Change, styles: dict[str, Style]) -> Panel:
+def _margins(name: str, change: Change, styles: dict[str, Style]) -> Panel:
     """How much likelier per token the chosen completion is, before and after."""
     before_P, after_P = change.margins(per_token=True)
 
@@ -39,12 +41,10 @@ def _margins(change: Change, styles: dict[str, Style]) -> Panel:
         _axes(ax, "chosen less rejected, nats per token")
 
     shares = (percent((margins > 0).mean()) for margins in (before_P, after_P))
-    return Panel(
-        title=f"{change.label}, {change.corpus}: chosen is likelier per token in {' → '.join(shares)}", draw=draw
-    )
+    return Panel(title=f"{name}: chosen is likelier per token in {' → '.join(shares)}", draw=draw)
 
 
-def _rewards(change: Change) -> Panel:
+def _rewards(name: str, change: Change) -> Panel:
     """Rewards of chosen and rejected; those before as well, if they aren't all zero."""
     before_P2, after_P2 = change.rewards()
     # Log-probabilities of one model, computed twice, differ by rounding.
@@ -60,10 +60,9 @@ def _rewards(change: Change) -> Panel:
         _axes(ax, "reward, nats × beta" if change.beta else "gain, nats")
 
     chosen, rejected = (decimal(mean) for mean in after_P2.mean(axis=0).tolist())
+    what = "rewards" if change.beta else "gains"
     before = "outlines: before" if moved_before else "before: all 0"
-    return Panel(
-        title=f"{change.label}, {change.corpus}: rewards, chosen {chosen}, rejected {rejected} ({before})", draw=draw
-    )
+    return Panel(title=f"{name}: {what}, chosen {chosen}, rejected {rejected} ({before})", draw=draw)
 
 
 def _edges(*values: np.ndarray) -> np.ndarray:

@@ -22,8 +22,9 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
+from snaketune.training.keyed import family
 from snaketune.training.ref_pass import compute_logps
-from snaketune.training.reference import FILE, check_finite, family, in_order, schema
+from snaketune.training.reference import FILE, check_finite, in_order, schema
 
 
 def build(

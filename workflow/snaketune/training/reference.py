@@ -10,7 +10,6 @@ Sorted by split (train first), id and completion. A pair that is used several ti
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +21,12 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
+from snaketune.training.keyed import family, named
 
 FILE = "logps.arrow"
 COMPLETIONS = ("chosen", "rejected")
 # Nats per token by which the same model may differ from itself, in batches of another shape.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Kernels of one family are one computation in several packages.
-FAMILIES = {"flash_attention_2": "flash", "flash_attention_4": "flash"}
 
 
 def schema(token_logps: bool = False) -> pa.Schema:
@@ -147,21 +145,6 @@ def check_ref_logps(
 def _again(artifact: Artifact) -> str:
     kept = f"results/.work/ref_logps/{artifact.manifest.get('fingerprint')}"
     return f"Make it here with: rm -r {kept} && {rebuild_command(artifact.manifest_path)}"
-
-
-def family(kernel: str | None) -> str | None:
-    """Of an attention kernel.
-
-    >>> family("flash_attention_2") == family("flash_attention_4") != family("sdpa")
-    True
-    """
-    return FAMILIES.get(kernel, kernel)
-
-
-def named(base: Any) -> dict[str, Any] | None:
-    """What of a model from outside names it, as a config has it or a manifest: its path and its revision."""
-    told = base if base is None or isinstance(base, dict) else base.model_dump(mode="json")
-    return told and {key: told[key] for key in ("path", "revision")}
 
 
 def check_policy_is_reference(

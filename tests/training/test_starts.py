@@ -1,0 +1,225 @@
+"""What a DPO run starts from and is measured against: the SFT model in full or under new adapters, its own adapter trained
+further, on weights in 4 bits, or another model as the reference."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.runs import Lora, Pretrained, Quantization
+from snaketune.errors import SnaketuneError
+from snaketune.models.loading import load_folder
+from snaketune.models.stacked import ADAPTER
+from snaketune.stages.specs import DpoSpec, RefLogpsSpec
+from snaketune.tables import read_table
+from snaketune.training import dpo, ref_logps
+from snaketune.training.reference import FILE
+from tests.models.conftest import tiny_model
+from tests.training.executed import executed
+from tests.training.pipeline_runs import Interrupted, stop_after
+
+from .test_stacks import SECOND, Chain, Made, training
+
+FIRST = Lora(rank=4, modules_to_save=("embed_tokens",))
+FOUR_BITS = Quantization()
+
+
+def base_in(folder: Path, dtype: torch.dtype = torch.float32) -> Made:
+    model = tiny_model("llama", hidden_size=64, intermediate_size=64, num_key_value_heads=4)
+    model.to(dtype).save_pretrained(folder / "base")
+    return Made([], Pretrained(path=str(folder / "base")))
+
+
+class Run:
+    """A DPO run from an SFT run with adapters."""
+
+    def __init__(self, chain: Chain, sft: Made, base: Made, **told):
+        continued = told.get("continued", False)
+        self.chain, self.external = chain, told.get("reference")
+        # What lies beneath an adapter that is trained further comes along, whether its run merged it or not.
+        self.start = Made([*sft.results[:1], *base.results], base.base) if continued else sft
+        self.spec = DpoSpec(
+            loss="sigmoid", beta=0.5, base=self.start.base, trust_remote_code=False,
+            training=training(epochs=3, warmup_fraction=0),
+            **({"lora": None, "quantization": None} | told),
+        )  # fmt: skip
+
+    def refer(self, name: str = "reference") -> Artifact:
+        spec, external = self.spec, self.external
+        told = RefLogpsSpec(
+            precision="auto", frozen_weights=bool(external or spec.lora), base=external or spec.base,
+            quantization=None if external else spec.quantization, apart=spec.continued and not external,
+            trust_remote_code=False,
+        )  # fmt: skip
+        work = self.chain.work(name)
+        inputs = {"tokenizer": [self.chain.tokenizer]} if external else self.start.inputs
+        outcome = ref_logps.build(told, work, pack=self.chain.pairs, **inputs)
+        made_from = {role: [one.content for one in some] for role, some in inputs.items()}
+        return self.chain.finish(work, outcome, told, made_from | {"pack": [self.chain.pairs.manifest["pairs"]]})
+
+    def train(self, name: str, reference: Artifact, **operation):
+        work = self.chain.work(name)
+        outcome = dpo.build(
+            self.spec,
+            work,
+            operation=executed(self.spec.training, log_steps=1, **operation),
+            pack=self.chain.pairs,
+            ref_logps=[reference],
+            model=self.start.results[0],
+            beneath=self.start.results[1:],
+        )
+        return self.chain.finish(work, outcome, self.spec), [entry["loss"] for entry in outcome.run["history"]]
+
+
+KINDS = {
+    "full": {},
+    "lora": {"lora": SECOND},
+    "continued": {"lora": FIRST, "continued": True},
+    "qlora": {"lora": SECOND, "quantization": FOUR_BITS},
+    "continued in 4 bits": {"lora": Lora(rank=4), "continued": True, "quantization": FOUR_BITS},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_start_trains_from_its_reference_and_resumes(tmp_path, tokenizer, monkeypatch, kind):
+    told = KINDS[kind]
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
+    first = told["lora"] if told.get("continued") else FIRST
+    sft = chain.sft("sft", base, first, told.get("quantization"))
+    run = Run(chain, sft, base, **told)
+    reference = run.refer()
+    straight, losses = run.train("straight", reference)
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert losses[-1] < losses[0]
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            run.train("resumed", reference, checkpoint_steps=2)
+    resumed, _ = run.train("resumed", reference, checkpoint_steps=2)
+    named = {name: entry["digest"] for name, entry in straight.manifest["payload"].items()}
+    assert {name: entry["digest"] for name, entry in resumed.manifest["payload"].items()} == named
+    assert "model.safetensors" in named
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_an_adapter_that_is_trained_further_comes_out_in_the_form_of_its_sft_run(tmp_path, tokenizer, merge):
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
+    sft = chain.sft("sft", base, FIRST)
+    merged = Run(chain, sft, base, lora=SECOND)
+    run = Run(chain, sft, base, lora=FIRST.model_copy(update={"merge": merge}), continued=True)
+    apart = run.refer("apart")
+    references = [read_table(one.file(FILE)) for one in (merged.refer("merged"), apart)]
+    # Added up or not, it is the same model.
+    np.testing.assert_allclose(references[0]["logp"], references[1]["logp"], rtol=1e-5)
+    made, losses = run.train("dpo", apart)
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    result = Made([made], None) if merge else Made([made], base.base)
+    found = result.stack(tokenizer).load(torch.float32).state_dict()
+    # The adapter, put upon the base by others, is the result.
+    from peft import PeftModel
+
+    named = (made.folder / ADAPTER / "adapter_config.json").read_text()
+    assert str(tmp_path / "base") in named
+    beneath = Made([], base.base).stack(tokenizer).load(torch.float32)
+    theirs = PeftModel.from_pretrained(beneath, made.folder / ADAPTER).merge_and_unload().state_dict()
+    assert found.keys() == theirs.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-4)
+    # It moved on from where the SFT run had left it.
+    before = sft.stack(tokenizer).load(torch.float32).state_dict()
+    assert any((tensor != before[name]).any() for name, tensor in found.items())
+    assert ("model.safetensors" in made.manifest["payload"]) == merge
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_the_reference_under_adapters_is_that_of_the_merged_weights(tmp_path, tokenizer, merge):
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
+    two = chain.sft("two", chain.sft("one", base, FIRST), SECOND)
+    whole = two.stack(tokenizer).load(torch.float32)
+    whole.save_pretrained(tmp_path / "whole")
+    for path in tokenizer.folder.iterdir():
+        shutil.copy(path, tmp_path / "whole")
+    merged = Artifact(
+        tmp_path / "m.json", {"payload": describe_files(tmp_path / "whole"), "records": {}}, tmp_path / "whole"
+    )
+    tables = [
+        read_table(Run(chain, start, base, lora=lora).refer(f"{number}-{bool(lora)}").file(FILE))
+        for number, start in enumerate((two, Made([merged])))
+        for lora in (None, SECOND)
+    ]
+    # In float32, frozen weights and masters are the same.
+    for other in tables[1:]:
+        assert other.equals(tables[0])
+
+
+def external_in(folder: Path, chain: Chain, **settings) -> Pretrained:
+    size = load_size(chain)
+    torch.manual_seed(5)
+    tiny_model("qwen2", vocab_size=size, **settings).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(chain.tokenizer.folder / name, folder)
+    return Pretrained(path=str(folder))
+
+
+def load_size(chain: Chain) -> int:
+    from snaketune.tokenization.chat import ChatTokenizer
+
+    return ChatTokenizer.load(chain.tokenizer.folder).vocab_size
+
+
+@pytest.mark.parametrize("kind", ["full", "qlora", "continued"])
+def test_another_model_can_be_the_reference_of_any_start(tmp_path, tokenizer, kind):
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
+    # More rows than tokens, as many models have.
+    external = external_in(tmp_path / "external", chain)
+    run = Run(
+        chain, chain.sft("sft", base, FIRST, KINDS[kind].get("quantization")), base, reference=external, **KINDS[kind]
+    )
+    reference = run.refer()
+    assert reference.manifest["weights_dtype"] == "float32"
+    _, losses = run.train("dpo", reference)
+    # It isn't the policy, so the first log-ratios aren't zero, and that is no error.
+    assert losses[0] != pytest.approx(math.log(2), abs=1e-6)
+    assert losses[-1] < losses[0]
+    own = Run(chain, run.start if kind != "continued" else Made(run.start.results[:1]), base)
+    with pytest.raises(SnaketuneError, match=r"doesn't belong to this run \(.*reference: "):
+        own.train("wrong", reference)
+
+
+def test_a_reference_of_another_vocabulary_is_refused(tmp_path, tokenizer):
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
+    external = external_in(tmp_path / "external", chain)
+    run = Run(chain, chain.sft("sft", base, FIRST), base, reference=external)
+    file = tmp_path / "external/tokenizer.json"
+    from tokenizers import Tokenizer, models
+
+    vocabulary = Tokenizer.from_file(str(file)).get_vocab()
+    turned = dict(zip(vocabulary, reversed(list(vocabulary.values())), strict=True))
+    Tokenizer(models.WordLevel(turned, unk_token=next(iter(turned)))).save(str(file))
+    with pytest.raises(SnaketuneError, match=r"dpo\.reference: \d+ of \d+ tokens in the pairs are others"):
+        run.refer()
+    file.unlink()
+    with pytest.raises(SnaketuneError, match=r"has no tokenizer\.json"):
+        run.refer()
+    shutil.rmtree(tmp_path / "external")
+    with pytest.raises(SnaketuneError, match="external"):
+        run.refer()
+
+
+def test_a_continued_adapter_that_does_not_fit_is_refused(tmp_path, tokenizer):
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
+    run = Run(chain, chain.sft("sft", base, FIRST), base, lora=Lora(rank=8), continued=True)
+    reference = run.refer()
+    with pytest.raises(SnaketuneError, match="doesn't fit the model beneath it"):
+        run.train("dpo", reference)
+
+
+def test_a_quantized_base_is_really_in_4_bits(tmp_path, tokenizer):
+    """Else the tests above would show nothing of QLoRA."""
+    base_in(tmp_path)
+    model = load_folder(tmp_path / "base", weights_dtype=torch.float32, quantization=FOUR_BITS)
+    assert any(type(parameter).__name__ == "Params4bit" for parameter in model.parameters())
