@@ -53,6 +53,7 @@ class Plan:
 
     Attributes:
         model: a family, or what makes a model; None for preferences.
+        told: of preferences, what their loss is told.
         since: the run whose folder it finds, as that left it.
         fails: whether all of them end with an error.
         killed: the method before whose nth call by the first process all of them are killed.
@@ -95,7 +96,7 @@ def work(plan: Plan, root: Path) -> None:
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
     outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
-    names = ("loss", "grad_norm", *(("margin", "rejected_logp") if plan.model is None else ()))
+    names = ("loss", "grad_norm", *(("margin", "kl", "chosen_logp") if plan.model is None else ()))
     columns = {name: [entry[name] for entry in outcome.run["history"]] for name in names}
     found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
     save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
@@ -133,7 +134,7 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
         **{"loss": "sigmoid", "beta": 0.5, **plan.told}, lora=plan.lora, quantization=None, trust_remote_code=False,
         training=Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
-    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=2)
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
     return dpo.train_on(run, (Start(root / "model"),), packed, reference)
@@ -211,8 +212,7 @@ SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
 AMID = (DpoTrainer, "batch_loss")
-SORTED = {"model": None, "told": {"loss": {"aot": 1.0, "sft": 0.5}}}
-STOPPED = {"model": None, "told": {"stop_if": {"margin_below": 100, "window": 2}}}
+SORTED = {"model": None, "told": {"loss": {"aot": 1.0, "sft": 0.5}, "stop_if": {"margin_below": 100, "window": 2}}}
 
 
 def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
@@ -227,10 +227,9 @@ def plans() -> list[Plan]:
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
         *alike("preferences", "ddp", "fsdp", model=None),
-        # Of all pairs of a step at once, in whichever process they are.
+        # Of all pairs of a step at once, in whichever process they are; of three steps the last isn't taken.
         *alike("sorted", "ddp", "fsdp", **SORTED),
-        *alike("stopped", "ddp", "fsdp", **STOPPED),
-        Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 5)),
+        Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 4)),
         Plan(name="sorted-again", processes=2, launch="ddp", **SORTED, since="sorted-killed"),
         Plan(name="sorted-alone", processes=1, launch="single", **SORTED, since="sorted-killed"),
         # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
