@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from snaketune.config import base, corpora, evaluation, operation, runs, tokenizers, tracking
+from snaketune.config import base, corpora, evaluation, losses, operation, runs, tokenizers, tracking
 from snaketune.config.readme import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
 
@@ -19,12 +19,12 @@ PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 def models() -> set[str]:
     return {
         name
-        for module in (corpora, tokenizers, runs, operation, evaluation, tracking)
+        for module in (corpora, tokenizers, runs, losses, operation, evaluation, tracking)
         for name, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, base.Model)
         # Parts of others, and what no config holds.
-        and value not in (base.Model, corpora.CorpusContent, runs.Learning, operation.Execution)
+        and value not in (base.Model, corpora.CorpusContent, runs.Learning, losses.PreferenceLoss, operation.Execution)
     }
 
 
@@ -32,6 +32,11 @@ def test_the_tables_of_keys_are_what_the_models_say():
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
     assert text == with_tables(text), "write them again: make docs"
     assert set(re.findall(r"<!-- keys: (\w+)", text)) == models() | {"Workflow"}
+    # A model in several tables is in them as a whole.
+    for name in ("Dpo",):
+        shown = re.findall(rf"<!-- keys: {name}((?: \w+)*) -->", text)
+        keys = [key for keys in shown for key in keys.split()]
+        assert sorted(keys) == sorted(field.alias or key for key, field in runs.Dpo.model_fields.items())
     # Every key has a value, a default and a meaning.
     tables = re.findall(r"<!-- keys: .* -->\n\n((?:\|.*\n)+)", text)
     rows = [line for table in tables for line in table.splitlines()[2:]]

@@ -79,7 +79,23 @@ WRONG = [
     ("corpora.demo-chat.sources.0.speakers", {"A": "bot"}, ["sources.0.speakers.A", "'bot'", "'assistant'"]),
     ("corpora.demo-chat.sources.0.weight", 0, ["sources.0.weight", "greater than 0"]),
     ("dpo.demo.from", "nobody", ["dpo.demo.from", "'nobody'", "`sft:`"]),
-    ("dpo.demo.loss", "sigmoids", ["dpo.demo.loss", "'sigmoids'", "'ipo'"]),
+    ("dpo.demo.loss", "sigmoids", ["dpo.demo.loss", "'sigmoids'", "'sigmoid'"]),
+    ("dpo.demo.loss", "aot_unpaired", ["dpo.demo.loss: there is no loss 'aot_unpaired'", "`aot`"]),
+    ("dpo.demo.loss", "kto_pair", ["dpo.demo.loss: there is no loss 'kto_pair'", "`bco_pair`"]),
+    ("dpo.demo.loss", ["sigmoid", "sft"], ["dpo.demo.loss: there is no loss"]),
+    ("dpo.demo.loss", {}, ["dpo.demo.loss: found {}"]),
+    ("dpo.demo.loss", {"sigmoid": 0.8, "stf": 0.2}, ["dpo.demo.loss", "'stf'; did you mean 'sft'"]),
+    ("dpo.demo.loss", {"sigmoid": 0}, ["dpo.demo.loss: found 0 as the weight of sigmoid", "above 0"]),
+    ("dpo.demo.loss", {"sigmoid": True}, ["dpo.demo.loss: found True as the weight of sigmoid"]),
+    ("dpo.demo.loss", "sft", ["sft alone", "prefers nothing"]),
+    ("dpo.demo.loss", {"kto": 1, "sft": 1}, ["kto learns from single completions", "stands alone"]),
+    ("dpo.demo.loss", "kto", ["dpo.demo.corpus", "holds preferences, expected unpaired"]),
+    ("dpo.demo.loss", "exo_pair", ["exo_pair needs a label_smoothing above 0"]),
+    ("dpo.demo.simpo_gamma", 1.0, ["simpo_gamma says nothing to loss sigmoid", "it belongs to simpo"]),
+    ("dpo.demo.f_alpha_divergence_coef", 0.3, ["f_alpha_divergence_coef says nothing", "alpha_divergence"]),
+    ("dpo.demo.ld_alpha", 1.5, ["dpo.demo.ld_alpha", "less than or equal to 1"]),
+    ("dpo.demo.stop_if", {"window": 5}, ["dpo.demo.stop_if: expected margin_below, chosen_reward_below or kl_above"]),
+    ("dpo.demo.stop_if", {"kl_abov": 5}, ["stop_if.kl_abov", "did you mean 'kl_above'"]),
     ("dpo.demo.label_smoothing", 0.7, ["dpo.demo.label_smoothing", "0.7", "less than 0.5"]),
     ("dpo.demo.quantization", {}, ["dpo.demo", "quantization", "lora"]),
     ("eval.demo.models", ["dpo:nobody"], ["eval.demo.models", "'nobody'"]),
@@ -187,6 +203,47 @@ def test_a_grid_makes_one_run_per_combination_that_share_all_before_them(raw):
     assert graph.job("dpo", names[1]).spec.training.epochs == raw["dpo"]["demo"]["training"]["epochs"]
 
 
+def test_what_a_loss_does_not_read_is_refused_with_those_that_do(raw):
+    for keys, said in (
+        ({"loss": "hinge", "label_smoothing": 0.1}, r"label_smoothing says nothing to loss hinge; .*exo_pair"),
+        ({"loss": "nca_pair", "f_divergence_type": "js_divergence"}, "f_divergence_type says nothing to loss nca_pair"),
+        ({"loss": {"sigmoid": 1, "aot": 1}, "f_divergence_type": "forward_kl"}, "says nothing to loss sigmoid and aot"),
+        ({"loss": "orpo", "ld_alpha": 0.5}, "ld_alpha says nothing to loss orpo"),
+        ({"loss": "cpo", "stop_if": {"kl_above": 3}}, "stop_if.kl_above needs a loss with a reference"),
+    ):
+        wrong = raw | {"dpo": {"demo": raw["dpo"]["demo"] | keys}}
+        with pytest.raises(SnaketuneError, match=said):
+            load(wrong)
+
+
+def test_a_loss_without_a_reference_asks_for_none(raw):
+    for loss in ("simpo", "orpo", "cpo", {"simpo": 1.0, "sft": 0.5}):
+        graph = JobGraph(*load(raw | {"dpo": {"demo": raw["dpo"]["demo"] | {"loss": loss}}}))
+        assert not [*graph.stage("ref_logps")], loss
+        assert [job.artifacts["ref_logps"] for job in (*graph.stage("dpo"), graph.job("eval", "demo/dpo-demo"))] == [
+            (),
+            (),
+        ]
+
+
+def test_a_grid_over_losses_takes_mappings_too_and_shares_one_reference(raw):
+    mixed = {"sigmoid": 0.8, "sft": 1.0}
+    raw["dpo"]["demo"] = raw["dpo"]["demo"] | {"loss": {"ipo": 1, "sft": 2}}
+    grid = {"loss": ["sigmoid", mixed, "simpo"], "beta": [0.1, 0.5], "training.learning_rate": [1e-4]}
+    raw["dpo"]["sweep"] = {"extends": "demo", "grid": grid}
+    # One loss with weight 1 is that loss, and an inherited mapping isn't added to.
+    raw["dpo"]["heir"] = {"extends": "demo", "loss": {"sigmoid": 1}}
+    graph = JobGraph(*load(raw))
+    specs = {job.name: job.spec for job in graph.stage("dpo")}
+    assert len(specs) == 8
+    assert specs["sweep-loss1-beta0.5-learning_rate0.0001"].weights == mixed
+    assert specs["heir"].loss == "sigmoid"
+    assert len([*graph.stage("ref_logps")]) == 1
+    assert {name for name, spec in specs.items() if not spec.needs_reference} == {
+        f"sweep-losssimpo-beta{beta}-learning_rate0.0001" for beta in (0.1, 0.5)
+    }
+
+
 def test_the_canonical_spec_knows_no_key_order_and_spells_defaults_out(raw):
     turned = {key: dict(reversed(section.items())) for key, section in reversed(raw.items())}
     turned["sft"]["demo"] = dict(reversed(raw["sft"]["demo"].items()))
@@ -289,6 +346,47 @@ def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
     with pytest.raises(SnaketuneError) as error:
         load(raw)
     assert all(part in str(error.value) for part in said), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "said"),
+    [
+        ("eval.demo.preferences", ["labels"], ["eval.demo.preferences", "holds unpaired, expected preferences"]),
+        ("sft.demo.corpus", "labels", ["sft.demo.corpus", "holds unpaired, expected conversations or text"]),
+        (
+            "corpora.labels.sources.0.layout",
+            "pairs",
+            ["corpora.labels", "completions with a label; found layout pairs"],
+        ),
+        (
+            "corpora.labels.sources.0.fields",
+            {"prompt": "a", "response": "b"},
+            ["corpora.labels", "completions with a label; found fields.prompt"],
+        ),
+    ],
+)
+def test_completions_with_a_label_are_no_pairs(raw, dotted, value, said):
+    raw["corpora"]["labels"] = {
+        "kind": "unpaired",
+        "sources": [{"files": ["resources/demo/preferences.jsonl"], "fields": {"system": "s"}}],
+    }
+    load(raw)
+    raw = put(raw, dotted, value)
+    with pytest.raises(SnaketuneError) as error:
+        load(raw)
+    assert all(part in str(error.value) for part in said), str(error.value)
+
+
+def test_completions_with_a_label_are_packed_as_such(raw):
+    sources = [{"files": ["resources/demo/preferences.jsonl"]}]
+    raw["corpora"]["labels"] = {"kind": "unpaired", "sources": sources}
+    raw["dpo"]["kto"] = raw["dpo"]["demo"] | {"corpus": "labels", "loss": "kto"}
+    graph = JobGraph(*load(raw))
+    (run,) = (job for job in graph.stage("dpo") if job.name == "kto")
+    (pack,) = run.artifacts["pack"]
+    (plan,) = pack.artifacts["plan"]
+    assert (pack.spec.kind, plan.spec.kind, plan.spec.overflow) == ("unpaired", "unpaired", "drop")
+    assert {(job.spec.kind, job.spec.train_on) for job in plan.artifacts["tokens"]} == {("unpaired", "assistant")}
 
 
 def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):

@@ -1,6 +1,7 @@
 """From a corpus artifact to a pack artifact: tokenize in parts, plan, write in parts, pack."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,12 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
 
 def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 5, batch_rows: int = 8) -> Artifact:
     """The last `held_out` rows are held out."""
-    columns = ("id", "messages") if kind == "sft" else ("id", "prompt", "chosen", "rejected")
-    table = pa.Table.from_pylist([{name: row[name] for name in columns} for row in rows])
+    columns = {
+        "sft": ["messages"],
+        "preference": ["prompt", "chosen", "rejected"],
+        "unpaired": ["prompt", "completion", "label"],
+    }
+    table = pa.Table.from_pylist([{name: row[name] for name in ("id", *columns[kind])} for row in rows])
     (folder / "rows").mkdir(parents=True)
     cut = len(rows) - held_out
     write_table(folder / "rows/train.arrow", table.slice(0, cut), batch_rows)
@@ -47,26 +52,34 @@ def made(folder: Path, outcome: Outcome, spec: Any) -> Artifact:
 def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: int = 1, **settings: Any) -> Artifact:
     """The packed artifact, as a reader sees it."""
 
-    def work(name: str) -> WorkFolder:
-        own = WorkFolder(folder / name)
-        own.start()
-        return own
-
     spec = PackSpec(kind=kind, **({"length": 256, "overflow": "drop"} | settings))
     tokens = []
     for part in range(1, parts + 1):
         tokenize_spec = TokenizeSpec(kind=kind, train_on=spec.train_on, part=part, parts=parts)
-        own = work(f"tokens-{part}")
+        own = started(folder / f"tokens-{part}")
         outcome = tokenize.build(tokenize_spec, own, corpus=rows, tokenizer=tokenizer)
         tokens.append(made(own.folder, outcome, tokenize_spec))
-    plan_spec = PlanSpec(kind=kind, lengths=spec.lengths, strategy=spec.strategy, overflow=spec.overflow)
-    own = work("plan")
+    return pack_tokens(folder, tokens, spec, parts, corpus=[rows])
+
+
+def pack_tokens(
+    folder: Path, tokens: list[Artifact], spec: PackSpec, parts: int = 1, corpus: Sequence[Artifact] = ()
+) -> Artifact:
+    """From tokenized parts on."""
+    plan_spec = PlanSpec(kind=spec.kind, lengths=spec.lengths, strategy=spec.strategy, overflow=spec.overflow)
+    own = started(folder / "plan")
     plan = made(own.folder, build_plan(plan_spec, own, tokens=tokens), plan_spec)
     shards = []
     for part in range(1, parts + 1):
         write_spec = WriteSpec(part=part, parts=parts)
-        own = work(f"shards-{part}")
-        outcome = build_write(write_spec, own, plan=plan, tokens=tokens, corpus=[rows])
+        own = started(folder / f"shards-{part}")
+        outcome = build_write(write_spec, own, plan=plan, tokens=tokens, corpus=list(corpus))
         shards.append(made(own.folder, outcome, write_spec))
-    own = work("pack")
+    own = started(folder / "pack")
     return made(own.folder, build_pack(spec, own, plan=plan, shards=shards), spec)
+
+
+def started(folder: Path) -> WorkFolder:
+    work = WorkFolder(folder)
+    work.start()
+    return work

@@ -3,6 +3,8 @@
 import numpy as np
 import pyarrow as pa
 
+from snaketune.packing.supervision import Runs
+
 
 def index(sequences: list[dict]) -> pa.RecordBatch:
     """What `tokenize` writes of sequences, given by length, supervised runs, ends of turns, and for pairs their parts."""
@@ -14,6 +16,7 @@ def index(sequences: list[dict]) -> pa.RecordBatch:
         "turn_ends": pa.array([row.get("turn_ends", []) for row in sequences], pa.list_(pa.int32())),
         "prompt": pa.array([row.get("prompt", 0) for row in sequences], pa.int32()),
         "chosen": pa.array([row.get("chosen", 0) for row in sequences], pa.int32()),
+        "common": pa.array([row.get("common", 0) for row in sequences], pa.int32()),
         "prompt_hash": pa.array([row.get("prompt_hash", 0) for row in sequences], pa.uint64()),
         "control_text": pa.array([row.get("control_text", False) for row in sequences], pa.bool_()),
     }
@@ -22,3 +25,9 @@ def index(sequences: list[dict]) -> pa.RecordBatch:
 
 def supervised_tokens(row: dict) -> int:
     return sum(np.subtract(row["supervised_runs"][1::2], row["supervised_runs"][::2]).tolist())
+
+
+def runs_of(table: pa.Table) -> Runs:
+    """The supervised runs of an index."""
+    runs = table["supervised_runs"].combine_chunks()
+    return Runs(runs.values.to_numpy(), runs.offsets.to_numpy())

@@ -1,14 +1,19 @@
 """What rows are too short for is told, with a length that is enough, and just enough."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from snaketune.config.runs import Packing
+from snaketune.packing import plan
 from snaketune.packing.lost import STEP, lost_to_length, warning
-from snaketune.packing.pieces import Losses, pieces_of
+from snaketune.packing.pairs import whole_pairs
+from snaketune.packing.pieces import Losses
 from snaketune.stages.specs import PlanSpec
-from tests.packing.made_index import index
+from tests.packing.made_index import index, runs_of
 
 
 def chat(turns: int, each: int) -> dict:
@@ -18,27 +23,33 @@ def chat(turns: int, each: int) -> dict:
 
 
 def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
+    """What rows of this length lose, what was read, and the share that rows of another length would lose."""
     spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
-    batches, losses = [index(sequences[:3]), index(sequences[3:])], Losses()
-    pieces_of(spec, length, batches, losses)
-    read = {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
-    return lost_to_length(spec, length, batches, losses, read), read, spec, batches
+    table = pa.Table.from_batches([index(sequences[:3]), index(sequences[3:])])
+    losses, read = Losses(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
+    runs = whole = None
+    if kind == "preference":
+        runs = runs_of(table)
+        whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
+    cut = partial(plan.cut, spec, table, runs, whole)
+    cut(length, losses)
 
+    def share_lost(length: int) -> float:
+        losses = Losses()
+        cut(length, losses)
+        return (losses.dropped_tokens.total() + losses.truncated_tokens) / read["tokens"]
 
-def share_lost(spec: PlanSpec, length: int, batches, read) -> float:
-    losses = Losses()
-    pieces_of(spec, length, batches, losses)
-    return (losses.dropped_tokens.total() + losses.truncated_tokens) / read["tokens"]
+    return lost_to_length(spec, length, table, losses, read, cut), read, share_lost
 
 
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
 @pytest.mark.parametrize(("longest", "each"), [(40, 25), (11, 100), (7, 333)])
 def test_the_length_that_is_advised_keeps_99_percent_and_none_shorter_does(overflow, longest, each):
     sequences = [chat(turns, each) for turns in range(1, longest + 1) for _ in range(20)]
-    found, read, spec, batches = lost(sequences, overflow, 256)
+    found, read, share_lost = lost(sequences, overflow, 256)
     assert found.tokens > 0.02 * read["tokens"]
     assert found.enough % STEP == 0
-    assert share_lost(spec, found.enough, batches, read) <= 0.01 < share_lost(spec, found.enough - STEP, batches, read)
+    assert share_lost(found.enough) <= 0.01 < share_lost(found.enough - STEP)
     said = warning("train", "conversations", 256, overflow, found.as_json(), read)
     assert f"packing.length {found.enough}" in said and f"{found.tokens / read['tokens']:.1%}" in said
 
@@ -48,8 +59,8 @@ def test_pairs_are_advised_too():
         {"length": n, "prompt": 10, "chosen": n // 2, "supervised_runs": [10, n], "prompt_hash": n}
         for n in range(100, 900)
     ]
-    found, read, spec, batches = lost(pairs, "drop", 256, kind="preference")
-    assert share_lost(spec, found.enough, batches, read) <= 0.01 < share_lost(spec, found.enough - STEP, batches, read)
+    found, _, share_lost = lost(pairs, "drop", 256, kind="preference")
+    assert share_lost(found.enough) <= 0.01 < share_lost(found.enough - STEP)
 
 
 def test_two_percent_are_no_warning_and_more_are():

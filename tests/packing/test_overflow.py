@@ -1,21 +1,25 @@
 """What a row can't hold is dropped, truncated, split or raised; every sequence and every token is accounted for."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
+from snaketune.packing.pairs import Pairs, pairs_of, whole_pairs
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
 from snaketune.stages.specs import PlanSpec
-from tests.packing.made_index import index, supervised_tokens
+from tests.packing.made_index import index, runs_of, supervised_tokens
 
 CHAT = {"length": 30, "supervised_runs": [5, 10, 20, 30], "turn_ends": [4, 10, 14, 30]}
 PAIR = {"length": 30, "prompt": 6, "chosen": 10, "supervised_runs": [6, 16, 16, 30], "prompt_hash": 1}
 
 
-def cut(sequences: list[dict], overflow: str, length: int, kind: str = "sft", **others) -> tuple[Pieces, Losses]:
-    spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
+def cut(sequences: list[dict], overflow: str, length: int, **others) -> tuple[Pieces, Losses]:
+    spec = PlanSpec(kind="sft", lengths=(length,), overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
     losses = Losses()
     batches = [index(sequences[:1]), index(sequences[1:])]
     return pieces_of(spec, length, iter(batches), losses), losses
@@ -69,17 +73,54 @@ def test_raise_names_the_sequence_and_its_length():
         cut([CHAT | {"id": "abc"}], "raise", 16)
 
 
+def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs, Losses]:
+    spec = PlanSpec(kind="preference", lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
+    table, losses = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])]), Losses()
+    runs = runs_of(table)
+    whole = whole_pairs("preference", table, SimpleNamespace(runs=runs))
+    return pairs_of(spec, length, table, whole, runs, losses), losses
+
+
+def kept(pairs: Pairs) -> list[tuple[int, ...]]:
+    """Of each pair, its sequence, and the tokens of prompt, completions and what is common to them."""
+    return list(zip(*(getattr(pairs, name).tolist() for name in ("sequence", "prompt", "first", "second", "common"))))
+
+
 def test_pairs_keep_their_prompt_and_share_what_is_left_of_a_row():
     for length, chosen, rejected in ((30, 10, 14), (28, 10, 12), (20, 7, 7), (10, 2, 2), (8, 1, 1)):
-        pieces, losses = cut([PAIR], "truncate", length, "preference")
-        assert ranges(pieces) == [(0, 0, 6 + chosen)], length
-        assert (pieces.second_start[0], pieces.second_stop[0]) == (16, 16 + rejected)
-        assert pieces.supervised[0] == chosen + rejected
+        pairs, losses = cut_pairs([PAIR], "truncate", length)
+        assert kept(pairs) == [(0, 6, chosen, rejected, 0)], length
+        assert pairs.second_start[0] == 16
         assert losses.truncated_tokens == 24 - chosen - rejected
     for length in (7, 6, 3):
-        pieces, losses = cut([PAIR], "truncate", length, "preference")
-        assert not len(pieces)
+        pairs, losses = cut_pairs([PAIR], "truncate", length)
+        assert not len(pairs)
         assert losses.dropped_rows == {"prompt_fills_row": 1}
+        assert losses.dropped_tokens == {"prompt_fills_row": 30}
+
+
+def test_what_both_completions_begin_with_takes_room_once():
+    pair = PAIR | {"common": 4}
+    pairs, losses = cut_pairs([pair], "raise", 26)
+    assert (kept(pairs), losses) == ([(0, 6, 10, 14, 4)], Losses())
+    # What is left of a row goes to what they don't share.
+    for length, chosen, rejected in ((24, 10, 12), (16, 7, 7), (12, 5, 5), (11, 4, 5)):
+        pairs, losses = cut_pairs([pair], "truncate", length)
+        assert kept(pairs) == [(0, 6, chosen, rejected, 4)], length
+        assert (pairs.tokens[0], losses.truncated_tokens) == (length, 24 - chosen - rejected)
+    # Cut any shorter, they would be the same.
+    for length in (10, 8, 6):
+        pairs, losses = cut_pairs([pair, PAIR], "truncate", length)
+        assert losses.dropped_rows["prompt_fills_row"] >= 1
+        assert 0 not in pairs.sequence
+
+
+def test_overflow_of_pairs_drops_or_names_them():
+    pairs, losses = cut_pairs([PAIR, PAIR | {"common": 10, "id": "b"}], "drop", 20)
+    assert kept(pairs) == [(1, 6, 10, 14, 10)]
+    assert (losses.dropped_rows, losses.dropped_tokens) == ({"longer_than_row": 1}, {"longer_than_row": 30})
+    with pytest.raises(SnaketuneError, match=r"pair b has 20 tokens, packing\.length is 19"):
+        cut_pairs([PAIR | {"common": 10, "id": "b"}], "raise", 19)
 
 
 def test_what_has_nothing_supervised_is_dropped():
@@ -87,8 +128,8 @@ def test_what_has_nothing_supervised_is_dropped():
     assert ranges(pieces) == [(1, 0, 30)]
     assert losses.dropped_rows == {"nothing_supervised": 1}
     one_sided = [PAIR | {"supervised_runs": runs} for runs in ([6, 16], [16, 30], [])]
-    pieces, losses = cut([*one_sided, PAIR], "drop", 30, "preference")
-    assert ranges(pieces) == [(3, 0, 16)]
+    pairs, losses = cut_pairs([*one_sided, PAIR], "drop", 30)
+    assert pairs.sequence.tolist() == [3]
     assert losses.dropped_rows == {"nothing_supervised": 3}
 
 

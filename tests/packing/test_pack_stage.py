@@ -20,6 +20,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from tests.packing import chain
 from tests.packing.chain import ROOT, rows_of
+from tests.packing.made_pairs import read_back
 
 TEMPLATE = ROOT / "resources/chat_templates/chatml.jinja"
 
@@ -106,31 +107,29 @@ def test_a_split_of_which_nothing_can_be_packed_is_refused_with_the_reasons(pack
         pack("sft", rows_of("chat", 20), length=8)
 
 
+def check_pairs(packed: Artifact, chat: ChatTokenizer, rows: list[dict]) -> None:
+    """All of them are there: the same tokens as two conversations of their own, of which only completions are supervised."""
+    by_id, found = {row["id"]: row for row in rows}, read_back(packed)
+    assert found.keys() == by_id.keys()
+    for name, both in found.items():
+        pair = by_id[name]
+        context = len(chat.encode([pair["prompt"]])[0].ids)
+        for side, tokens in zip(("chosen", "rejected"), both, strict=True):
+            whole = chat.encode([pair["prompt"] + pair[side]])[0]
+            assert [token for token, _ in tokens] == whole.ids.tolist()
+            spans = [(start, end) for start, end in whole.spans if start >= context]
+            assert [supervised for _, supervised in tokens] == whole.mask(spans).tolist()
+
+
 def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     rows = rows_of("preferences", 40)
-    packed = pack("preference", rows)
+    packed = pack("preference", rows, held_out=0)
     assert packed.manifest["kind"] == "preference"
     assert packed.manifest["format_version"] == "3.1"
     assert read_table(packed.file("train-00000.arrow")).schema == schema(256, completions=True)
-    train = PackedRows(packed, "train")
-    chat = ChatTokenizer.load(tokenizer.folder)
-    by_id = {row["id"]: row for row in rows}
-    places = iter(documents(packed, "train"))
-    for r in range(len(train)):
-        row, at = train[r], 0
-        pairs = zip(*(iter(zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist())),) * 2, strict=True)
-        for (chosen_length, none), (rejected_length, prompt_length) in pairs:
-            place = next(places)
-            assert (place["row"], none) == (r, 0)
-            pair = by_id[place["id"]]
-            first = row["input_ids"][at : at + chosen_length]
-            second = row["input_ids"][at + chosen_length : at + chosen_length + rejected_length]
-            # The same tokens as two conversations of their own, with the prompt once.
-            for side, ids in (("chosen", first), ("rejected", np.concatenate([first[:prompt_length], second]))):
-                assert ids.tolist() == chat.encode([pair["prompt"] + pair[side]])[0].ids.tolist()
-            assert (row["labels"][at : at + prompt_length] == IGNORED).all()
-            at += chosen_length + rejected_length
-    assert next(places, None) is None
+    check_pairs(packed, ChatTokenizer.load(tokenizer.folder), rows)
+    counts = packed.manifest["counts"]["train"]
+    assert counts["read_tokens"] == counts["tokens"] + counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
 
 
 def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_them(pack):
@@ -262,34 +261,12 @@ def test_a_split_conversation_is_all_there_piece_by_piece(pack, tokenizer):
 def test_pairs_of_one_prompt_share_it(pack, tokenizer):
     rows = rows_of("preferences", 30)
     swapped = [{**r, "id": f"{r['id']}x", "chosen": r["rejected"], "rejected": r["chosen"]} for r in rows]
-    packed = pack("preference", rows + swapped, held_out=0)
-    chat, train = ChatTokenizer.load(tokenizer.folder), PackedRows(packed, "train")
-    by_id = {row["id"]: row for row in rows + swapped}
-    places, shared = iter(documents(packed, "train")), 0
-    for r in range(len(train)):
-        row, at, prompt = train[r], 0, None
-        segments = list(zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()))
-        for (first, sees), (second, prefix) in zip(segments[::2], segments[1::2]):
-            place = next(places)
-            chosen = row["input_ids"][at : at + first]
-            rejected = row["input_ids"][at + first : at + first + second]
-            labels = row["labels"][at : at + first + second]
-            if sees:
-                shared += 1
-                assert sees == prefix == len(prompt)
-                chosen = np.concatenate([prompt, chosen])
-            else:
-                prompt = chosen[:prefix]
-                assert (labels[:prefix] == IGNORED).all()
-            for side, ids in (("chosen", chosen), ("rejected", np.concatenate([prompt, rejected]))):
-                pair = by_id[place["id"]]
-                assert ids.tolist() == chat.encode([pair["prompt"] + pair[side]])[0].ids.tolist()
-            assert (labels != IGNORED).sum() == place["supervised"]
-            at += first + second
-    # A row doesn't hold every two of them.
-    assert 20 < shared <= 30
-    assert packed.manifest["counts"]["train"]["shared_prompt_tokens"] > 0
-    assert next(places, None) is None
+    once, twice = pack("preference", rows, held_out=0), pack("preference", rows + swapped, held_out=0)
+    check_pairs(twice, ChatTokenizer.load(tokenizer.folder), rows + swapped)
+    # The same completions the other way round add no token.
+    assert twice.manifest["counts"]["train"]["tokens"] == once.manifest["counts"]["train"]["tokens"]
+    assert twice.manifest["counts"]["train"]["shared_prompt_tokens"] > 0
+    assert twice.manifest["packing_metadata"]["pairs_per_row"]["min"] >= 2
 
 
 def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_path, monkeypatch):

@@ -1,62 +1,63 @@
-"""Pairs that share a prompt are placed together, and wrapped rows are full."""
+"""Units become rows, their segments numbered anew; and wrapped rows are full."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaketune.packing.best_fit import plan_best_fit_decreasing
+from snaketune.packing.best_fit import PackingPlan
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces
-from snaketune.packing.units import shared_prompts, singles
+from snaketune.packing.units import Completions, Units, placed, singles
 from snaketune.packing.wrapped import wrap
-from tests.packing.made_index import index
+from tests.packing.made_index import index, supervised_tokens
 
 
 def whole(sequences: list[dict]) -> Pieces:
     """A piece of each, nothing cut."""
-    rows = []
-    for number, row in enumerate(sequences):
-        seam = row.get("prompt", 0) + row.get("chosen", 0)
-        second = (seam, row["length"]) if seam else (0, 0)
-        supervised = sum(np.subtract(row["supervised_runs"][1::2], row["supervised_runs"][::2]))
-        rows.append((number, 0, seam or row["length"], *second, row.get("prompt", 0), supervised))
-    return Pieces(**dict(zip(COLUMNS, np.array(rows, np.int32).reshape(-1, len(COLUMNS)).T)))
+    rows = [(number, 0, row["length"], supervised_tokens(row)) for number, row in enumerate(sequences)]
+    return Pieces.alone(*np.array(rows, np.int32).reshape(-1, 4).T)
 
 
-def pair(prompt_hash: int, prompt: int = 6, length: int = 10) -> dict:
-    return {
-        "length": length, "prompt": prompt, "chosen": 2, "prompt_hash": prompt_hash, "supervised_runs": [prompt, length],
-    }  # fmt: skip
+def plan(*rows: list[int]) -> PackingPlan:
+    """Rows of 20 tokens, given by the units in them."""
+    starts = np.cumsum([0, *map(len, rows)])
+    return PackingPlan(order=np.concatenate(rows), starts=starts, capacities=np.full(len(rows), 20, np.int32))
 
 
-def test_pairs_of_one_prompt_stand_together_with_it_once():
-    sequences = [pair(1), pair(2), pair(1), pair(3), pair(1)]
-    units = shared_prompts(whole(sequences), iter([index(sequences[:2]), index(sequences[2:])]), row_length=40)
-    assert np.diff(units.starts).tolist() == [3, 1, 1]
-    assert units.pieces.sequence.tolist() == [0, 2, 4, 1, 3]
-    assert units.pieces.start.tolist() == [0, 6, 6, 0, 0]
-    assert units.tokens.tolist() == [18, 10, 10]
-    assert units.saved == 12
+def pieces(*rows: tuple[int, ...]) -> Pieces:
+    return Pieces(**dict(zip(COLUMNS, np.array(rows, np.int32).T, strict=True)))
 
 
-def test_a_group_that_is_longer_than_a_row_is_as_many_as_it_takes():
-    sequences = [pair(1) for _ in range(5)]
-    units = shared_prompts(whole(sequences), iter([index(sequences)]), row_length=14)
-    assert units.tokens.tolist() == [14, 14, 10]
-    assert units.pieces.start.tolist() == [0, 6, 0, 6, 0]
-
-
-def test_a_plan_of_units_becomes_one_of_pieces():
-    sequences = [pair(1), pair(2), pair(1), pair(3)]
-    units = shared_prompts(whole(sequences), iter([index(sequences)]), row_length=24)
-    plan = units.expanded(plan_best_fit_decreasing(units.tokens, [24], units.supervised))
-    placed = units.pieces.take(plan.order)
-    assert [placed.sequence[a:b].tolist() for a, b in zip(plan.starts, plan.starts[1:])] == [[0, 2, 1], [3]]
+def test_trees_are_numbered_within_their_row():
+    # Two pairs of one prompt, a pair whose completions are equal, and an ordinary one.
+    units = Units(
+        pieces=pieces(
+            (0, 0, 5, 0, 0, 2), (0, 5, 8, 3, 0, 3), (1, 5, 6, 4, 1, 1),
+            (2, 0, 4, 0, 0, 1),
+            (3, 0, 6, 0, 0, 2), (3, 6, 8, 2, 0, 2),
+        ),
+        starts=np.array([0, 3, 4, 6]),
+        completions=Completions(
+            sequence=np.array([0, 1, 2, 3], np.int32), ends=np.array([[0, 1], [2, 1], [0, 0], [0, 1]], np.int32)
+        ),
+        pair_starts=np.array([0, 2, 3, 4]),
+    )  # fmt: skip
+    assert (units.tokens.tolist(), units.supervised.tolist()) == ([9, 4, 8], [6, 1, 4])
+    rows = placed(units, plan([2, 0], [1]))
+    assert rows.pieces.sequence.tolist() == [3, 3, 0, 0, 1, 2]
+    assert rows.pieces.prefix_segment.tolist() == [0, 0, 2, 2, 3, 0]
+    assert rows.completions.sequence.tolist() == [3, 0, 1, 2]
+    assert rows.completions.ends.tolist() == [[0, 1], [2, 3], [4, 3], [0, 0]]
+    assert (rows.starts.tolist(), rows.pair_starts.tolist()) == ([0, 5, 6], [0, 3, 4])
+    # What two pairs end with is counted with the first of them.
+    assert rows.by_pair(rows.pieces.tokens).tolist() == [8, 8, 1, 4]
+    assert (rows.rows, rows.documents) == (2, 4)
 
 
 def test_single_pieces_are_units():
-    pieces = whole([pair(1), pair(1)])
-    units = singles(pieces)
-    assert (units.tokens.tolist(), units.saved) == ([10, 10], 0)
+    units = singles(whole([{"length": 10, "supervised_runs": [4, 9]}, {"length": 6, "supervised_runs": [1, 2]}]))
+    assert (units.tokens.tolist(), units.supervised.tolist()) == ([10, 6], [5, 1])
+    rows = placed(units, plan([1], [0]))
+    assert (rows.pieces.sequence.tolist(), rows.starts.tolist(), rows.documents) == ([1, 0], [0, 1, 2], 2)
 
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.integers(8, 20))

@@ -1,7 +1,6 @@
 """The packed engine's numbers against TRL's, on the same model and the same texts."""
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,47 +10,19 @@ from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import DpoLoss
+from snaketune.config.losses import PreferenceLoss
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import pair_logprobs, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.dpo_loss import dpo_loss
+from snaketune.training.pair_features import pairs_of
+from snaketune.training.step_loss import loss_of
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
-from tests.packing.chain import ROOT, rows_of
+from tests.packing.chain import rows_of
 
 LENGTH = 256
-
-
-@pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory) -> Path:
-    """A small tokenizer, trained by the workflow's own stage on the demo's texts."""
-    import pyarrow as pa
-
-    from snaketune.artifacts.manifest import Artifact, describe_files
-    from snaketune.stages.specs import TokenizerSpec
-    from snaketune.stages.work import WorkFolder
-    from snaketune.tables import write_table
-    from snaketune.tokenization.tokenizer import build
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    rows = folder / "rows"
-    rows.mkdir()
-    write_table(rows / "train.arrow", pa.table({"messages": [row["messages"] for row in rows_of("chat", 300)]}))
-    corpus = Artifact(folder / "manifest.json", {"payload": describe_files(rows), "records": {}}, rows)
-    work = WorkFolder(folder / "work")
-    work.start()
-    spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=0.9995, split_digits=True)
-    template = ROOT / "resources/chat_templates/chatml.jinja"
-    build(spec, work, corpora=[corpus], chat_template=[template], base=[])
-    return work.payload
-
-
-@pytest.fixture(scope="module")
-def chat(tokenizer_folder) -> ChatTokenizer:
-    return ChatTokenizer.load(tokenizer_folder)
 
 
 def model_for(chat: ChatTokenizer, seed: int) -> torch.nn.Module:
@@ -145,8 +116,8 @@ def trl_dpo_gradients(policy, reference, pairs, tokenizer, loss: str, folder: Pa
     return found.detach(), gradients
 
 
-@pytest.mark.parametrize(("loss", "smoothing"), [*((loss, 0.0) for loss in get_args(DpoLoss)), ("sigmoid", 0.1)])
-def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss, smoothing):
+@pytest.mark.parametrize(("loss", "smoothing"), [("sigmoid", 0.0), ("ipo", 0.0), ("sigmoid", 0.1)])
+def test_dpo_loss_and_gradients_equal_trl_from_the_texts_on(chat, tokenizer_folder, tmp_path, loss, smoothing):
     pairs = rows_of("preferences", 9)
     # Some prompts come twice, and stand in their row once.
     pairs += [{**row, "id": f"{row['id']}x", "chosen": pairs[0]["chosen"]} for row in pairs[1:4]]
@@ -163,12 +134,12 @@ def test_dpo_loss_and_gradients_equal_trl(chat, tokenizer_folder, tmp_path, loss
     self_test(policy, [], CPU, training=True)
     self_test(reference, [], CPU, training=True)
     batch, rows = packed_batch("preference", pairs, tokenizer_folder, tmp_path / "packed")
-    assert sum(sum(row["prefix_lengths"][::2] > 0) for row in rows) == 3
+    # Three rejected completions stand in two pairs.
+    assert sum(len(row["segment_lengths"]) for row in rows) == 2 * len(pairs) - 3
     with torch.no_grad():
         reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch)
-    sums_P2, counts_P2 = pair_logprobs(token_losses(policy, batch), batch)
-    ratios = sums_P2 - reference_P2
-    ours = dpo_loss(ratios[:, 0], ratios[:, 1], counts_P2, loss=loss, beta=0.3, label_smoothing=smoothing).mean()
+    told = PreferenceLoss(loss=loss, beta=0.3, label_smoothing=smoothing)
+    ours = loss_of(pairs_of(policy, batch | {"reference": reference_P2}, told), told, torch.tensor([len(pairs), 0, 0]))
     ours.backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert_gradients_close(policy, gradients)

@@ -185,7 +185,7 @@ class DataResults:
 
         Args:
             long, cut: train rows that are dropped and truncated, 200 and 10 tokens each.
-            shared: prompt tokens that train pairs share.
+            shared: prompt tokens that train pairs share; of their answers, if any, it is three.
             tokenized: more about the tokenized parts.
             counted: what packing counted of the train split, in place of what it would.
         """
@@ -199,7 +199,7 @@ class DataResults:
             is_train = split == "train"
             counts[split] = {
                 "read": documents + dropped,
-                "read_tokens": int(own.sum()) + 200 * dropped + is_train * (10 * cut + shared),
+                "read_tokens": int(own.sum()) + 200 * dropped + is_train * (10 * cut + shared + 3 * bool(shared)),
                 "kept": documents,
                 "pieces": documents,
                 "tokens": int(own.sum()),
@@ -208,7 +208,9 @@ class DataResults:
                 "dropped_tokens": {"longer_than_row": dropped * 200} if dropped else {},
                 "truncated": {"rows": cut * is_train, "tokens": 10 * cut * is_train},
                 "split": {"rows": 0, "pieces": 0},
+                "mismatched_tokens": 0,
                 "shared_prompt_tokens": shared * is_train,
+                "shared_answer_tokens": 3 * is_train if shared else 0,
             }
             tokens[split] = counts[split]["read_tokens"]
             rows = sum(rows_by_length.values())

@@ -51,13 +51,17 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
         )
         assert came == went, (name, source)
     for name in {key[1] for key in tokens if key[0] == "pack"}:
-        gone = sum(tokens["pack", name, "", what] for what in ("dropped", "truncated", "shared prompts", "kept"))
+        gone = sum(
+            tokens["pack", name, "", what]
+            for what in ("dropped", "truncated", "shared prompts", "shared answers", "kept")
+        )
         assert tokens["pack", name, "", "read"] == gone, name
     assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
     assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
     assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
     assert tokens["pack", "chat-demo-128-aa", "", "truncated"] == 20
     assert tokens["pack", "pairs-demo-128-cc", "", "shared prompts"] == 50
+    assert tokens["pack", "pairs-demo-128-cc", "", "shared answers"] == 3
     assert rows["tokenize", "chat-tokens-aa", "", "tokenized"] == 80
     assert rows["corpus", "chat", "", "rows that hit"] == 2
 
@@ -89,6 +93,8 @@ def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
         ({"tokenized": {"train": 58}}, "train: 58 rows tokenized, but 60 read by packing"),
         ({"kept": 57}, "train: 60 rows read, but 57 packed and dropped"),
         ({"shared_prompt_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
+        ({"shared_answer_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
+        ({"mismatched_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
     ],
 )
 def test_a_pack_that_does_not_add_up_is_called_out(results, packed, gap):

@@ -12,7 +12,7 @@ from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_
 from snaketune.config.base import Model
 from snaketune.errors import SnaketuneError
 from snaketune.stages.clean import clean
-from snaketune.stages.fingerprint import fingerprint, read_inputs
+from snaketune.stages.fingerprint import fingerprint, read_files
 from snaketune.stages.jobs import Job
 from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
@@ -68,7 +68,7 @@ def test_every_part_of_the_fingerprint_counts(tmp_path, change):
 
 def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
     """Of nothing but these files, and what it holds of them."""
-    inputs = read_inputs({}, files, Path("results/.work"))
+    inputs = read_files(files, Path("results/.work"))
     return fingerprint(stage, {}, inputs, "c", "", None), inputs
 
 

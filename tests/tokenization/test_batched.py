@@ -1,6 +1,7 @@
 """Batched encoding gives what the ordinary path gives, on any text, for every kind of tokenizer, template and pair."""
 
 import json
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -195,6 +196,11 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
         own = laid_out.sequences.rows(np.array([number]))
         assert own.ids.tolist() == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
         assert (laid_out.prompt[number], laid_out.chosen[number]) == (len(pair.prompt_ids), len(pair.chosen_ids))
+        chosen = zip(pair.chosen_ids, pair.chosen_supervised)
+        alike = takewhile(
+            lambda both: both[0] == both[1], zip(chosen, zip(pair.rejected_ids, pair.rejected_supervised))
+        )
+        assert laid_out.common[number] == len(list(alike))
         supervised = [*np.zeros(len(pair.prompt_ids)), *pair.chosen_supervised, *pair.rejected_supervised]
         if pair.chosen_supervised.any() and pair.rejected_supervised.any() and len(pair.prompt_ids):
             assert own.supervised.tolist() == supervised

@@ -160,9 +160,14 @@ def test_prompts_of_pairs():
     row = laid_out([1, 2, 3, 4], [1, 2, 5, 6], [2, 3, 6, 7])
     assert row.prompt[0] == 2 and row.sequences.ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert row.supervised_runs[0].tolist() == [2, 6]
-    # What is supervised isn't shared, even if it is the same.
+    # What is supervised isn't part of the prompt, even if it is the same; it is told how much that is.
     row = laid_out([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
+    assert row.common[0] == 1
     assert (row.prompt[0], row.chosen[0], row.supervised_tokens[0]) == (1, 2, 4)
+    # As far as it is supervised alike.
+    assert laid_out([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 7]).common[0] == 1
+    assert laid_out([1, 2, 3], [1, 2], [1, 2, 4]).common[0] == 1
+    assert laid_out([1, 2, 3], [1, 2, 3], [1, 2, 4, 5]).common[0] == 2
     # Without a prompt, nothing predicts the first token of either.
     row = laid_out([1, 2], [3, 4], [0, 1, 2, 3])
     assert row.prompt[0] == 0 and row.supervised_runs[0].tolist() == [1, 2, 3, 4]

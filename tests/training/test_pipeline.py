@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
-from snaketune.models import logprobs
+from snaketune.models import at_once, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
@@ -111,16 +111,16 @@ def test_a_failed_run_goes_on_from_its_last_checkpoint_and_says_so(tmp_path, mon
 class ExplodesAtTheLastStep(SftTrainer):
     """The loss of the step after the last line of the log isn't a number."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         return loss * math.nan if self.state.global_step == self.state.max_steps - 1 else loss
 
 
 class LastUpdateOverflows(SftTrainer):
     """The loss is finite to the end, the last update isn't."""
 
-    def batch_loss(self, model, batch):
-        loss = super().batch_loss(model, batch)
+    def batch_loss(self, model, batch, totals):
+        loss = super().batch_loss(model, batch, totals)
         if self.state.global_step == self.state.max_steps - 1:
             loss.register_hook(lambda gradient: gradient * math.inf)
         return loss
@@ -156,9 +156,9 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     ids = np.random.default_rng(0).integers(4, VOCABULARY, (PAIRS, LENGTH), dtype=np.int32)
     labels = np.full_like(ids, -100)
     labels[:, 6:28] = ids[:, 6:28]
-    segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS), np.tile([0, 0], PAIRS))
-    starts = np.arange(PAIRS + 1) * 2
-    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, starts, np.tile([0, 1], PAIRS))
+    starts, tree = np.arange(PAIRS + 1) * 2, (np.tile([0, 0], PAIRS), np.tile([0, 1], PAIRS))
+    segments = (np.tile([18, 10], PAIRS), np.tile([0, 6], PAIRS))
+    batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, (*tree, starts))
     with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), columns(LENGTH, completions=True)) as writer:
         writer.write_batch(batch)
     documents = [{"split": "train", "row": r, "id": f"p{r}", "tokens": 28, "supervised": 22} for r in range(PAIRS)]
@@ -166,6 +166,7 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     manifest = {
         "format_version": "3.1",
         "kind": "preference",
+        "pairs": "pairs",
         "row_length": LENGTH,
         "records": {},
         "payload": describe_files(folder / "shards"),
@@ -175,10 +176,16 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     self_test(model, [rows], CPU, training=False)
     sums, counts = pair_logprobs_of(model, rows, CPU, "reference")
     (folder / "logps").mkdir()
-    names = schema().names
-    values = [[f"p{r}" for r in range(PAIRS)], ["train"] * PAIRS, *sums.T.tolist(), *counts.T.tolist()]
-    write_table(folder / "logps/logps.arrow", pa.table(dict(zip(names, values)), schema=schema()))
-    facts = {"inputs": {"model": ["m"], "pack": [packed.content]}, "dtype": "float32", "kernel": "sdpa", "records": {}}
+    ids = [f"p{r // 2}" for r in range(2 * PAIRS)]
+    values = [ids, ["train"] * 2 * PAIRS, [0, 1] * PAIRS, sums.flatten().tolist(), counts.flatten().tolist()]
+    write_table(folder / "logps/logps.arrow", pa.table(dict(zip(schema().names, values)), schema=schema()))
+    facts = {
+        "inputs": {"model": ["m"], "pack": ["pairs"]},
+        "dtype": "float32",
+        "weights_dtype": "float32",
+        "kernel": "sdpa",
+    }
+    facts |= {"spec": {"quantization": None, "base": None}, "records": {}}
     return packed, Artifact(
         folder / "ref.json", facts | {"payload": describe_files(folder / "logps")}, folder / "logps"
     )
@@ -198,7 +205,7 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
         return computed(model, batch)
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
-    monkeypatch.setattr(logprobs, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
     found = pair_logprobs_of(model, rows, CPU, "reference")
     torch.testing.assert_close(found[0], whole)
     assert torch.equal(found[1], counts)

@@ -133,7 +133,7 @@ class Kinds:
             precision=made.precision, frozen_weights=lora is not None, quantization=None, trust_remote_code=False,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
-        outcome = ref_logps.build(told, work, model=model, pack=packed)
+        outcome = ref_logps.build(told, work, model=[model], pack=packed)
         reference = chain.made(work.folder, outcome, told)
         reference.manifest["inputs"] = {"model": [model.content], "pack": [packed.content]}
         spec = DpoSpec(
@@ -142,7 +142,7 @@ class Kinds:
         )  # fmt: skip
         work = self.work(name)
         outcome = dpo.build(
-            spec, work, operation=executed(made, log_steps=1), model=model, pack=packed, ref_logps=reference
+            spec, work, operation=executed(made, log_steps=1), model=model, pack=packed, ref_logps=[reference]
         )
         self.results[name] = chain.made(work.folder, outcome, spec)
         self.histories[name] = outcome.run["history"]

@@ -91,15 +91,14 @@ class Chain:
 
     def dpo(self, name: str, start: Made, lora: Lora | None, quantization=None) -> tuple[Made, Artifact, list[float]]:
         made = training(epochs=3, warmup_fraction=0)
-        inputs = {"model": start.results[0], "beneath": start.results[1:]}
         told = RefLogpsSpec(
             precision=made.precision, frozen_weights=lora is not None, quantization=quantization, base=start.base,
             trust_remote_code=False,
         )  # fmt: skip
         work = self.work(f"{name}-reference")
-        outcome = ref_logps.build(told, work, pack=self.pairs, **inputs)
+        outcome = ref_logps.build(told, work, pack=self.pairs, **start.inputs)
         read = {role: [one.content for one in some] for role, some in start.inputs.items()}
-        reference = self.finish(work, outcome, told, read | {"pack": [self.pairs.content]})
+        reference = self.finish(work, outcome, told, read | {"pack": [self.pairs.manifest["pairs"]]})
         lora = lora and lora.model_copy(update={"merge": self.merge})
         spec = DpoSpec(
             loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=quantization, base=start.base,
@@ -111,8 +110,9 @@ class Chain:
             work,
             operation=executed(spec.training, log_steps=1),
             pack=self.pairs,
-            ref_logps=reference,
-            **inputs,
+            ref_logps=[reference],
+            model=start.results[0],
+            beneath=start.results[1:],
         )
         result = self.finish(work, outcome, spec)
         made = self.made(result, start) if lora else Made([result])
@@ -230,7 +230,7 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
     )  # fmt: skip
     with pytest.raises(SnaketuneError, match=r"doesn't belong to this run \(model: "):
         dpo.build(
-            spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=reference,
+            spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=[reference],
             model=two.results[0], beneath=other.results,
         )  # fmt: skip
 

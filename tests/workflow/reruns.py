@@ -107,7 +107,15 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
     "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
     "dpo.label_smoothing": ({"dpo.run.label_smoothing": 0.1}, DPO),
-    # The reference must see the weights as the policy does: frozen ones have the data type of the computation.
+    "dpo.reference.path": ({"dpo.run.reference": PRETRAINED}, REF),
+    "dpo.reference.revision": ({"dpo.run.reference": {**PRETRAINED, "revision": "f00"}}, REF),
+    "dpo.reference.trust_remote_code": ({"dpo.run.reference": {**PRETRAINED, "trust_remote_code": True}}, REF),
+    # What is gathered is there; which parts it would be made of doesn't matter.
+    "dpo.reference_pass.parts": ({"dpo.run.reference_pass": {"parts": 2}}, set()),
+    "dpo.reference_pass.token_logps": ({"dpo.run.reference_pass": {"token_logps": True}}, REF),
+    "dpo.reference_pass.share_kernels": ({"dpo.run.reference_pass": {"share_kernels": True}}, set()),
+    # The reference must see the weights as the policy does: frozen ones have the data type of the computation. Where that is
+    # float32, there is nothing to compute (test_references.py).
     "dpo.lora.rank": ({"dpo.run.lora": LORA}, REF),
     "dpo.lora.alpha": ({"dpo.run.lora": {**LORA, "alpha": 8}}, REF),
     "dpo.lora.dropout": ({"dpo.run.lora": {**LORA, "dropout": 0.1}}, REF),
@@ -191,6 +199,10 @@ SINGLE = {
     "sft.quantization.double": (
         ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {}}, {"sft.run.quantization.double": False}, {"sft"}
     ),
+    "dpo.lora": (
+        ADOPTED | {"sft.run.lora": LORA, "dpo.run.lora": LORA}, {"dpo.run.lora": "continued"}, {"ref_logps", "dpo"}
+    ),
+    "dpo.reference_pass.parts": ({}, {"dpo.run.reference_pass": {"parts": 3}}, set()),
     "dpo.lora.rank": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rank": 5}, {"dpo"}),
     "dpo.lora.alpha": ({"dpo.run.lora": LORA}, {"dpo.run.lora.alpha": 5}, {"dpo"}),
     "dpo.lora.dora": ({"dpo.run.lora": LORA}, {"dpo.run.lora.dora": True}, {"dpo"}),

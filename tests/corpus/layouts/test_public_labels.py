@@ -39,6 +39,11 @@ def test_labels_of_single_completions(spell):
     assert reasons(made) == ["row", "part"]
     row = made[0].row
     assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("U q", "A x", "A y")
+    lone = read_all(raws, "unpaired")
+    assert [(spelled(one.row.prompt), spelled(one.row.completion), one.row.label) for one in lone] == [
+        ("U q", "A x", True),
+        ("U q", "A y", False),
+    ]
     # A bad completion is never taken for something to learn.
     assert reasons(read_all(raws, CONVERSATIONS)) == ["wrong_kind"] * 2
 

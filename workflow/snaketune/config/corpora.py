@@ -152,8 +152,9 @@ class Decontamination(Model):
 class CorpusContent(Model):
     """Everything that shapes the rows."""
 
-    kind: Literal["conversations", "preferences", "text"]
-    """`text` is for continued pre-training: documents, of which every token is supervised."""
+    kind: Literal["conversations", "preferences", "unpaired", "text"]
+    """`unpaired` is for the losses of single completions, of which each has a label, good or bad. `text` is for continued
+    pre-training: documents, of which every token is supervised."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     """Where the rows come from, in this order."""
     held_out: Fraction = 0.05
@@ -185,6 +186,9 @@ class CorpusContent(Model):
                     raise ValueError(f"documents have one column, named by fields.text; found {found}")
                 if source.speakers:
                     raise ValueError("nobody speaks in documents; leave `speakers` out")
+            if self.kind == "unpaired" and (source.layout not in ("auto", "unpaired") or source.fields.prompt):
+                found = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
+                raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {found}")
         if self.kind == "text" and (self.repair or self.answer_pattern):
             key = "repair" if self.repair else "answer_pattern"
             raise ValueError(f"{key} is for turns, and documents have none; leave it out")
@@ -203,7 +207,7 @@ class CorpusContent(Model):
 
 
 class Corpus(CorpusContent):
-    """Raw rows to canonical conversations or preference pairs, split by prompt."""
+    """Raw rows to canonical conversations, preference pairs or labelled completions, split by prompt."""
 
     parts: Annotated[int, Field(ge=1, le=128)] | None = None
     """Jobs that tokenize and write it side by side; the result is the same for any number. Default: one for each 256 MB

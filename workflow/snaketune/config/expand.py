@@ -19,6 +19,8 @@ from snaketune.errors import SnaketuneError
 RUN_SECTIONS = ("sft", "dpo")
 # Of two keys that stand for each other, an heir's own replaces the inherited one.
 INSTEAD = {"base": {"use_base"}, "use_base": {"base"}}
+# Mappings that mean something as a whole: an heir's own isn't added to the inherited one.
+WHOLE = ("loss",)
 
 
 def expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, tuple[str, ...]]]]:
@@ -70,7 +72,7 @@ def _inherit(section: str, name: str, runs: dict[str, Any], heirs: tuple[str, ..
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in WHOLE
         merged[key] = _merge(merged[key], value) if both else value
     return merged
 

@@ -83,3 +83,8 @@ class Execution(Operation):
     """As in `training`."""
     calibration: str = ""
     """Manifest of the curve that `auto` goes by; empty where there is none."""
+    share_kernels: bool = False
+    """As in `dpo.reference_pass`."""
+    parts: str | None = None
+    """Pattern of the manifests of a reference pass' parts, such as `results/ref_pass/x/*-of-4/manifest.json`; none where there
+    are none."""

@@ -6,6 +6,7 @@ from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator,
 
 from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.corpora import regex
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
 from snaketune.config.optimizers import OptimizerName, check_optimizer, check_shared
 from snaketune.config.paths import LocalPath
@@ -14,7 +15,6 @@ from snaketune.config.schedules import ScheduleName, check_schedule, checked_opt
 RowLength = Annotated[int, Field(ge=8, le=2**20)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-DpoLoss = Literal["sigmoid", "ipo", "hinge"]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 PackingStrategy = Literal["best-fit-decreasing", "wrapped", "none"]
@@ -104,7 +104,7 @@ class Packing(Model):
             return self.overflow
         if self.strategy == "none":
             return "drop"
-        return {"conversations": "truncate", "preferences": "drop", "text": "split"}[kind]
+        return {"conversations": "truncate", "text": "split"}.get(kind, "drop")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -177,6 +177,11 @@ class Quantization(Model):
     """The 4-bit data type."""
     double: bool = True
     """Quantizes the quantization constants too."""
+
+
+def _kind_of_lora(lora: Any) -> str:
+    """Text can only be the one word that there is."""
+    return "continued" if isinstance(lora, str) else "Lora"
 
 
 class Learning(Model):
@@ -301,29 +306,49 @@ class Sft(Model):
         return _possible_together(self)
 
 
-class Dpo(Model):
-    """Direct preference optimization (Rafailov et al., 2023), starting from and measured against an SFT run."""
+class ReferencePass(Model):
+    """How the reference's log-probabilities are computed: once for all runs that agree on weights, pairs, data type and kernel.
+    Editing these recomputes none that are there already."""
+
+    parts: PositiveInt = 1
+    """Jobs that share the pairs; their results are gathered into one."""
+    token_logps: bool = False
+    """Keeps the log-probability of every token too. A loss that needs them asks for them by itself."""
+    share_kernels: bool = False
+    """Takes log-probabilities in the same data type that another attention kernel computed (sdpa, varlen, flash; on a CPU or a
+    GPU), which are the same but for rounding."""
+
+
+class Dpo(PreferenceLoss):
+    """Preference optimization, direct (Rafailov et al., 2023) and of its kin, starting from an SFT run and, where the loss has
+    a reference, measured against it."""
 
     from_: Annotated[Name, Field(alias="from")]
-    """The SFT run whose model is both the start and the reference."""
+    """The SFT run whose model is the start, and the reference too unless `reference` names another."""
+    reference: Pretrained | None = None
+    """Another model as the reference, whose tokens have the same ids."""
+    reference_pass: ReferencePass = ReferencePass()
     corpus: Name
-    """Preferences to train on."""
+    """Preferences to train on; of `kto` and `apo_zero_unpaired`, a corpus of kind `unpaired`."""
     packing: Packing = Packing()
-    loss: DpoLoss = "sigmoid"
-    """As TRL names it: DPO's own, IPO (Azar et al., 2023) or SLiC's hinge (Zhao et al., 2023)."""
-    beta: PositiveFloat = 0.1
-    """How strongly the model is held to its reference; IPO's tau."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the labels taken to be wrong (sigmoid only)."""
     training: Training
-    lora: Lora | None = None
+    lora: (
+        Annotated[
+            Annotated[Lora, Tag("Lora")] | Annotated[Literal["continued"], Tag("continued")],
+            Discriminator(_kind_of_lora),
+        ]
+        | None
+    ) = None
+    """`continued` trains the adapter of the SFT run further, and what comes out is as its `lora` says."""
     quantization: Quantization | None = None
     operation: Operation = Operation()
 
     @model_validator(mode="after")
     def _possible(self) -> "Dpo":
-        if self.label_smoothing and self.loss != "sigmoid":
-            raise ValueError(f"label_smoothing belongs to the sigmoid loss, not to {self.loss}")
+        if not self.needs_reference and (self.reference or self.reference_pass != ReferencePass()):
+            raise ValueError(
+                f"loss {self.loss} has no reference, so `reference` and `reference_pass` say nothing; leave them out"
+            )
         if self.packing.strategy == "none":
             raise ValueError("dpo trains on packed pairs; packing.strategy can't be `none` here")
         if self.packing.strategy == "wrapped" or self.packing.overflow == "split":

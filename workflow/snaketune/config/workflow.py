@@ -57,9 +57,14 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
             )
     for name, run in config.dpo.items():
         _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
-        _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "preferences")
+        _known_corpus(f"dpo.{name}.corpus", run.corpus, config, "unpaired" if run.unpaired else "preferences")
         _trains(f"dpo.{name}.corpus", run.corpus, config)
         _fits(f"dpo.{name}", run.packing, _first(run.from_, config))
+        if run.lora == "continued" and not config.sft[run.from_].lora:
+            raise SnaketuneError(
+                f"dpo.{name}.lora: continued trains the adapter of sft:{run.from_} further, which has none (no `lora`); give "
+                "this run a lora of its own, or leave it out"
+            )
         _check_training(f"dpo.{name}.training", run.training)
     for name, evaluation in config.eval.items():
         for reference in evaluation.models:

@@ -1,8 +1,8 @@
 """Canonical rows: what every layout is turned into, its id, and its Arrow schema.
 
 A conversation is turns that alternate and end on the assistant. A preference is a prompt that ends where the assistant
-is to speak, and two different completions of it. Text is kept exactly as it came, NUL characters included; only a lone
-surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
+is to speak, and two different completions of it; what is unpaired has one, and whether that is good. Text is kept exactly as it
+came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
 
 A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised says `supervised: False`; in
 memory the key is left out elsewhere, on disk it is always there.
@@ -25,6 +25,9 @@ SCHEMAS = {
     "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *BESIDE]),
     "preferences": pa.schema(
         [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE]
+    ),
+    "unpaired": pa.schema(
+        [("id", pa.string()), ("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), *BESIDE]
     ),
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]
@@ -69,6 +72,7 @@ class Conversation:
     notes: tuple[str, ...] = ()
 
     kind = "conversations"
+    columns = ("messages",)
 
     @property
     def opening(self) -> list[Message]:
@@ -99,6 +103,7 @@ class Preference:
     notes: tuple[str, ...] = ()
 
     kind = "preferences"
+    columns = ("prompt", "chosen", "rejected")
 
     @property
     def opening(self) -> list[Message]:
@@ -116,7 +121,38 @@ class Preference:
         return self.chosen[-1]["content"]
 
 
-Row = Conversation | Preference
+@dataclass(kw_only=True, slots=True)
+class Unpaired:
+    """A prompt, a completion, and whether that is good. `answer` is its checkable answer."""
+
+    prompt: list[Message]
+    completion: list[Message]
+    label: bool
+    tools: str | None = None
+    answer: str | None = None
+    task: str | None = None
+    notes: tuple[str, ...] = ()
+
+    kind = "unpaired"
+    columns = ("prompt", "completion")
+
+    @property
+    def opening(self) -> list[Message]:
+        """The turns that the split goes by."""
+        return self.prompt
+
+    @property
+    def turns(self) -> list[Message]:
+        """All turns."""
+        return self.prompt + self.completion
+
+    @property
+    def reply(self) -> str:
+        """The text that an answer pattern searches."""
+        return self.completion[-1]["content"]
+
+
+Row = Conversation | Preference | Unpaired
 
 
 def content_hash(row: Row) -> int:
@@ -137,6 +173,8 @@ def content_hash(row: Row) -> int:
     )
     if isinstance(row, Preference):
         spelled = f"{len(row.prompt)}:{len(row.chosen)}:{spelled}"
+    elif isinstance(row, Unpaired):
+        spelled = f"{len(row.prompt)}:{'good' if row.label else 'bad'}:{spelled}"
     if row.tools:
         tools = _sorted(row.tools)
         spelled = f"tools:{len(tools)}:{tools}{spelled}"

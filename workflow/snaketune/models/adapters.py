@@ -194,7 +194,14 @@ def put_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     Raises:
         SnaketuneError: it doesn't fit the model.
     """
-    adapted, tensors = _adapt(model, LoraConfig.from_pretrained(str(folder))), load_file(folder / TENSORS)
+    adapted = _adapt(model, LoraConfig.from_pretrained(str(folder)))
+    fill_adapter(adapted, folder)
+    return adapted
+
+
+def fill_adapter(adapted: PeftModel, folder: Path) -> None:
+    """Give adapters the values that `save_adapter` wrote; raises as `put_adapter`."""
+    tensors = load_file(folder / TENSORS)
     wanted = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     # peft would leave what it doesn't find as it was drawn.
     if lacking := sorted(wanted.keys() - tensors.keys()):
@@ -205,7 +212,6 @@ def put_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         raise SnaketuneError(
             f"{folder} doesn't fit the model beneath it: {str(error).splitlines()[-1].strip()}"
         ) from None
-    return adapted
 
 
 def merge(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -11,7 +11,9 @@ from snaketune.packing.segments import Layout, layout_of
 from snaketune.packing.shards import IGNORED
 
 
-def collate(rows: Sequence[dict[str, Any]], kernel: str, bounds: Bounds | None = None) -> dict[str, Any]:
+def collate(
+    rows: Sequence[dict[str, Any]], kernel: str, bounds: Bounds | None = None, prompts: bool = False
+) -> dict[str, Any]:
     """B rows, laid end to end (T tokens in all).
 
     The pair [abCD][EF] of `packing.segments`, C to F supervised: b predicts both C and E, and is projected once.
@@ -21,6 +23,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, bounds: Bounds | None =
 
     Args:
         bounds: of all batches of a run.
+        prompts: of pairs, whether the prompts of chosen completions are supervised too; they are members of no completion.
 
     Returns:
         input_ids: int64[1, T].
@@ -30,37 +33,56 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, bounds: Bounds | None =
         target_documents: int64[N], the document that each supervised token is in.
         members, member_completions: int64[M], of preferences: which of the N tokens count for which of the C completions. One
             that several completions go through counts for each of them.
+        sequence_members, sequence_pairs: int64, with `prompts`: which of the N tokens are in which pair's chosen sequence.
     """
     placed = layout_of(rows)
     labels_T = np.concatenate([row["labels"] for row in rows])
-    supervised_N = np.flatnonzero((labels_T != IGNORED) & (placed.parents >= 0))
+    ids_T = np.concatenate([row["input_ids"] for row in rows]).astype(np.int64)
+    labelled_T = (labels_T != IGNORED) & (placed.parents >= 0)
+    supervised_T = labelled_T
+    if prompts:
+        chosen = placed.completions[::2]
+        supervised_T = labelled_T.copy()
+        supervised_T[
+            placed.sequence_tokens(chosen.repeat(placed.sequence_lengths[chosen]), _columns(placed, chosen))
+        ] = True
+        supervised_T &= placed.parents >= 0
+    supervised_N = np.flatnonzero(supervised_T)
     sources_U, rows_N = placed.parents[supervised_N], np.arange(len(supervised_N))
     if placed.prefixed:
         sources_U, rows_N = np.unique(sources_U, return_inverse=True)
     batch = {
-        "input_ids": torch.from_numpy(np.concatenate([row["input_ids"] for row in rows]).astype(np.int64))[None],
+        "input_ids": torch.from_numpy(ids_T)[None],
         "segments": segments_for(kernel, placed, bounds),
         "sources": torch.from_numpy(sources_U),
         "source_rows": torch.from_numpy(rows_N),
-        "targets": torch.from_numpy(labels_T[supervised_N].astype(np.int64)),
+        "targets": torch.from_numpy(ids_T[supervised_N]),
         "target_documents": torch.from_numpy(placed.document_of[supervised_N]),
     }
-    return batch | (_members(placed, supervised_N) if "completions" in rows[0] else {})
-
-
-def _members(placed: Layout, supervised_N: np.ndarray) -> dict[str, torch.Tensor]:
-    """Which supervised tokens each completion goes through."""
+    if "completions" not in rows[0]:
+        return batch
     number_T = np.full(placed.tokens, -1)
     number_T[supervised_N] = np.arange(len(supervised_N))
-    lengths_C = placed.sequence_lengths[placed.completions]
-    completion_Q = np.repeat(np.arange(len(lengths_C)), lengths_C)
-    column_Q = np.arange(len(completion_Q)) - np.repeat(np.cumsum(lengths_C) - lengths_C, lengths_C)
-    member_Q = number_T[placed.sequence_tokens(placed.completions[completion_Q], column_Q)]
+    members, completions = _members(placed, placed.completions, np.where(labelled_T, number_T, -1))
+    batch |= {"members": members, "member_completions": completions}
+    if prompts:
+        members, pairs = _members(placed, placed.completions[::2], number_T)
+        batch |= {"sequence_members": members, "sequence_pairs": pairs}
+    return batch
+
+
+def _members(placed: Layout, segments_C: np.ndarray, number_T: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which numbered tokens (-1: none) are in the sequences of some segments, in their order; and in which of these."""
+    completion_Q = np.repeat(np.arange(len(segments_C)), placed.sequence_lengths[segments_C])
+    member_Q = number_T[placed.sequence_tokens(segments_C[completion_Q], _columns(placed, segments_C))]
     found_Q = member_Q >= 0
-    return {
-        "members": torch.from_numpy(member_Q[found_Q]),
-        "member_completions": torch.from_numpy(completion_Q[found_Q]),
-    }
+    return torch.from_numpy(member_Q[found_Q]), torch.from_numpy(completion_Q[found_Q])
+
+
+def _columns(placed: Layout, segments_C: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ... of the sequence of each of some segments, laid end to end."""
+    lengths_C = placed.sequence_lengths[segments_C]
+    return np.arange(lengths_C.sum()) - np.repeat(np.cumsum(lengths_C) - lengths_C, lengths_C)
 
 
 def on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

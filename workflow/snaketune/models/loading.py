@@ -114,6 +114,18 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
     """Refuse tokens that the base has learned as other ones; new ones beside its own are fine."""
+    if (own := own_tokenizer(base)) is None:
+        return
+    known = own.get_vocab(with_added_tokens=False)
+    if strangers := chat.strangers(known):
+        raise SnaketuneError(
+            f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
+            f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"
+        )
+
+
+def own_tokenizer(base: Pretrained) -> Tokenizer | None:
+    """The tokenizer that comes with a model; None where it brings none in a file of this kind."""
     file = cached_file(
         base.path,
         "tokenizer.json",
@@ -122,14 +134,7 @@ def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
     )
-    if file is None:
-        return
-    known = Tokenizer.from_file(file).get_vocab(with_added_tokens=False)
-    if strangers := chat.strangers(known):
-        raise SnaketuneError(
-            f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
-            f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"
-        )
+    return file and Tokenizer.from_file(file)
 
 
 def _check_loaded(path: str, loaded: dict[str, Any]) -> None:

@@ -5,11 +5,14 @@ predict a supervised token are projected to the vocabulary, a chunk of them at a
 and not T x V, and never holds as much.
 """
 
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from snaketune.models.at_once import AtOnce
 from snaketune.models.batches import collate, on_device
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
@@ -69,11 +72,6 @@ def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.
     return sums_C.reshape(-1, 2), counts_C.reshape(-1, 2)
 
 
-# Tokens of a forward pass without gradients, to begin with: on a GPU enough to be busy.
-FORWARD_TOKENS = {"cuda": 32768}
-FORWARD_TOKENS_ELSEWHERE = 8192
-
-
 def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, what: str):
     """Run all rows through `model`, in order; where memory runs out, half as many of them at once.
 
@@ -82,29 +80,36 @@ def losses_by_batch(model: torch.nn.Module, rows: PackedRows, compute: Compute, 
     Yields:
         Each batch, and its float32[N] losses.
     """
+    done = ((batch, losses_N) for _, batch, losses_N in passes(model, rows, range(len(rows)), compute, what))
+    at_once = AtOnce(rows.row_length, compute.device).rows
+    yield from progress(done, what, "batches", -(-len(rows) // at_once))
+
+
+def passes(
+    model: torch.nn.Module, rows: PackedRows, numbers: Sequence[int], compute: Compute, what: str
+) -> Iterator[tuple[Sequence[int], dict[str, Any], torch.Tensor]]:
+    """The same for some of the rows, whose numbers come with each batch."""
     model.eval()
-    at_once = max(1, FORWARD_TOKENS.get(compute.device.type, FORWARD_TOKENS_ELSEWHERE) // rows.row_length)
-    yield from progress(_batches(model, rows, compute, at_once, what), what, "batches", -(-len(rows) // at_once))
-
-
-def _batches(model: torch.nn.Module, rows: PackedRows, compute: Compute, at_once: int, what: str):
-    done = 0
-    while done < len(rows):
-        chunk = [rows[r] for r in range(done, min(done + at_once, len(rows)))]
-        found = None
+    at_once, done = AtOnce(rows.row_length, compute.device), 0
+    while done < len(numbers):
+        some, found, started = numbers[done : done + at_once.rows], None, time.monotonic()
         try:
-            found = _forward(model, chunk, compute)
+            found = _forward(model, [rows[row] for row in some], compute)
         except Exception as error:
-            if at_once == 1 or not ran_out(error):
+            if at_once.rows == 1 or not ran_out(error):
                 raise
-        if found:
-            done += len(chunk)
-            yield found
-        else:
+        if found is None:
             # Not in the handler, whose traceback holds on to tensors.
-            at_once //= 2
+            at_once.ran_out()
             start_again(compute.device)
-            print(f"{what}: out of memory; going on with {at_once} rows at once", flush=True)
+            print(f"{what}: out of memory; going on with {at_once.rows} rows at once", flush=True)
+            continue
+        if at_once.grows and len(some) == at_once.rows:
+            if compute.device.type != "cpu":
+                torch.accelerator.synchronize(compute.device)
+            at_once.passed(found[0]["segments"].layout.document_tokens, time.monotonic() - started)
+        done += len(some)
+        yield some, *found
 
 
 @torch.no_grad()

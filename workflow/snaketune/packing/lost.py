@@ -1,13 +1,13 @@
 """What is lost because rows are short, and how long they would have to be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from snaketune.packing.pieces import Losses, pieces_of
+from snaketune.packing.pieces import Losses
 from snaketune.stages.specs import PlanSpec
 
 # Reasons to drop that longer rows would take away.
@@ -15,6 +15,8 @@ TOO_SHORT = ("longer_than_row", "prompt_fills_row", "nothing_supervised_in_a_row
 WORTH_A_WARNING = 0.02
 KEPT = 0.99
 STEP = 64
+# Cuts all sequences of a split to rows of so many tokens, and counts what is lost.
+Cut = Callable[[int, Losses], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +37,19 @@ class Lost:
 
 
 def lost_to_length(
-    spec: PlanSpec, row_length: int, batches: Sequence[pa.RecordBatch], losses: Losses, read: dict[str, int]
+    spec: PlanSpec, row_length: int, index: pa.Table, losses: Losses, read: dict[str, int], cut: Cut
 ) -> Lost:
     """What rows of `row_length` tokens lose.
 
     Args:
-        batches: of the index of the split.
-        losses: what was counted when its pieces were made.
+        index: of the split.
+        losses: what was counted when it was cut.
         read: rows and tokens of the split.
     """
     lost = _lost(losses)
     if not is_worth_a_warning(lost.rows, lost.tokens, read["rows"], read["tokens"]):
         return lost
-    return Lost(rows=lost.rows, tokens=lost.tokens, enough=_enough(spec, row_length, batches))
+    return Lost(rows=lost.rows, tokens=lost.tokens, enough=_enough(spec, row_length, index, cut))
 
 
 def is_worth_a_warning(rows: int, tokens: int, all_rows: int, all_tokens: int) -> bool:
@@ -82,10 +84,9 @@ def _lost(losses: Losses) -> Lost:
     )
 
 
-def _enough(spec: PlanSpec, row_length: int, batches: Sequence[pa.RecordBatch]) -> int:
-    lengths = np.concatenate([batch.column("length").to_numpy() for batch in batches]).astype(np.int64)
-    supervised = np.concatenate([batch.column("supervised").to_numpy() for batch in batches]) > 0
-    lengths = np.sort(lengths[supervised])
+def _enough(spec: PlanSpec, row_length: int, index: pa.Table, cut: Cut) -> int:
+    lengths = (index["length"].to_numpy() - index["common"].to_numpy()).astype(np.int64)
+    lengths = np.sort(lengths[index["supervised"].to_numpy() > 0])
     total = int(lengths.sum())
     # Rows in which what fits whole is enough.
     whole = np.searchsorted(np.cumsum(lengths), KEPT * total)
@@ -94,7 +95,7 @@ def _enough(spec: PlanSpec, row_length: int, batches: Sequence[pa.RecordBatch]) 
 
     def keeps_enough(steps: int) -> bool:
         losses = Losses()
-        pieces_of(spec, steps * STEP, batches, losses)
+        cut(steps * STEP, losses)
         return _lost(losses).tokens <= (1 - KEPT) * total
 
     # Where sequences are dropped whole, no shorter row will do.

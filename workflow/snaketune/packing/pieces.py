@@ -1,15 +1,12 @@
-"""What of each sequence goes into rows: all of it, or, where it is longer than a row, what the overflow policy leaves.
+"""What of each conversation goes into rows: all of it, or, where it is longer than a row, what the overflow policy leaves.
 
-A piece is a range of a conversation's tokens, or one range in each half of a pair:
-
-    conversation   [ start ........ stop )                                   one segment
-    pair           [ start ... prompt | chosen ... stop )  [ second ... )    two segments, the second sees the prompt
-
-Pieces of whole sequences are made for a batch at a time; only sequences that are longer than a row cost a loop.
+A piece is a stretch of a sequence's tokens that becomes one segment of a row. Conversations give one piece, or several where
+they are split; `trees` makes pieces of pairs. Pieces of whole conversations are made for a batch at a time; only those that are
+longer than a row cost a loop.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,22 +19,22 @@ from snaketune.stages.specs import PlanSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """K pieces, in the order of their sequences; all arrays are int32[K].
+    """K pieces; all arrays are int32[K].
 
     Attributes:
         sequence: the number of the sequence within its split.
         start, stop: its tokens.
-        second_start, second_stop: those of a pair's rejected completion; 0, 0 in conversations.
-        prefix: tokens of a pair's prompt.
-        supervised: supervised tokens.
+        prefix: how many tokens it sees besides its own.
+        prefix_segment: whose these are: the number of a piece before it among those that stay together, as segments of a row
+            are numbered; its own where it sees none.
+        supervised: supervised tokens of its own.
     """
 
     sequence: np.ndarray
     start: np.ndarray
     stop: np.ndarray
-    second_start: np.ndarray
-    second_stop: np.ndarray
     prefix: np.ndarray
+    prefix_segment: np.ndarray
     supervised: np.ndarray
 
     def __len__(self) -> int:
@@ -45,7 +42,7 @@ class Pieces:
 
     @property
     def tokens(self) -> np.ndarray:
-        return self.stop - self.start + self.second_stop - self.second_start
+        return self.stop - self.start
 
     def take(self, which: np.ndarray) -> "Pieces":
         return Pieces(**{name: getattr(self, name)[which] for name in COLUMNS})
@@ -55,6 +52,13 @@ class Pieces:
         """All of `parts`, in order."""
         empty = [np.empty(0, np.int32)]
         return cls(**{name: np.concatenate([getattr(p, name) for p in parts] or empty) for name in COLUMNS})
+
+    @classmethod
+    def alone(cls, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray, supervised: np.ndarray) -> "Pieces":
+        """Pieces that stay by themselves and see nothing but their own tokens."""
+        none = np.zeros(len(sequence), np.int32)
+        columns = (sequence, start, stop, none, none, supervised)
+        return cls(**{name: column.astype(np.int32) for name, column in zip(COLUMNS, columns, strict=True)})
 
 
 COLUMNS = tuple(f.name for f in fields(Pieces))
@@ -79,14 +83,14 @@ class Losses:
 
 
 def pieces_of(spec: PlanSpec, row_length: int, batches: Iterable[pa.RecordBatch], losses: Losses) -> Pieces:
-    """The pieces of all sequences of a split.
+    """The pieces of all conversations of a split.
 
     Args:
         row_length: tokens of the longest rows.
         batches: of the index that `tokenize` wrote.
         losses: counts what is left out.
     Raises:
-        SnaketuneError: a sequence longer than a row where `overflow` is `raise`.
+        SnaketuneError: a conversation longer than a row where `overflow` is `raise`.
     """
     parts, first = [], 0
     for batch in batches:
@@ -96,41 +100,37 @@ def pieces_of(spec: PlanSpec, row_length: int, batches: Iterable[pa.RecordBatch]
 
 
 class _Batch:
-    """The sequences of one batch of the index."""
+    """The conversations of one batch of the index."""
 
     def __init__(self, batch: pa.RecordBatch, first: int, losses: Losses):
         self.ids, self.first, self.losses = batch.column("id"), first, losses
         self.length = batch.column("length").to_numpy()
         self.supervised = batch.column("supervised").to_numpy()
-        self.prompt, self.chosen = batch.column("prompt").to_numpy(), batch.column("chosen").to_numpy()
         self.control_text = batch.column("control_text").to_numpy(zero_copy_only=False)
         self.runs, self.turn_ends = batch.column("supervised_runs"), batch.column("turn_ends")
 
     def pieces(self, spec: PlanSpec, row_length: int) -> Pieces:
-        pairs = spec.kind == "preference"
         left = np.ones(len(self.length), bool)
         if spec.strategy == "none":
             # TRL would take such text for control tokens.
             self._drop(left, self.control_text, "control_token_in_text")
-        self._drop(left, ~self._both_supervised() if pairs else self.supervised == 0, "nothing_supervised")
+        self._drop(left, self.supervised == 0, "nothing_supervised")
         too_long = left & (self.length > row_length)
         if spec.strategy == "wrapped" or not too_long.any():
             return self._whole(left)
         if spec.overflow == "raise":
             at = int(too_long.argmax())
             raise SnaketuneError(
-                f"{'pair' if pairs else 'conversation'} {self.ids[at]} has {self.length[at]} tokens, packing.length is "
-                f"{row_length}; raise the length, or set packing.overflow to drop, truncate or split"
+                f"conversation {self.ids[at]} has {self.length[at]} tokens, packing.length is {row_length}; raise the length, "
+                "or set packing.overflow to drop, truncate or split"
             )
         if spec.overflow == "drop":
             self._drop(left, self.length > row_length, "longer_than_row")
             return self._whole(left)
-        cut: Callable[[int, int], list[tuple[int, ...]]] = self._split
-        if spec.overflow == "truncate":
-            cut = self._truncated_pair if pairs else self._truncated
+        cut = self._truncated if spec.overflow == "truncate" else self._split
         made = [piece for at in np.flatnonzero(too_long).tolist() for piece in cut(at, row_length)]
-        columns = np.array(made, np.int32).reshape(-1, len(COLUMNS)).T
-        both = Pieces.joined([self._whole(left & ~too_long), Pieces(**dict(zip(COLUMNS, columns)))])
+        columns = np.array(made, np.int32).reshape(-1, 4).T
+        both = Pieces.joined([self._whole(left & ~too_long), Pieces.alone(*columns)])
         return both.take(np.argsort(both.sequence, kind="stable"))
 
     def _drop(self, left: np.ndarray, which: np.ndarray, reason: str) -> None:
@@ -138,63 +138,22 @@ class _Batch:
         self.losses.drop(reason, int(which.sum()), int(self.length[which].sum()))
         left &= ~which
 
-    def _both_supervised(self) -> np.ndarray:
-        """bool: whether both completions of a pair have a supervised token."""
-        offsets, runs = self.runs.offsets.to_numpy(), self.runs.values.to_numpy()
-        seam = self.prompt + self.chosen
-        both = np.diff(offsets) > 0
-        some = offsets[:-1][both], offsets[1:][both] - 1
-        both[both] = (runs[some[0]] < seam[both]) & (runs[some[1]] > seam[both])
-        return both
-
     def _whole(self, which: np.ndarray) -> Pieces:
-        at = np.flatnonzero(which).astype(np.int32)
-        prompt, length = self.prompt[at], self.length[at]
-        seam = prompt + self.chosen[at]
-        # A conversation has no second half; of a pair, the first ends where the second begins.
-        stop = np.where(seam > 0, seam, length)
-        second = np.where(seam > 0, [seam, length], 0).astype(np.int32)
-        return Pieces(
-            sequence=self.first + at,
-            start=np.zeros(len(at), np.int32),
-            stop=stop.astype(np.int32),
-            second_start=second[0],
-            second_stop=second[1],
-            prefix=prompt,
-            supervised=self.supervised[at],
-        )
+        at = np.flatnonzero(which)
+        return Pieces.alone(self.first + at, np.zeros(len(at), np.int32), self.length[at], self.supervised[at])
 
     def _truncated(self, at: int, row_length: int) -> list[tuple[int, ...]]:
         """A conversation up to the last turn that is over within a row, if something is supervised by then."""
         stop = self._turn_end(at, 0, row_length)
-        if stop and not self._supervised(at, 0, stop):
-            stop = 0
-        return self._kept(at, 0, stop or row_length)
-
-    def _truncated_pair(self, at: int, row_length: int) -> list[tuple[int, ...]]:
-        """A pair with its completions cut to what the prompt leaves of a row; a short one leaves more to the other."""
-        prompt, chosen, length = (int(column[at]) for column in (self.prompt, self.chosen, self.length))
-        rejected = length - prompt - chosen
-        room = max(row_length - prompt, 0)
-        kept_chosen = min(chosen, max(room // 2, room - rejected))
-        kept_rejected = min(rejected, room - kept_chosen)
-        stop, second = prompt + kept_chosen, prompt + chosen
-        supervised = [self._supervised(at, prompt, stop), self._supervised(at, second, second + kept_rejected)]
-        if not all(supervised):
-            self.losses.drop("prompt_fills_row", 1, length)
-            return []
-        self.losses.truncated_rows += 1
-        self.losses.truncated_tokens += length - prompt - kept_chosen - kept_rejected
-        return [(self.first + at, 0, stop, second, second + kept_rejected, prompt, sum(supervised))]
-
-    def _kept(self, at: int, start: int, stop: int) -> list[tuple[int, ...]]:
-        supervised, length = self._supervised(at, start, stop), int(self.length[at])
+        if not stop or not self._supervised(at, 0, stop):
+            stop = row_length
+        supervised, length = self._supervised(at, 0, stop), int(self.length[at])
         if not supervised:
             self.losses.drop("nothing_supervised_in_a_row", 1, length)
             return []
         self.losses.truncated_rows += 1
         self.losses.truncated_tokens += length - stop
-        return [(self.first + at, start, stop, 0, 0, 0, supervised)]
+        return [(self.first + at, 0, stop, supervised)]
 
     def _split(self, at: int, row_length: int) -> list[tuple[int, ...]]:
         """A conversation in pieces of at most a row; those in which nothing is supervised are left out."""
@@ -203,7 +162,7 @@ class _Batch:
             stop = length if length - start <= row_length else self._turn_end(at, start, start + row_length)
             stop = stop or start + row_length
             if supervised := self._supervised(at, start, stop):
-                made.append((self.first + at, start, stop, 0, 0, 0, supervised))
+                made.append((self.first + at, start, stop, supervised))
             else:
                 self.losses.drop("nothing_supervised_in_a_piece", 0, stop - start)
             start = stop
@@ -225,5 +184,4 @@ class _Batch:
     def _supervised(self, at: int, start: int, stop: int) -> int:
         """Supervised tokens in [start, stop), as a segment of its own: its first token has nothing to be predicted from."""
         runs: list[Any] = self.runs[at].as_py()
-        lone = start + (start < self.prompt[at] or not self.prompt[at])
-        return sum(max(0, min(b, stop) - max(a, lone)) for a, b in zip(runs[::2], runs[1::2]))
+        return sum(max(0, min(b, stop) - max(a, start + 1)) for a, b in zip(runs[::2], runs[1::2]))

@@ -2,7 +2,6 @@
 
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
     EqualTokens(rows)[3]                   rows of one length that have as many tokens as one of the longest
-    epoch_order(12, seed=0, epoch=2)       the order of twelve of those in the third epoch
 
 No torch is imported. `load_in_memory` reads the files once instead of mapping them, for file systems on which every page
 that is touched is a request to another machine.
@@ -49,7 +48,7 @@ class PackedRows:
         if load_in_memory == "auto":
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
-        self.batches = [_views(batch, self.lists) for batch in batches]
+        self.batches = [views_of(batch, self.lists) for batch in batches]
         self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -139,6 +138,15 @@ class EqualTokens:
             self.groups += [range(at, min(at + together, stop)) for at in range(start, stop, together)]
             start = stop
 
+    @cached_property
+    def pairs(self) -> np.ndarray | None:
+        """int64[items]: how many pairs each holds; None of conversations."""
+        if "completions" not in self.rows.lists:
+            return None
+        per_row = [np.diff(views["completions"][0]) // 2 for views in self.rows.batches]
+        before = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *per_row]))])
+        return np.array([before[group.stop] - before[group.start] for group in self.groups], np.int64)
+
     def __len__(self) -> int:
         return len(self.groups)
 
@@ -147,15 +155,6 @@ class EqualTokens:
         if item == len(self):
             return [self.rows.blank()]
         return [self.rows[row] for row in self.groups[item]]
-
-
-def epoch_order(items: int, seed: int, epoch: int) -> np.ndarray:
-    """int64[items]: every item once, in an order that depends on seed and epoch alone.
-
-    >>> epoch_order(5, seed=0, epoch=1).tolist()
-    [1, 4, 3, 0, 2]
-    """
-    return np.random.default_rng([seed, epoch]).permutation(items)
 
 
 def documents(pack: Artifact, split: str) -> Iterator[dict[str, Any]]:
@@ -192,7 +191,8 @@ def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
     return pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().to_batches()
 
 
-def _views(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
+def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of a record batch of rows: tokens [R, L], and of the `lists` where each row's begin, and their values."""
     views: dict[str, Any] = {
         name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1) for name in TOKENS
     }

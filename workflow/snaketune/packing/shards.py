@@ -26,13 +26,16 @@ Completions that are equal end with the same segment.
 Shards hold rows of one length; where there are several lengths, those of shorter rows come first. `documents.arrow` beside
 the shards tells which conversation or pair is where: split, row, id, tokens, supervised tokens, in the order of the rows and
 of `completions`. Tokens that pairs share are counted with the first of them.
+
+Completions with a label (manifest kind `unpaired`) have format 3.1 too: in the place of the rejected completion stands one of
+another prompt, and `documents.arrow` has a column more, `label`: whether the first one is good.
 """
 
 import numpy as np
 import pyarrow as pa
 
 # By the kind of what is packed.
-FORMAT_VERSIONS = {"sft": "3.0", "preference": "3.1"}
+FORMAT_VERSIONS = {"sft": "3.0", "preference": "3.1", "unpaired": "3.1"}
 RAW_FORMAT_VERSION = "2.0"
 IGNORED = -100
 SPLITS = ("train", "held_out")
@@ -49,6 +52,11 @@ DOCUMENTS = pa.schema(
         ("supervised", pa.int32()),
     ]
 )
+
+
+def documents_schema(kind: str) -> pa.Schema:
+    """The columns of `documents.arrow`."""
+    return DOCUMENTS.append(pa.field("label", pa.bool_())) if kind == "unpaired" else DOCUMENTS
 
 
 def schema(row_length: int, completions: bool = False) -> pa.Schema:
@@ -76,9 +84,7 @@ def row_batch(
     segments_R1: np.ndarray,
     segment_lengths_S: np.ndarray,
     prefix_lengths_S: np.ndarray,
-    prefix_segments_S: np.ndarray | None = None,
-    completions_R1: np.ndarray | None = None,
-    completions_C: np.ndarray | None = None,
+    tree: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None,
 ) -> pa.RecordBatch:
     """R rows of L tokens as a record batch.
 
@@ -87,17 +93,18 @@ def row_batch(
         fill_R: tokens of each row, without padding.
         segments_R1: int32[R + 1], where the segments of each row begin among all S.
         segment_lengths_S, prefix_lengths_S: int32[S].
-        prefix_segments_S, completions_C: int32, segments numbered within their row; for preferences alone.
-        completions_R1: int32[R + 1], where the completions of each row begin among all C.
+        tree: of preferences, int32[S] prefix_segments, int32[C] completions, and int32[R + 1], where the completions of each
+            row begin.
     """
     length = ids_RL.shape[1]
     blocks = (ids_RL, labels_RL, (np.arange(length) < fill_R[:, None]).view(np.int8))
     columns: list[pa.Array] = [pa.FixedSizeListArray.from_arrays(block.reshape(-1), length) for block in blocks]
     lists = [(segments_R1, segment_lengths_S), (segments_R1, prefix_lengths_S)]
-    if completions_C is not None:
+    if tree is not None:
+        prefix_segments_S, completions_C, completions_R1 = tree
         lists += [(segments_R1, prefix_segments_S), (completions_R1, completions_C)]
     columns += [
         pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values, pa.int32()))
         for offsets, values in lists
     ]
-    return pa.record_batch(columns, schema=schema(length, completions=completions_C is not None))
+    return pa.record_batch(columns, schema=schema(length, completions=tree is not None))

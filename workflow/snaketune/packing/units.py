@@ -1,17 +1,32 @@
-"""What is placed as one: a piece, or several pairs with one prompt, which then stands in the row once.
+"""What is placed as one: a piece, or the tree of a prompt's completions; and all of it, row after row."""
 
-a pair alone       [prompt+chosen][rejected]                              prefix lengths [0, P]
-K pairs together   [prompt+chosen][rejected][chosen][rejected] ...        prefix lengths [0, P, P, P, ...]
-"""
-
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 
 from snaketune.packing.best_fit import PackingPlan
 from snaketune.packing.pieces import Pieces
+from snaketune.tokenization.ragged import gather
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions:
+    """P pairs of completions.
+
+    Attributes:
+        sequence: int32[P], the number of the sequence that each pair is known by.
+        ends: int32[P, 2], the piece that its completions end with, the chosen one first, as `Pieces.prefix_segment` numbers
+            them.
+    """
+
+    sequence: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def take(self, which: np.ndarray) -> "Completions":
+        return Completions(sequence=self.sequence[which], ends=self.ends[which])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +36,14 @@ class Units:
     Attributes:
         pieces: all pieces, unit after unit.
         starts: int64[U + 1], where each unit's pieces begin.
-        saved: prompt tokens that needn't be written again.
+        completions: of preferences, all pairs, unit after unit.
+        pair_starts: int64[U + 1], where each unit's pairs begin.
     """
 
     pieces: Pieces
     starts: np.ndarray
-    saved: int = 0
+    completions: Completions | None = None
+    pair_starts: np.ndarray | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -36,15 +53,48 @@ class Units:
     def supervised(self) -> np.ndarray:
         return _sums(self.pieces.supervised, self.starts)
 
-    def expanded(self, plan: PackingPlan) -> PackingPlan:
-        """A plan of units as a plan of their pieces."""
-        sizes = np.diff(self.starts)
-        if len(sizes) == len(self.pieces):
-            return plan
-        ordered = sizes[plan.order]
-        ends = np.concatenate([[0], np.cumsum(ordered)])
-        order = np.repeat(self.starts[plan.order] - ends[:-1], ordered) + np.arange(len(self.pieces))
-        return replace(plan, order=order, starts=ends[plan.starts])
+    def take(self, order: np.ndarray) -> "Units":
+        """Some of them, in this order."""
+        if len(self.starts) == len(self.pieces) + 1 and self.completions is None:
+            return replace(self, pieces=self.pieces.take(order), starts=np.arange(len(order) + 1))
+        at, starts = gather(self.starts[order], np.diff(self.starts)[order])
+        taken = replace(self, pieces=self.pieces.take(at), starts=starts)
+        if self.completions is None:
+            return taken
+        at, starts = gather(self.pair_starts[order], np.diff(self.pair_starts)[order])
+        return replace(taken, completions=self.completions.take(at), pair_starts=starts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """R rows: what is in each, pieces and pairs numbered through all rows, and segments within their row.
+
+    Attributes:
+        capacities: int32[R], tokens that each row can hold.
+        pieces, starts: in the order of the rows, and int64[R + 1], where each row's begin.
+        completions, pair_starts: the same of pairs; None for conversations.
+    """
+
+    capacities: np.ndarray
+    pieces: Pieces
+    starts: np.ndarray
+    completions: Completions | None = None
+    pair_starts: np.ndarray | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.capacities)
+
+    @property
+    def documents(self) -> int:
+        """Pieces of conversations, or pairs."""
+        return len(self.pieces if self.completions is None else self.completions)
+
+    def by_pair(self, of_pieces: np.ndarray) -> np.ndarray:
+        """int32[P]: sums of int32[K] of pieces, each counted with the first pair that ends with it."""
+        rows = np.repeat(self.starts[:-1], np.diff(self.pair_starts))
+        _, first = np.unique(self.completions.ends + rows[:, None], return_index=True)
+        return np.bincount(first // 2, of_pieces, minlength=len(self.completions)).astype(np.int32)
 
 
 def singles(pieces: Pieces) -> Units:
@@ -52,35 +102,21 @@ def singles(pieces: Pieces) -> Units:
     return Units(pieces=pieces, starts=np.arange(len(pieces) + 1))
 
 
-def shared_prompts(pieces: Pieces, index: Iterable[pa.RecordBatch], row_length: int) -> Units:
-    """Pairs of one prompt together, as many as fit into a row, in their order.
-
-    Args:
-        index: what `tokenize` wrote of the split, for the hashes of the prompts' ids.
-    """
-    hashes = np.concatenate([batch.column("prompt_hash").to_numpy() for batch in index] or [np.empty(0, np.uint64)])
-    hashes = hashes[pieces.sequence]
-    _, first, group, sizes = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
-    # Groups in the order of their first pairs, so that pairs with a prompt of their own stay where they are.
-    order = np.lexsort((np.arange(len(pieces)), first[group]))
-    pieces, sizes = pieces.take(order), sizes[group][order]
-    tokens, prefix = pieces.tokens, pieces.prefix
-    opens = np.ones(len(pieces), bool)
-    hashes = hashes[order]
-    used = 0
-    # Only pairs whose prompt comes again cost a loop.
-    for at in np.flatnonzero(sizes > 1).tolist():
-        same = at > 0 and hashes[at] == hashes[at - 1] and prefix[at] == prefix[at - 1] > 0
-        if same and used + tokens[at] - prefix[at] <= row_length:
-            opens[at] = False
-            used += int(tokens[at] - prefix[at])
-        else:
-            used = int(tokens[at])
-    start = np.where(opens, pieces.start, prefix).astype(np.int32)
-    return Units(
-        pieces=replace(pieces, start=start),
-        starts=np.append(np.flatnonzero(opens), len(pieces)),
-        saved=int(prefix[~opens].sum(dtype=np.int64)),
+def placed(units: Units, plan: PackingPlan) -> Placed:
+    """Units in the rows that a plan of units puts them in."""
+    units = units.take(plan.order)
+    rows = Placed(capacities=plan.capacities, pieces=units.pieces, starts=units.starts[plan.starts])
+    if units.completions is None:
+        return rows
+    # Numbered within the unit before, within the row now.
+    shift = (units.starts[:-1] - np.repeat(rows.starts[:-1], np.diff(plan.starts))).astype(np.int32)
+    segment = units.pieces.prefix_segment + np.repeat(shift, np.diff(units.starts))
+    ends = units.completions.ends + np.repeat(shift, np.diff(units.pair_starts))[:, None]
+    return replace(
+        rows,
+        pieces=replace(units.pieces, prefix_segment=segment),
+        completions=replace(units.completions, ends=ends),
+        pair_starts=units.pair_starts[plan.starts],
     )
 
 

@@ -33,16 +33,7 @@ def wrap(
     # The first token of what goes on has nothing to be predicted from.
     goes_on = cuts > begins[of]
     supervised -= goes_on & (supervised_before(cuts + 1) > supervised_before(cuts))
-    zeros = np.zeros(len(cuts), np.int32)
-    made = Pieces(
-        sequence=pieces.sequence[of],
-        start=(cuts - begins[of]).astype(np.int32),
-        stop=(cut_ends - begins[of]).astype(np.int32),
-        second_start=zeros,
-        second_stop=zeros,
-        prefix=zeros,
-        supervised=supervised.astype(np.int32),
-    )
+    made = Pieces.alone(pieces.sequence[of], cuts - begins[of], cut_ends - begins[of], supervised)
     in_pieces = np.bincount(of, minlength=1)
     losses.split_rows += int((in_pieces > 1).sum())
     losses.split_pieces += int(in_pieces[in_pieces > 1].sum())

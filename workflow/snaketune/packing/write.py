@@ -93,7 +93,7 @@ class _PackedRows:
     def __init__(self, plan: Artifact, parts: TokenParts):
         self.plan, self.parts = plan, parts
         self.pad_id = plan.manifest["padding_id"]
-        self.completions = plan.manifest["kind"] == "preference"
+        self.completions = plan.manifest["kind"] != "sft"
         self.splits: dict[str, Sequences] = {}
 
     def write(self, shard: Shard, path: Path) -> None:

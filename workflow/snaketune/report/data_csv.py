@@ -68,7 +68,8 @@ def _pack_rows(findings: Findings) -> list[dict[str, Any]]:
                 found.append({"what": "dropped", "reason": reason} | lost)
             found += [
                 {"what": "truncated"} | split.truncated,
-                {"what": "shared prompts", "tokens": split.shared},
+                *({"what": f"shared {what}", "tokens": tokens} for what, tokens in split.shared.items()),
+                {"what": "mismatched", "tokens": split.mismatched},
                 {"what": "split", "rows": split.cut["rows"]},
                 {"what": "pieces", "rows": split.pieces},
                 {"what": "kept", "rows": split.kept, "tokens": split.tokens, "supervised_tokens": split.supervised},

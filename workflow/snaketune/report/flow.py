@@ -1,7 +1,7 @@
 """From kept rows to packed ones: corpus → tokenize → plan → write → pack → training.
 
     read = kept + dropped                                                       in sequences
-    tokens read = tokens packed + dropped + truncated + shared prompts          in tokens
+    tokens read + mismatched = tokens packed + dropped + truncated + shared     in tokens
 
 Each number is taken from the manifest of the stage that counted it; whether they add up is checked here, not assumed.
 """
@@ -44,7 +44,8 @@ class SplitFlow:
 
     Attributes:
         dropped, dropped_tokens: by reason; tokens may have a reason that no whole sequence was dropped for.
-        shared: tokens of prompts that several pairs have in common, and that are written once.
+        shared: tokens that several completions begin with, and that are written once: of prompts, and of answers.
+        mismatched: tokens of completions that stand under the prompts of others too.
         rows, capacity: rows written, and the tokens that they have room for; None of raw rows.
         before: what the stages before this one handed on, as (rows or tokens, count, by whom).
         written: rows of the shards, where they are there to be counted.
@@ -61,7 +62,8 @@ class SplitFlow:
     dropped_tokens: dict[str, int]
     truncated: dict[str, int]
     cut: dict[str, int]
-    shared: int
+    shared: dict[str, int]
+    mismatched: int
     rows: int | None
     capacity: int | None
     before: tuple[tuple[str, int, str], ...] = ()
@@ -82,8 +84,9 @@ class SplitFlow:
         read = {"rows": self.read, "tokens": self.read_tokens}
         found = [gap for what, n, who in self.before for gap in unequal(what, n, who, read[what], "read by packing")]
         found += unequal("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
-        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + self.shared
-        found += unequal("tokens", self.read_tokens, "read", self.tokens + gone, "packed, dropped, cut off and shared")
+        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
+        came = self.read_tokens + self.mismatched
+        found += unequal("tokens", came, "read", self.tokens + gone, "packed, dropped, cut off and shared")
         if self.capacity is not None and self.capacity < self.tokens:
             found.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
         return [f"{self.split.replace('_', ' ')}: {gap}" for gap in found]
@@ -130,7 +133,11 @@ class PackFlow:
     def unit(self) -> str:
         """What its sequences are called."""
         documents = self.tokenized is not None and self.tokenized.kind == "text"
-        return "documents" if documents else "pairs" if self.kind == "preference" else "conversations"
+        return (
+            "documents"
+            if documents
+            else {"preference": "pairs", "unpaired": "completions"}.get(self.kind, "conversations")
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -251,7 +258,8 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
         dropped_tokens=counts["dropped_tokens"],
         truncated=counts["truncated"],
         cut=counts["split"],
-        shared=counts["shared_prompt_tokens"],
+        mismatched=counts["mismatched_tokens"],
+        shared={what: counts[f"shared_{what[:-1]}_tokens"] for what in ("prompts", "answers")},
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
         lost_to_length=metadata.get("lost_to_length"),

@@ -19,8 +19,8 @@ from snaketune.stages.code import import_checked
 FILE = "attempt.json"
 # Size, times of the last change of content and of the entry, inode; of a file that is gone, nothing.
 Stamp = tuple[int, ...]
-# What a later attempt goes on with: checkpoints of a training, shards already written.
-HALF_DONE = ("checkpoints/checkpoint-*/complete", "shards/*")
+# What a later attempt goes on with: checkpoints of a training, shards and log-probabilities already written.
+HALF_DONE = ("checkpoints/checkpoint-*/complete", "shards/*", "chunks/*")
 
 
 def stamps_of(paths: Iterable[Path]) -> dict[str, Stamp]:

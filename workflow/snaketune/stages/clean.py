@@ -11,7 +11,8 @@ from snaketune.stages.locks import holder, is_free
 def clean(work_root: Path, *, remove: bool) -> None:
     """Tell, and with `remove` free, what work folders hold that no manifest below the results folder came from.
 
-    Kept are the work of published results, what somebody is working on, and killed trainings that can still be resumed.
+    Kept are the work of published results, what somebody is working on, and killed trainings and reference passes that can
+    still be resumed.
 
     Args:
         work_root: `results/.work`.
@@ -45,4 +46,6 @@ def _in_use(folder: Path) -> str | None:
             return f"in use by {holder(lock)}"
     if any(folder.glob("state/checkpoints/checkpoint-*")):
         return "an unfinished training that resumes when its config runs again; remove the folder by hand if it won't"
+    if any(folder.glob("state/chunks/*")):
+        return "an unfinished reference pass that resumes when its config runs again; remove the folder by hand if it won't"
     return None

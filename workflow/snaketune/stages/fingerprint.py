@@ -1,33 +1,64 @@
 """Fingerprints: the digest of all that shapes a result, under which its work folder lies.
 
-Of (stage, resolved spec, what can be read from each input, code, kind of device, and versions of libraries where they count).
+Of (stage, what counts of its spec, what can be read from each input, code, kind of device, and versions of libraries where they
+count). What counts is the spec as it is and the content of each input, unless the stage's `keyed` module knows better: what
+`precision: auto` comes to on this machine, or that pairs are the same whatever rows they lie in.
 """
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.digests import digest_json
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outside import entries, read_outside
 from snaketune.stages.table import option
 
 
-def read_inputs(
-    artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]], work_root: Path
-) -> dict[str, list[str]]:
-    """What a fingerprint holds of every input, by role: digests of what can be read from each.
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """What shapes a result besides its inputs.
+
+    Attributes:
+        spec: what counts of the spec, as plain JSON.
+        code: digest of the stage's code.
+        device: kind of device that it computes on; empty where it doesn't matter.
+        by: roles of artifacts that count by one entry of their manifest in the place of their content, and which.
+    """
+
+    stage: str
+    spec: dict[str, Any]
+    code: str
+    device: str = ""
+    by: dict[str, str] = field(default_factory=dict)
+
+
+def read_artifacts(artifacts: dict[str, list[Artifact]], by: dict[str, str]) -> dict[str, list[str]]:
+    """What a fingerprint holds of every artifact, by role. Args: by: as in `Key`."""
+    return {role: [_counted(artifact, by.get(role)) for artifact in found] for role, found in artifacts.items()}
+
+
+def _counted(artifact: Artifact, entry: str | None) -> str:
+    if entry is None:
+        return artifact.content
+    if entry not in artifact.manifest:
+        raise SnaketuneError(
+            f"{artifact.manifest_path} doesn't tell its {entry}; rebuild it with: {rebuild_command(artifact.manifest_path)}"
+        )
+    return str(artifact.manifest[entry])
+
+
+def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[str]]:
+    """What a fingerprint holds of the files from outside, by role.
 
     Raises:
-        SnaketuneError: a file from outside isn't there.
+        SnaketuneError: a file isn't there.
     """
-    inputs = {role: [artifact.content for artifact in found] for role, found in artifacts.items()}
-    for role, found in files.items():
-        for path in found:
-            if not path.is_file():
-                raise SnaketuneError(f"{option(role)}: {path} is not a file")
-        inputs[role] = entries(role, found, lambda path: read_outside(path, work_root))
-    return inputs
+    for role, path in ((role, path) for role, found in files.items() for path in found):
+        if not path.is_file():
+            raise SnaketuneError(f"{option(role)}: {path} is not a file")
+    return {role: entries(role, found, lambda path: read_outside(path, work_root)) for role, found in files.items()}
 
 
 def fingerprint(

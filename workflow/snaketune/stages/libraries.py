@@ -61,7 +61,12 @@ def of_calibration(spec: CalibrateSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
-    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), bitsandbytes=spec.quantization is not None)
+    return _used(
+        torch=True,
+        transformers=True,
+        peft=spec.apart or _adds_adapters(inputs),
+        bitsandbytes=spec.quantization is not None,
+    )
 
 
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:

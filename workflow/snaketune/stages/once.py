@@ -18,7 +18,7 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accepted_codes
 from snaketune.stages.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
-from snaketune.stages.fingerprint import fingerprint, read_inputs
+from snaketune.stages.fingerprint import Key, fingerprint, read_artifacts, read_files
 from snaketune.stages.libraries import installed_version
 from snaketune.stages.locks import locked
 from snaketune.stages.outcome import Outcome
@@ -41,6 +41,7 @@ def run_once(
     libraries: tuple[str, ...] = (),
     reruns_on: str = "code",
     anew: bool = False,
+    keys: tuple[Key, ...] = (),
 ) -> None:
     """Publish the stage's result at `out`, building it first if nobody has.
 
@@ -55,24 +56,34 @@ def run_once(
         libraries: distributions whose version shapes the content.
         reruns_on: `versions` if a result made with other versions of them isn't taken.
         anew: no finished result is taken, only half-done work.
+        keys: what the result is known by, and then what others are known by that count as the same; none for the spec as it
+            is, and the content of each input.
     Raises:
         SnaketuneError: a file changed after its digest was computed; nothing is kept, since it would be another file's result.
     """
     attempt = Attempt(stage=stage, code=code, stamps=stamps_of(path for some in files.values() for path in some))
     versions = {name: installed_version(name) for name in sorted(libraries)}
     counted = versions if reruns_on == "versions" else None
-    inputs = read_inputs(artifacts, files, work_root)
-    found = fingerprint(stage, spec, inputs, code, device, counted)
+    own, *alike = keys or (Key(stage=stage, spec=spec, code=code, device=device),)
+    outside = read_files(files, work_root)
+    inputs = read_artifacts(artifacts, own.by) | outside
+    found = fingerprint(stage, own.spec, inputs, code, own.device, counted)
+    # What is published says what was asked for here, whatever it was made for.
+    asked = {"stage": stage, "spec": spec, "inputs": inputs}
     digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
     attempt = replace(attempt, digests=digests)
     work = WorkFolder(work_root / stage / found)
     if not anew and not work.manifest.is_file():
         # What counts as the same: made with code that was accepted since, or with these versions before they counted.
-        codes = (code, *accepted_codes(stage, code, work_root.parent))
-        for made_with, known in product(codes, (counted, None)):
-            same = WorkFolder(work_root / stage / fingerprint(stage, spec, inputs, made_with, device, known))
-            if same.manifest.is_file() and _published(same, attempt, counted, out, payload):
-                return
+        for key in (own, *alike):
+            read = inputs if key is own else read_artifacts(artifacts, key.by) | outside
+            codes = (key.code, *accepted_codes(key.stage, key.code, work_root.parent))
+            told = asked if key.stage == stage else asked | {"code": code}
+            for made_with, known in product(codes, (counted, None)):
+                name = fingerprint(key.stage, key.spec, read, made_with, key.device, known)
+                same = WorkFolder(work_root / key.stage / name)
+                if same.manifest.is_file() and _published(same, attempt, counted, out, payload, told):
+                    return
     with locked(work.folder / "lock", f"{stage} {found}"):
         # Files may have changed while their digests were computed, or while somebody else held the folder.
         attempt.check_files()
@@ -105,7 +116,7 @@ def run_once(
             print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         else:
             _say_known(stage, out, work)
-        publish(result, work.run, out, payload)
+        publish(result, work.run, out, payload, asked)
 
 
 def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: Attempt) -> Outcome:
@@ -124,7 +135,12 @@ def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: At
 
 
 def _published(
-    work: WorkFolder, attempt: Attempt, versions: dict[str, str | None] | None, out: Path, payload: str
+    work: WorkFolder,
+    attempt: Attempt,
+    versions: dict[str, str | None] | None,
+    out: Path,
+    payload: str,
+    asked: dict[str, Any],
 ) -> bool:
     """Publish the result in a work folder, if there is one, made with `versions` from its beginning (None: with any)."""
     with locked(work.folder / "lock", f"{attempt.stage} {work.folder.name}"):
@@ -135,7 +151,7 @@ def _published(
         if versions is not None and (versions != result.manifest["versions"] or "begun_with" in result.manifest):
             return False
         _say_known(attempt.stage, out, work)
-        publish(result, work.run, out, payload)
+        publish(result, work.run, out, payload, asked)
         return True
 
 

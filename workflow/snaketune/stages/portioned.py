@@ -1,5 +1,6 @@
 """Of a run's config, what shapes the weights; how it runs; and what of it speed and memory follow from."""
 
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Learning, Pretrained, Scratch, Sft
 from snaketune.stages.jobs import Job
@@ -14,7 +15,8 @@ def learning_of(run: Sft | Dpo) -> Learning:
 def execution_of(run: Sft | Dpo, calibrated: Job) -> Execution:
     """How a run's training runs."""
     portions = run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
-    return Execution(**run.operation.model_dump(), **portions, calibration=calibrated.manifest)
+    shared = {"share_kernels": run.reference_pass.share_kernels} if isinstance(run, Dpo) else {}
+    return Execution(**run.operation.model_dump(), **portions, **shared, calibration=calibrated.manifest)
 
 
 def waits_for(run: Sft | Dpo, calibrated: Job) -> tuple[Job, ...]:
@@ -31,7 +33,9 @@ def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -
     alike = {"base": None, "trust_remote_code": False, "training": sized_learning(spec.training)}
     alike["lora"] = spec.lora and spec.lora.model_copy(update={"merge": True})
     if isinstance(spec, DpoSpec):
-        alike |= {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0}
+        # Of all losses, those that learn prompts too compute more.
+        alike |= PreferenceLoss(loss="orpo" if "orpo" in spec.weights else "sigmoid").model_dump()
+        alike |= {"continued": False, "reference": None}
     return CalibrateSpec(
         base=base,
         run=spec.model_copy(update=alike),

@@ -2,22 +2,29 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
 
 
-def progress(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
+def progress(
+    items: Iterable[T], what: str, unit: str, total: int | None = None, count: Callable[[T], int] = lambda item: 1
+) -> Iterator[T]:
     """Yield `items`, and print how far it is every few seconds.
+
+    Args:
+        count: how many units an item is.
 
     >>> list(progress([1, 2], "adding", "numbers"))
     [1, 2]
     """
     started = last = time.monotonic()
-    for done, item in enumerate(items, start=1):
+    done = 0
+    for item in items:
         yield item
+        done += count(item)
         now = time.monotonic()
         if now - last >= SECONDS_BETWEEN_LINES:
             last = now

@@ -59,7 +59,7 @@ def run(
         (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
         if stage.gpu and not (operation.gpus and visible_gpus()):
             tell(needs_of_gpu(typed, operation))
-        with claimed_gpus(operation.gpus) if stage.gpu else nullcontext():
+        with claimed_gpus(operation.gpus) if stage.gpu and not stage.keyed else nullcontext():
             if stage.launcher:
                 launch = import_module(stage.launcher).launch
                 outcome = launch(
@@ -73,23 +73,32 @@ def run(
                     files=files,
                 )
             else:
-                outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files))
+                told = {"operation": operation} if stage.told else {}
+                outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **told)
         if templates(stage.module):
             # Read while it worked.
             check_code(stage.module, code, stage_name)
         return outcome
 
-    run_once(
-        stage=stage_name,
-        spec=json.loads(canonical(typed)),
-        artifacts=artifacts,
-        files=files,
-        code=code,
-        out=out,
-        payload=stage.payload,
-        build=build,
-        libraries=stage.libraries(typed, artifacts),
-        reruns_on=reruns_on,
-        anew=stage.measures,
-        device=("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else "",
-    )
+    device = ("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else ""
+    if stage.keyed:
+        # Before anything of it is imported to ask what counts.
+        check_code(stage.module, code, stage_name)
+    # It is asked of the very device that computes.
+    with claimed_gpus(operation.gpus) if stage.keyed else nullcontext():
+        keys = import_module(stage.keyed).keys(stage_name, typed, operation, code, device) if stage.keyed else ()
+        run_once(
+            stage=stage_name,
+            spec=json.loads(canonical(typed)),
+            artifacts=artifacts,
+            files=files,
+            code=code,
+            out=out,
+            payload=stage.payload,
+            build=build,
+            libraries=stage.libraries(typed, artifacts),
+            reruns_on=reruns_on,
+            anew=stage.measures,
+            device=device,
+            keys=keys,
+        )

@@ -10,9 +10,9 @@ from typing import Literal
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, ZeroStage
 from snaketune.config.runs import (
-    DpoLoss,
     Learning,
     Lora,
     Packing,
@@ -25,7 +25,7 @@ from snaketune.config.runs import (
 )
 
 CorpusSpec = CorpusContent
-Kind = Literal["sft", "preference"]
+Kind = Literal["sft", "preference", "unpaired"]
 
 
 class TokenizerSpec(Model):
@@ -42,7 +42,7 @@ class TokenizerSpec(Model):
 class TokenizeSpec(Model):
     """One part of a corpus; parts are numbered from 1."""
 
-    kind: Literal["sft", "preference", "text"]
+    kind: Literal["sft", "preference", "unpaired", "text"]
     train_on: TrainOn
     part: int
     parts: int
@@ -82,28 +82,40 @@ class SftSpec(Model):
 
 
 class RefLogpsSpec(Model):
-    """Everything besides weights and pairs that can move a log-probability."""
+    """Everything besides weights and pairs that can move a log-probability; `training.keyed` says what of it counts."""
 
     precision: Precision
     frozen_weights: bool
     """Whether the runs that read this train adapters only, on weights in the data type of the computation."""
     quantization: Quantization | None
     base: Pretrained | None = None
-    """What lies beneath the reference where its results hold adapters alone."""
+    """What lies beneath the reference where its results hold adapters alone; all of it where it is no result."""
+    apart: bool = False
+    """Whether the adapter of the uppermost result isn't merged, since a policy goes on training it."""
+    token_logps: bool = False
+    """Whether the log-probability of every token is kept."""
     trust_remote_code: bool
 
 
-class DpoSpec(Model):
+class RefPassSpec(RefLogpsSpec):
+    """One part of the rows; parts are numbered from 1."""
+
+    part: int
+    parts: int
+
+
+class DpoSpec(PreferenceLoss):
     """Loss and optimization."""
 
-    loss: DpoLoss
-    beta: float
-    label_smoothing: float
     training: Learning
     lora: Lora | None
     quantization: Quantization | None
     base: Pretrained | None = None
     """As for the reference."""
+    continued: bool = False
+    """Whether `lora` is that of the SFT run, whose adapter is trained further."""
+    reference: Pretrained | None = None
+    """The reference, where that isn't the model that the run starts from."""
     trust_remote_code: bool
 
 

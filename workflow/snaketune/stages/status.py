@@ -18,6 +18,7 @@ from snaketune.stages.accepted import accepted_codes
 from snaketune.stages.jobs import Job
 from snaketune.stages.outside import entries, outside_digest
 from snaketune.stages.specs import canonical
+from snaketune.stages.table import STAGES
 from snaketune.stages.work import WORK_ROOT
 
 MOST_NAMES = 4
@@ -29,12 +30,14 @@ class Standing:
 
     Attributes:
         content: digest of what can be read from it; None where it is missing or its manifest can't be read.
+        pairs: digest of the pairs that it holds, where it tells.
         why: the reasons of its own for being stale. A result that is missing has none: that says it all.
         current: it is as the config wants it, and so is all that it was made from.
         other_versions: libraries that it was made with in a version that isn't the one installed here: made with, here.
     """
 
     content: str | None = None
+    pairs: str | None = None
     why: tuple[str, ...] = ()
     current: bool = False
     other_versions: tuple[tuple[str, str, str], ...] = ()
@@ -87,6 +90,7 @@ class Results:
         above = all(self.of(made).current for made in made_from(job))
         return Standing(
             content=content,
+            pairs=manifest.get("pairs"),
             why=why,
             current=not why and above and not self.asked_for(job),
             other_versions=versions,
@@ -125,7 +129,11 @@ class Results:
 
     def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
         """By role, name and digest of every input."""
-        made = {role: [(one.key, str(self.of(one).content)) for one in jobs] for role, jobs in job.artifacts.items()}
+        by = STAGES[job.stage].by
+        made = {
+            role: [(one.key, str(getattr(self.of(one), by.get(role, "content")))) for one in jobs]
+            for role, jobs in job.artifacts.items()
+        }
         return made | {
             role: list(zip(files, entries(role, map(Path, files), lambda path: outside_digest(path, WORK_ROOT))))
             for role, files in job.files.items()

@@ -1,7 +1,7 @@
 """The stages: what each is told and reads, where its payload lies, and where its code is. All else follows from this table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,10 @@ class Stage:
         operation: keys of `Execution` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
         measures: whether its result is of one machine and moment: where it runs again, it is made again.
+        by: roles of which one entry of the manifest counts in the place of the content, and which.
+        keyed: the module whose `keys` says, on the machine that it runs on, what of its spec counts, and what counts as the
+            same; the rest of the spec doesn't shape the result.
+        told: whether `build` takes the operation though nothing is launched.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
 
@@ -48,6 +52,9 @@ class Stage:
     launcher: str = ""
     name: str = "{name}"
     measures: bool = False
+    by: dict[str, str] = field(default_factory=dict)
+    keyed: str = ""
+    told: bool = False
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
@@ -63,6 +70,7 @@ class Stage:
 LAUNCHER = "snaketune.training.attempts"
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
+PASS = ("gpus", "allow_cpu", "share_kernels")
 TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
 
 STAGES: dict[str, Stage] = {
@@ -136,25 +144,40 @@ STAGES: dict[str, Stage] = {
         operation=TRAINING,
         launcher=LAUNCHER,
     ),
+    "ref_pass": Stage(
+        spec=specs.RefPassSpec,
+        payload="logps",
+        name="{name}/{part}",
+        module="snaketune.training.ref_pass",
+        one=("pack",),
+        many=("model", "beneath", "tokenizer"),
+        files=("base",),
+        libraries=of_reference,
+        operation=PASS,
+        keyed="snaketune.training.keyed",
+    ),
     "ref_logps": Stage(
         spec=specs.RefLogpsSpec,
         payload="logps",
         module="snaketune.training.ref_logps",
-        one=("model", "pack"),
-        many=("beneath",),
+        one=("pack",),
+        many=("model", "beneath", "tokenizer"),
         files=("base",),
         libraries=of_reference,
-        operation=("gpus", "allow_cpu"),
+        operation=(*PASS, "parts"),
+        by={"pack": "pairs"},
+        keyed="snaketune.training.keyed",
+        told=True,
     ),
     "dpo": Stage(
         spec=specs.DpoSpec,
         payload="model",
         module="snaketune.training.dpo",
-        one=("model", "pack", "ref_logps"),
-        many=("beneath",),
+        one=("model", "pack"),
+        many=("beneath", "ref_logps"),
         files=("base",),
         libraries=of_training,
-        operation=TRAINING,
+        operation=(*TRAINING, "share_kernels"),
         launcher=LAUNCHER,
     ),
     "eval": Stage(

@@ -106,8 +106,12 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def publish(artifact: Artifact, run: Path, out: Path, payload: str) -> None:
-    """Make a finished result appear at `out`: payload by hard link (copy where there are none), manifest last."""
+def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[str, Any]) -> None:
+    """Make a finished result appear at `out`: payload by hard link (copy where there are none), manifest last.
+
+    Args:
+        asked: entries of its manifest as the job has them that it is published for.
+    """
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").unlink(missing_ok=True)
     partial = out / f".{payload}.partial"
@@ -124,6 +128,4 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str) -> None:
     partial.rename(out / payload)
     if run.is_file():
         shutil.copyfile(run, out / "run.json")
-    for_manifest = out / ".manifest.json.partial"
-    shutil.copyfile(artifact.manifest_path, for_manifest)
-    for_manifest.replace(out / "manifest.json")
+    write_json(out / "manifest.json", artifact.manifest | asked)

@@ -175,6 +175,10 @@ class ChatTokenizer:
         """The tokens of a vocabulary that have another id here, or none."""
         return [token for token, id in vocabulary.items() if self._tokenizer.id_to_token(id) != token]
 
+    def text_of(self, id: int) -> str | None:
+        """A token as the vocabulary spells it; None where it has none of that id."""
+        return self._tokenizer.id_to_token(id)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`, without special tokens."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=True)

@@ -18,8 +18,9 @@ class TokenRows:
     Attributes:
         names: strings, the ids of the corpus' rows.
         sequences: whose first tokens aren't supervised.
-        prompt, chosen: int64[n].
+        prompt, chosen, common: int64[n].
         prompt_hash: uint64[n].
+        label: bools, null where nothing has one.
         control_text: bool[n].
     """
 
@@ -27,7 +28,9 @@ class TokenRows:
     sequences: EncodedBatch
     prompt: np.ndarray
     chosen: np.ndarray
+    common: np.ndarray
     prompt_hash: np.ndarray
+    label: pa.BooleanArray
     control_text: np.ndarray
 
     @cached_property
@@ -64,7 +67,17 @@ def of_conversations(names: pa.StringArray, sequences: EncodedBatch, control_tex
     """Rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     none = np.zeros(len(names), np.int64)
-    return TokenRows(names, sequences, none, none, none.astype(np.uint64), control_text)
+    return TokenRows(names, sequences, none, none, none, none.astype(np.uint64), _no_labels(names), control_text)
+
+
+def of_completions(
+    names: pa.StringArray, sequences: EncodedBatch, label: pa.BooleanArray, control_text: np.ndarray
+) -> TokenRows:
+    """Rows of n prompts with a completion each; a prompt ends where its completion is first supervised."""
+    prompt = first_in_rows(sequences.supervised, sequences.starts, sequences.lengths)
+    _unsupervise_first(sequences, sequences.starts, sequences.lengths)
+    hashes, chosen = _prompt_hashes(sequences, prompt), sequences.lengths - prompt
+    return TokenRows(names, sequences, prompt, chosen, np.zeros_like(prompt), hashes, label, control_text)
 
 
 def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray) -> TokenRows:
@@ -74,7 +87,7 @@ def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray
     which one completion has nothing supervised has nothing supervised.
 
         both    [ 3 90 5 71 2 3 91 5 72 9 2]  and  [ 3 90 5 71 2 3 91 5 72 40 41 2]
-        row     [ 3 90 5 71 2 3 91 5 | 72 9 2 | 72 40 41 2],  prompt 8, chosen 3
+        row     [ 3 90 5 71 2 3 91 5 | 72 9 2 | 72 40 41 2],  prompt 8, chosen 3, common 1
 
     Args:
         both: prompt and chosen, prompt and rejected, of each pair in turn; only completions are supervised.
@@ -83,7 +96,8 @@ def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray
     starts, lengths = both.starts.reshape(-1, 2), both.lengths.reshape(-1, 2)
     shortest = lengths.min(1)
     prompt = np.minimum(shortest, first_in_rows(both.supervised, both.starts, both.lengths).reshape(-1, 2).min(1))
-    prompt = np.minimum(prompt, _shared(both.ids, starts, shortest))
+    shared = _shared(both, starts, shortest)
+    prompt = np.minimum(prompt, shared)
     # The chosen conversation whole, then of the rejected one what comes after the prompt.
     pieces = both.pieces(
         np.stack([starts[:, 0], starts[:, 1] + prompt], 1).reshape(-1),
@@ -100,12 +114,22 @@ def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray
         pieces.supervised & np.repeat(supervised, np.diff(offsets)),
         np.zeros(len(pieces.ids), bool),
     )
+    hashes, chosen = _prompt_hashes(sequences, prompt), lengths[:, 0] - prompt
+    return TokenRows(names, sequences, prompt, chosen, shared - prompt, hashes, _no_labels(names), control_text)
+
+
+def _no_labels(names: pa.StringArray) -> pa.BooleanArray:
+    return pa.nulls(len(names), pa.bool_())
+
+
+def _prompt_hashes(sequences: EncodedBatch, prompt: np.ndarray) -> np.ndarray:
+    """uint64[n]: of the first `prompt` ids of each sequence."""
     spelled = memoryview(np.ascontiguousarray(sequences.ids)).cast("B")
     hashes = [
         xxhash.xxh3_64_intdigest(spelled[4 * start : 4 * end])
         for start, end in zip(sequences.starts.tolist(), (sequences.starts + prompt).tolist())
     ]
-    return TokenRows(names, sequences, prompt, lengths[:, 0] - prompt, np.array(hashes, np.uint64), control_text)
+    return np.array(hashes, np.uint64)
 
 
 def _unsupervise_first(sequences: EncodedBatch, starts: np.ndarray, lengths: np.ndarray) -> None:
@@ -113,8 +137,14 @@ def _unsupervise_first(sequences: EncodedBatch, starts: np.ndarray, lengths: np.
     sequences.supervised[starts[lengths > 0]] = False
 
 
-def _shared(ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """int64[n]: how many leading tokens two sequences of each pair share; `starts` is int64[n, 2], `lengths` int64[n]."""
+def _shared(both: EncodedBatch, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64[n]: with how many tokens two sequences of each pair begin, of which the same are supervised.
+
+    Args:
+        starts: int64[n, 2].
+        lengths: int64[n], of the shorter ones.
+    """
     at, offsets = gather(starts[:, 0], lengths)
-    different = ids[at] != ids[at + np.repeat(starts[:, 1] - starts[:, 0], lengths)]
+    other = at + np.repeat(starts[:, 1] - starts[:, 0], lengths)
+    different = (both.ids[at] != both.ids[other]) | (both.supervised[at] != both.supervised[other])
     return first_in_rows(different, offsets[:-1], lengths)

@@ -28,9 +28,9 @@ from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.encoded import EncodedBatch
 from snaketune.tokenization.groups import groups_of, part_of
 from snaketune.tokenization.template import TEXT
-from snaketune.tokenization.token_rows import TokenRows, of_conversations, of_pairs
+from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs
 from snaketune.tokenization.tokens import SPLITS, TokenWriter
-from snaketune.tokenization.turns import Turns, conversations, pairs
+from snaketune.tokenization.turns import Turns, completed, conversations, pairs
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
@@ -131,8 +131,9 @@ class _Encoder:
         Raises:
             _Differs: see there.
         """
-        paired = self._spec.kind == "preference"
-        turns = pairs(table) if paired else conversations(table, self._spec.train_on)
+        kind = self._spec.kind
+        by_kind = {"preference": pairs, "unpaired": completed}
+        turns = by_kind[kind](table) if kind in by_kind else conversations(table, self._spec.train_on)
         control = np.zeros(len(turns), bool)
         if self.batched is None:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
@@ -143,8 +144,10 @@ class _Encoder:
         # What holds a control token is never encoded otherwise.
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
-        if paired:
+        if kind == "preference":
             return of_pairs(names, encoded, control.reshape(-1, 2).any(1))
+        if kind == "unpaired":
+            return of_completions(names, encoded, table["label"].combine_chunks(), control)
         return of_conversations(names, encoded, control)
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:

@@ -97,7 +97,11 @@ def _read_template(files: list[Path]) -> str | None:
 def _rows(tables: list[Path]) -> Iterator[dict[str, list[Message]]]:
     for path in tables:
         table = read_table(path)
-        columns = [name for name in ("messages", "prompt", "chosen", "rejected", "tools") if name in table.column_names]
+        columns = [
+            name
+            for name in ("messages", "prompt", "chosen", "rejected", "completion", "tools")
+            if name in table.column_names
+        ]
         for batch in table.select(columns).to_batches(max_chunksize=ROWS_PER_BATCH):
             yield from batch.to_pylist()
 
@@ -134,4 +138,4 @@ def _short_conversations(tables: list[Path]) -> Iterator[list[Message]]:
 
 
 def _conversation(row: dict[str, list[Message]]) -> list[Message]:
-    return row["messages"] if "messages" in row else row["prompt"] + row["chosen"]
+    return row["messages"] if "messages" in row else row["prompt"] + row["chosen" if "chosen" in row else "completion"]

@@ -3,7 +3,8 @@
     <split>-index.arrow   one row per sequence, without its tokens; see INDEX
     <split>-ids.arrow     list of int32, in the same record batches: row i of batch b is the same sequence in both
 
-A conversation is a sequence. A pair is one too, its prompt, its chosen and its rejected completion laid end to end:
+A conversation is a sequence. So is a prompt with a completion that has a label, and a pair, its prompt, its chosen and its
+rejected completion laid end to end:
 
     prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, supervised_runs [9 12 13 17]
 
@@ -27,7 +28,9 @@ SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
 # supervised_runs: where loss is taken, as start, end, start, end, ...; never the first token, which nothing predicts.
 # turn_ends: after how many tokens a turn of a conversation is over, ascending; nothing for pairs.
-# prompt, chosen, prompt_hash: 0 for conversations.
+# prompt, chosen, common, prompt_hash: 0 for conversations. Both completions of a pair begin with the same `common` tokens, of
+# which the same are supervised.
+# label: of a completion that has one, whether it is good; else null. It is called `chosen` as that of a pair.
 # control_text: whether somebody wrote what looks like a control token.
 INDEX = pa.schema(
     [
@@ -38,7 +41,9 @@ INDEX = pa.schema(
         ("turn_ends", pa.list_(pa.int32())),
         ("prompt", pa.int32()),
         ("chosen", pa.int32()),
+        ("common", pa.int32()),
         ("prompt_hash", pa.uint64()),
+        ("label", pa.bool_()),
         ("control_text", pa.bool_()),
     ]
 )
@@ -64,7 +69,9 @@ class TokenWriter:
             "turn_ends": _list_array(*rows.turn_ends),
             "prompt": pa.array(rows.prompt.astype(np.int32)),
             "chosen": pa.array(rows.chosen.astype(np.int32)),
+            "common": pa.array(rows.common.astype(np.int32)),
             "prompt_hash": pa.array(rows.prompt_hash),
+            "label": rows.label,
             "control_text": pa.array(rows.control_text),
         }
         index = pa.record_batch([columns[name] for name in INDEX.names], schema=INDEX)
@@ -98,6 +105,11 @@ class IdViews:
     values: list[np.ndarray]
     offsets: list[np.ndarray]
     first: np.ndarray
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Per sequence: the batch that holds it, int32[n], and where it begins there, int64[n]."""
+        batch = np.repeat(np.arange(len(self.values), dtype=np.int32), np.diff(self.first))
+        return batch, np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in self.offsets)])
 
 
 class TokenParts:

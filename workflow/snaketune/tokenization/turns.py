@@ -73,19 +73,29 @@ def conversations(table: pa.Table, train_on: str) -> Turns:
 
 def pairs(table: pa.Table) -> Turns:
     """Prompt and chosen, prompt and rejected, of each row in turn: 2n conversations, whose completions are supervised."""
-    columns = [_column(table, name) for name in ("prompt", "chosen", "rejected")]
+    return _completed(table, "chosen", "rejected")
+
+
+def completed(table: pa.Table) -> Turns:
+    """Prompt and completion of each row, whose completion is supervised."""
+    return _completed(table, "completion")
+
+
+def _completed(table: pa.Table, *completions: str) -> Turns:
+    """The prompt with each of its completions in turn."""
+    columns = [_column(table, name) for name in ("prompt", *completions)]
     columns[0][2][:] = False
     bases = offsets_of(np.array([len(roles) for roles, *_ in columns]))
     starts, lengths = [], []
-    for column in (0, 1, 0, 2):
+    for column in (place for completion in range(1, len(columns)) for place in (0, completion)):
         offsets = columns[column][3]
         starts.append(bases[column] + offsets[:-1])
         lengths.append(np.diff(offsets))
     index, ends = gather(np.stack(starts, 1).reshape(-1), np.stack(lengths, 1).reshape(-1))
     roles, contents = (pa.concat_arrays([column[part] for column in columns]) for part in (0, 1))
     wanted = np.concatenate([column[2] for column in columns])[index]
-    tools = _tools(table).take(pa.array(np.repeat(np.arange(len(table)), 2)))
-    everything = np.zeros(2 * len(table), bool)
+    tools = _tools(table).take(pa.array(np.repeat(np.arange(len(table)), len(completions))))
+    everything = np.zeros(len(completions) * len(table), bool)
     return Turns(roles, contents, index, np.ascontiguousarray(ends[::2]), wanted, everything, tools)
 
 

@@ -31,7 +31,7 @@ from snaketune.stages.specs import CalibrateSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tracking.curves import Tracked
-from snaketune.training.dpo import DpoTrainer
+from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.launched import is_first_process
 from snaketune.training.pairs import PairRows
 from snaketune.training.pipeline import check_fitness, prepared

@@ -1,92 +1,29 @@
-"""The `dpo` stage: direct preference optimization on packed pairs, against reference log-probabilities from their artifact;
-in launched processes.
+"""The `dpo` stage: preference optimization on packed pairs, against reference log-probabilities from their artifact where the
+loss has a reference; in launched processes.
 
-The prompt of a pair is computed once for both completions, and no reference model is in memory. The loss is the mean over
-the pairs of an optimizer step.
+The prompt of a pair is computed once for both completions, and no reference model is in memory. What the loss of an optimizer
+step is, and where it takes two passes, says `step_loss`.
 """
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.models.batches import collate
-from snaketune.models.logprobs import pair_logprobs, token_losses
-from snaketune.models.stacked import Stack
+from snaketune.errors import SnaketuneError
+from snaketune.models.stacked import ADAPTER, Stack
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
-from snaketune.training.dpo_loss import dpo_loss
+from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.launched import is_first_process
-from snaketune.training.packed import PackedTrainer
 from snaketune.training.pairs import PairRows
-from snaketune.training.reference import check_policy_is_reference, check_ref_logps
+from snaketune.training.reference import check_ref_logps
 from snaketune.training.trainer import Run
-
-
-class DpoTrainer(PackedTrainer):
-    """Learns which completion of a pair is the chosen one."""
-
-    # The reference had none.
-    drops_out = False
-    sums_losses = False
-
-    def counts(self):
-        return super().counts() | {"pairs": self.rows.pairs}
-
-    @staticmethod
-    def collate(rows, kernel, bounds=None):
-        return collate(rows, kernel, bounds) | {"reference": torch.cat([row["reference"] for row in rows])}
-
-    def items(self, batch):
-        return len(batch["reference"])
-
-    def log_ratios(self, model: torch.nn.Module, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Policy to reference: float32[P, 2], and int64[P, 2] tokens."""
-        sums_P2, counts_P2 = pair_logprobs(token_losses(model, batch), batch)
-        return sums_P2 - batch["reference"], counts_P2
-
-    def check_start(self):
-        batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
-        trained_P2, counts_P2 = self._log_ratios_before(batch, training=True)
-        evaluated_P2, _ = self._log_ratios_before(batch, training=False)
-        self.model.train()
-        check_policy_is_reference(trained_P2, evaluated_P2, counts_P2, self.run.compute.dtype)
-
-    @torch.no_grad()
-    def _log_ratios_before(self, batch: dict[str, Any], training: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """As in training or in evaluation, but without a trace of it."""
-        self.model.train(training)
-        device = self.run.compute.device
-        with (
-            torch.random.fork_rng([device.index] if device.type == "cuda" else []),
-            self.compute_loss_context_manager(),
-        ):
-            return self.log_ratios(self.model, batch)
-
-    def batch_loss(self, model, batch):
-        spec = self.run.spec
-        ratios_P2, counts_P2 = self.log_ratios(model, batch)
-        chosen_P, rejected_P = ratios_P2[:, 0], ratios_P2[:, 1]
-        self._count(chosen_P.detach(), rejected_P.detach(), spec.beta)
-        return dpo_loss(
-            chosen_P, rejected_P, counts_P2, loss=spec.loss, beta=spec.beta, label_smoothing=spec.label_smoothing
-        ).sum()
-
-    def _count(self, chosen_P: torch.Tensor, rejected_P: torch.Tensor, beta: float) -> None:
-        self.gauge.add(
-            items=len(chosen_P),
-            accuracy=(chosen_P > rejected_P).sum(),
-            margin=beta * (chosen_P - rejected_P).sum(),
-            chosen_reward=beta * chosen_P.sum(),
-            rejected_reward=beta * rejected_P.sum(),
-        )
 
 
 def build(
@@ -96,7 +33,7 @@ def build(
     operation: Execution,
     model: Artifact,
     pack: Artifact,
-    ref_logps: Artifact,
+    ref_logps: Sequence[Artifact] = (),
     beneath: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
     tracked: Tracked | None = None,
@@ -104,11 +41,12 @@ def build(
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
 
     Args:
+        ref_logps: one, or none for a loss without a reference.
         beneath, base: what lies beneath the model, if that is an adapter alone.
     """
     for result in (model, *beneath):
         result.files()
-    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *beneath), pack, ref_logps)
+    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *beneath), pack, *ref_logps)
     if is_first_process():
         for name in model.manifest["payload"]:
             # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.
@@ -118,14 +56,18 @@ def build(
     return outcome
 
 
-def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact) -> Outcome:
-    """Train on packed pairs, from the model that is their reference."""
-    start = Stack(
-        results=results,
-        base=run.spec.base,
-        tokenizer=results[0].folder,
-        trust_remote_code=run.spec.trust_remote_code,
-    )
-    check_ref_logps(ref_logps, model=results, pack=pack, compute=run.compute)
-    rows = PairRows(pack, ref_logps, run.operation.load_in_memory)
-    return pipeline.train(DpoTrainer, rows, run, start.load, start.config())
+def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
+    """Train on packed pairs, from the model that is their reference unless another one is, or none is needed."""
+    spec, tokenizer = run.spec, results[0].folder
+    if ref_logps:
+        check_ref_logps(
+            ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
+        )
+    elif spec.needs_reference:
+        raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
+    if spec.continued:
+        # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
+        results, run = results[1:], replace(run, adapter=tokenizer / ADAPTER)
+    start = Stack(results=results, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
+    return pipeline.train(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from transformers import TrainerCallback
 
-from snaketune.packing.reader import epoch_order
+from snaketune.packing.order import epoch_order
 
 
 class EpochPermutation(torch.utils.data.Sampler[int]):
@@ -19,9 +20,14 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
     [2, 4, 3, 0, 1, 5, 5, 5]
     """
 
-    def __init__(self, items: int, seed: int, multiple: int = 1):
-        """Args: multiple: of how many items an epoch is to be, blank ones counted."""
+    def __init__(self, items: int, seed: int, multiple: int = 1, *, weights: np.ndarray | None = None, batch: int = 1):
+        """
+        Args:
+            multiple: of how many items an epoch is to be, blank ones counted.
+            weights, batch: of items and of a step, where steps are to be of equal weight: see `epoch_order`.
+        """
         self.items, self.seed, self.epoch = items, seed, 0
+        self.weights, self.batch = weights, batch
         self.blanks = -items % multiple
 
     def __len__(self) -> int:
@@ -32,7 +38,8 @@ class EpochPermutation(torch.utils.data.Sampler[int]):
         self.epoch = int(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(epoch_order(self.items, self.seed, self.epoch).tolist() + [self.items] * self.blanks)
+        order = epoch_order(self.items, self.seed, self.epoch, weights=self.weights, batch=self.batch)
+        return iter(order.tolist() + [self.items] * self.blanks)
 
 
 class OwnOrder:
@@ -42,10 +49,20 @@ class OwnOrder:
         """Items of the training set, a blank one after them not counted."""
         return len(self.train_dataset)
 
+    def item_weights(self) -> np.ndarray | None:
+        """int64[items], of which each step is to have its share; None if that is all the same."""
+        return None
+
     def _get_train_sampler(self, train_dataset=None):
         world = self.args.world_size
-        together = self.args.per_device_train_batch_size * world if world > 1 else 1
-        self.order = EpochPermutation(self.items_of_an_epoch(), self.args.seed, together)
+        together = self.args.per_device_train_batch_size * world
+        self.order = EpochPermutation(
+            self.items_of_an_epoch(),
+            self.args.seed,
+            together if world > 1 else 1,
+            weights=self.item_weights(),
+            batch=together * self.args.gradient_accumulation_steps,
+        )
         return self.order
 
 

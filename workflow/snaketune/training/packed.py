@@ -1,10 +1,11 @@
-"""Packed rows (format v3.0) on transformers' Trainer: what SFT and DPO share.
+"""Packed rows (format v3) on transformers' Trainer: what SFT and DPO share.
 
 The loss is averaged over a whole optimizer step, over tokens or pairs, however they fall into micro-batches and processes.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer
 
@@ -54,6 +55,9 @@ class PackedTrainer(BaseTrainer, Trainer):
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}
 
+    def item_weights(self) -> np.ndarray | None:
+        return self.train_dataset.pairs
+
     def compile(self) -> None:
         training = self.run.spec.training
         flops = self.gauge.flops.per_token * self.rows.tokens * training.epochs
@@ -89,12 +93,12 @@ class PackedTrainer(BaseTrainer, Trainer):
     def collate(rows: list[dict[str, Any]], kernel: str, bounds: Bounds | None = None) -> dict[str, Any]:
         return collate(rows, kernel, bounds)
 
-    def items(self, batch: dict[str, Any]) -> int:
-        """What the loss of an optimizer step is averaged over."""
+    def items(self, batch: dict[str, Any]) -> tuple[int, ...]:
+        """How much the batch holds of each thing that the loss of an optimizer step is averaged over."""
         raise TypeError("a subclass defines this")
 
-    def batch_loss(self, model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-        """The batch's loss, summed over its items."""
+    def batch_loss(self, model: torch.nn.Module, batch: dict[str, Any], totals: torch.Tensor) -> torch.Tensor:
+        """What the batch adds to the loss of its step, a scalar. Args: totals: int64, the items of the whole step."""
         raise TypeError("a subclass defines this")
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -102,8 +106,7 @@ class PackedTrainer(BaseTrainer, Trainer):
         placed, supervised = inputs["segments"].layout, len(inputs["targets"])
         prefixes_D, lengths_D = placed.prefix_lengths[placed.documents], placed.lengths[placed.documents]
         self.gauge.count(prefixes_D, lengths_D, supervised=supervised, projected=supervised)
-        # A step may have no items at all: rows in which nothing is supervised teach nothing.
-        loss = self.batch_loss(model, inputs) / num_items_in_batch.clamp(min=1)
+        loss = self.batch_loss(model, inputs, num_items_in_batch)
         if self.args.world_size > 1:
             # Gradients are averaged over processes, and each process holds a part of the step's items.
             loss = loss * self.args.world_size
@@ -111,8 +114,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def _get_num_items_in_batch(self, batch_samples, device):
         # Filled in on the device: a copy there would wait for it.
-        total = torch.full((), sum(self.items(batch) for batch in batch_samples), device=device)
-        return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
+        items = zip(*(self.items(batch) for batch in batch_samples))
+        totals = torch.stack([torch.full((), sum(some), device=device) for some in items])
+        return self.accelerator.gather(totals[None]).sum(0) if self.args.world_size > 1 else totals
 
 
 def _check_compiled(before: torch.Tensor, again: torch.Tensor, compiled: torch.Tensor, compute: Compute) -> None:

@@ -12,7 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora
+from snaketune.models.adapters import add_lora, fill_adapter
 from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
@@ -129,11 +129,13 @@ def train(
         # Whatever becomes of the curve while it trains.
         portions = _portions(run)
         history = fit(trainer, lambda: setting(ready, fitness))
+        concluded, facts = trainer.conclusions()
     with _told_if_memory_runs_out():
         saved, beneath = _save(trainer, run, load, config, base)
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=ready.about
+        | concluded
         | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
         | {"saved_dtype": _name(saved)}
         | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
@@ -143,6 +145,7 @@ def train(
             **portions,
             **_memory(trainer, history, fitness),
             **ready.facts,
+            **facts,
         },
     )
 
@@ -242,6 +245,8 @@ def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
     if not run.spec.lora:
         return model
     adapted = add_lora(model, run.spec.lora)
+    if run.adapter:
+        fill_adapter(adapted, run.adapter)
     if run.operation.gradient_checkpointing:
         adapted.enable_input_require_grads()
     return adapted

@@ -1,97 +1,107 @@
 """The `ref_logps` stage: log-probabilities of every pair's completions under the reference model, as their own artifact.
 
-One forward pass over the packed pairs, both splits. DPO runs that differ in beta, loss or learning rate share it, and
-none of them has a reference model in memory.
-
-    logps.arrow: id, split, chosen_logp, rejected_logp (summed, float64), chosen_tokens, rejected_tokens
+One forward pass over the packed pairs (`training.ref_pass`), in this job or in several whose parts are gathered here. DPO runs
+that differ in beta, loss or learning rate share it, and none of them has a reference model in memory. `training.reference` says
+what its table holds, `training.keyed` what it is known by.
 """
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.config.operation import Execution
+from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
-from snaketune.models.logprobs import pair_logprobs_of
-from snaketune.models.machines import look
-from snaketune.models.packable import check_config
-from snaketune.models.selftest import self_test
-from snaketune.models.stacked import Stack
-from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.reader import documents
 from snaketune.packing.shards import SPLITS
-from snaketune.stages.needs import tell
+from snaketune.stages.jobs import result_at
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tables import write_table
-from snaketune.training.fitness import of_libraries
-from snaketune.training.reference import FILE, check_finite, schema
+from snaketune.tables import read_table, write_table
+from snaketune.training.ref_pass import compute_logps
+from snaketune.training.reference import FILE, check_finite, family, in_order, schema
 
 
 def build(
     spec: RefLogpsSpec,
     work: WorkFolder,
     *,
-    model: Artifact,
     pack: Artifact,
+    model: Sequence[Artifact] = (),
     beneath: Sequence[Artifact] = (),
+    tokenizer: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
+    operation: Execution | None = None,
 ) -> Outcome:
     """Fill `work.payload` with `logps.arrow`.
 
     Args:
-        beneath, base: what lies beneath the model, if that is an adapter alone.
+        model, beneath, base: the reference and what lies beneath it, if that is an adapter alone; without a model, the base.
+        tokenizer: that of the pairs, for a model from outside.
+        operation: with the parts' manifests, if there are parts.
     Raises:
-        SnaketuneError: a log-probability that isn't finite.
+        SnaketuneError: a log-probability that isn't finite, or parts that aren't of this reference.
     """
-    for result in (model, *beneath):
-        result.files()
-    reference = Stack(
-        results=(model, *beneath),
-        base=spec.base,
-        tokenizer=model.folder,
-        trust_remote_code=spec.trust_remote_code,
-    )
+    results = (*model, *beneath)
+    if operation is None or not operation.parts:
+        return compute_logps(spec, work, pack, results, tokenizer)
+    pattern = Path(operation.parts)
+    found = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
+    parts = [result_at(path) for path in sorted(found)]
+    _check_parts(parts, spec, results, pack, operation)
+    names = schema(spec.token_logps).names
+    tables = [read_table(part.file(FILE)).select(names) for part in parts]
+    table = in_order(pa.concat_tables([schema(spec.token_logps).empty_table(), *tables]))
+    _check_complete(table, pack, operation.parts)
+    check_finite(table, operation.parts)
+    write_table(work.payload / FILE, table)
+    counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
+    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
+    return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
+
+
+def _check_parts(
+    parts: list[Artifact], spec: RefLogpsSpec, results: tuple[Artifact, ...], pack: Artifact, operation: Execution
+) -> None:
     compute = resolve_compute(spec.precision)
-    tell(of_libraries(spec, compute, look(compute)))
-    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
-    check_config(
-        reference.config(),
-        max(rows.longest[0] for rows in rows_by_split.values()),
-        prefixes=True,
-        kernel=compute.kernel,
-    )
-    loaded = reference.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
-    if not spec.quantization:
-        loaded = loaded.to(compute.device)
-    tested = self_test(loaded, list(rows_by_split.values()), compute, training=False)
-    started, tokens, counts = time.monotonic(), 0, {}
-    columns: dict[str, list[Any]] = {name: [] for name in schema().names}
-    for split, rows in rows_by_split.items():
-        if not len(rows):
-            counts[split] = 0
-            continue
-        ids = [document["id"] for document in documents(pack, split)]
-        sums, lengths = pair_logprobs_of(loaded, rows, compute, f"reference, {split}")
-        columns["id"] += ids
-        columns["split"] += [split] * len(ids)
-        columns["chosen_logp"] += sums[:, 0].tolist()
-        columns["rejected_logp"] += sums[:, 1].tolist()
-        columns["chosen_tokens"] += lengths[:, 0].tolist()
-        columns["rejected_tokens"] += lengths[:, 1].tolist()
-        tokens += rows.tokens
-        counts[split] = len(ids)
-    check_finite(columns, f"{model.manifest_path} on {pack.manifest_path}")
-    write_table(work.payload / FILE, pa.table(columns, schema=schema()))
-    return Outcome(
-        counts={"pairs": counts, "tokens": tokens},
-        about=tested.about(),
-        run={
-            "tokens_per_second": round(tokens / (time.monotonic() - started), 1),
-            "device": str(compute.device),
-            "self_test_share": tested.share,
-        },
-    )
+    expected: dict[str, Any] = {
+        "model": [one.content for one in results],
+        "rows": [pack.content],
+        "dtype": compute.about()["dtype"],
+        "spec": spec.model_dump(mode="json"),
+        "kernel": family(compute.kernel),
+    }
+    if operation.share_kernels:
+        del expected["kernel"]
+    for part in parts:
+        made = part.manifest
+        found = {
+            "model": made["inputs"]["model"] + made["inputs"]["beneath"],
+            "rows": made["inputs"]["pack"],
+            "dtype": made["dtype"],
+            "spec": {key: value for key, value in made["spec"].items() if key not in ("part", "parts")},
+            "kernel": family(made["kernel"]),
+        }
+        if differs := [
+            f"{key}: {found[key]} there, {value} here" for key, value in expected.items() if found[key] != value
+        ]:
+            hint = ""
+            if [one.partition(":")[0] for one in differs] == ["kernel"]:
+                hint = "; `reference_pass.share_kernels: true` takes it as it is"
+            raise SnaketuneError(
+                f"{part.manifest_path} is no part of this reference ({'; '.join(differs)}){hint}; make it again with: "
+                f"{rebuild_command(part.manifest_path)}"
+            )
+
+
+def _check_complete(table: pa.Table, pack: Artifact, parts: str) -> None:
+    there = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+    wanted = {(split, document["id"]) for split in SPLITS for document in documents(pack, split)}
+    if missing := sorted(wanted - there):
+        raise SnaketuneError(
+            f"{parts}: {len(missing)} of {len(wanted)} pairs are in no part, for instance {missing[0][1]}; make the parts again"
+        )

@@ -1,45 +1,71 @@
-"""Reference log-probabilities as DPO and evaluation read them: by pair id, complete, finite, and of the right model."""
+"""Reference log-probabilities as DPO and evaluation read them: by pair id, complete, finite, and of the right model.
+
+    logps.arrow     id string, split string ("train", "held_out"), completion int8 (0 chosen, 1 rejected),
+                    logp float64 (nats, summed over the completion's tokens), tokens int32 (how many these are),
+                    and where it was asked for token_logps list<float32> (each token's, in their order)
+
+Sorted by split (train first), id and completion. A pair that is used several times is in it once.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
+from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
 
 FILE = "logps.arrow"
+COMPLETIONS = ("chosen", "rejected")
 # Nats per token by which the same model may differ from itself, in batches of another shape.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Kernels of one family are one computation in several packages.
+FAMILIES = {"flash_attention_2": "flash", "flash_attention_4": "flash"}
 
 
-def schema() -> pa.Schema:
-    """The columns of `logps.arrow`: summed log-probabilities, and the tokens that they are over."""
+def schema(token_logps: bool = False) -> pa.Schema:
+    """The columns of `logps.arrow`."""
     return pa.schema(
         [
             ("id", pa.string()),
             ("split", pa.string()),
-            ("chosen_logp", pa.float64()),
-            ("rejected_logp", pa.float64()),
-            ("chosen_tokens", pa.int32()),
-            ("rejected_tokens", pa.int32()),
+            ("completion", pa.int8()),
+            ("logp", pa.float64()),
+            ("tokens", pa.int32()),
+            *([("token_logps", pa.list_(pa.float32()))] if token_logps else []),
         ]
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """One pair's reference log-probabilities."""
+    """One pair's reference log-probabilities; those of single tokens, float32[tokens], where they were kept."""
 
     chosen_logp: float
     rejected_logp: float
     chosen_tokens: int
     rejected_tokens: int
+    chosen_token_logps: np.ndarray | None = None
+    rejected_token_logps: np.ndarray | None = None
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """As `logps.arrow` has them: sorted, and what is there twice once."""
+    keys = [("split", "descending"), ("id", "ascending"), ("completion", "ascending")]
+    table = table.take(pc.sort_indices(table, keys)).combine_chunks()
+    if len(table) < 2:
+        return table
+    same = [pc.equal(table[name].slice(1), table[name].slice(0, len(table) - 1)) for name, _ in keys]
+    again = np.logical_and.reduce([np.asarray(one) for one in same])
+    return table.filter(np.concatenate([[True], ~again]))
 
 
 def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
@@ -49,46 +75,102 @@ def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
         SnaketuneError: a value is missing or not finite.
     """
     path = artifact.file(FILE)
-    columns = read_table(path).to_pydict()
-    check_finite(columns, str(path))
-    names = ("chosen_logp", "rejected_logp", "chosen_tokens", "rejected_tokens")
+    table = read_table(path)
+    check_finite(table, str(path))
+    table = table.filter(pc.equal(table["split"], split)).combine_chunks()
+    if table["completion"].to_pylist() != [0, 1] * (len(table) // 2):
+        raise SnaketuneError(f"{path}: a pair has other than two completions; {_again(artifact)}")
+    logps, tokens = table["logp"].to_pylist(), table["tokens"].to_pylist()
+    kept = _lists(table["token_logps"]) if "token_logps" in table.column_names else [None] * len(table)
     return {
-        pair: Reference(**{name: columns[name][i] for name in names})
-        for i, pair in enumerate(columns["id"])
-        if columns["split"][i] == split
+        pair: Reference(
+            chosen_logp=logps[at],
+            rejected_logp=logps[at + 1],
+            chosen_tokens=tokens[at],
+            rejected_tokens=tokens[at + 1],
+            chosen_token_logps=kept[at],
+            rejected_token_logps=kept[at + 1],
+        )
+        for at, pair in zip(range(0, len(table), 2), table["id"].to_pylist()[::2])
     }
 
 
-def check_ref_logps(artifact: Artifact, *, model: Sequence[Artifact], pack: Artifact, compute: Compute) -> None:
-    """Refuse reference log-probabilities that were made by another model, on other pairs, or computed otherwise.
+def _lists(column: pa.ChunkedArray) -> list[np.ndarray]:
+    return [row.values.to_numpy(zero_copy_only=False) for chunk in column.chunks for row in chunk]
 
+
+def check_ref_logps(
+    artifact: Artifact, spec: DpoSpec, *, model: Sequence[Artifact], pack: Artifact, compute: Compute, any_kernel: bool
+) -> None:
+    """Refuse reference log-probabilities that were made by another model, on other pairs, or computed otherwise: all that has
+    another key (`training.keyed`), and nothing that has the same.
+
+    Args:
+        any_kernel: whether those of another attention kernel are taken.
     Raises:
         SnaketuneError: with what differs, and how to make the right ones.
     """
-    made_from = artifact.manifest["inputs"]
-    differs = [
-        f"{what}: {found} there, {expected} here"
-        for what, found, expected in (
-            (
-                "model",
-                made_from.get("model", []) + made_from.get("beneath", []),
-                [one.content for one in model],
-            ),
-            ("pairs", made_from.get("pack"), [pack.content]),
-            *((name, artifact.manifest.get(name), used) for name, used in compute.about().items()),
-        )
-        if found != expected
-    ]
-    if differs:
-        kept = f"results/.work/ref_logps/{artifact.manifest.get('fingerprint')}"
-        raise SnaketuneError(
-            f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differs)}). Make it here with: "
-            f"rm -r {kept} && {rebuild_command(artifact.manifest_path)}"
-        )
+    made, about = artifact.manifest, artifact.manifest["inputs"]
+    told = made["spec"]
+    external = spec.reference
+    # As the reference is loaded (`training.keyed`): an external one isn't quantized, nor has it masters.
+    weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
+    expected = {
+        "model": (
+            [] if external else [one.content for one in model],
+            about.get("model", []) + about.get("beneath", []),
+        ),
+        "pairs": ([pack.manifest.get("pairs")], about.get("pack")),
+        "dtype": (compute.about()["dtype"], made.get("dtype")),
+        "weights_dtype": (str(weights).removeprefix("torch."), made.get("weights_dtype")),
+        "kernel": (family(compute.kernel), family(made.get("kernel"))),
+        "quantization": (
+            None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
+            told["quantization"],
+        ),
+        "adapter apart": (spec.continued and not external, told.get("apart", False)),
+        "reference": (named(external), named(told["base"]) if not about.get("model") else None),
+    }
+    if any_kernel:
+        del expected["kernel"]
+    differs = [f"{what}: {found} there, {here} here" for what, (here, found) in expected.items() if found != here]
+    if not differs:
+        return
+    hint = ""
+    if [one.partition(":")[0] for one in differs] == ["kernel"]:
+        hint = "The two agree to rounding: `reference_pass.share_kernels: true` takes them as they are. "
+    raise SnaketuneError(
+        f"{artifact.manifest_path} doesn't belong to this run ({'; '.join(differs)}). {hint}{_again(artifact)}"
+    )
+
+
+def _again(artifact: Artifact) -> str:
+    kept = f"results/.work/ref_logps/{artifact.manifest.get('fingerprint')}"
+    return f"Make it here with: rm -r {kept} && {rebuild_command(artifact.manifest_path)}"
+
+
+def family(kernel: str | None) -> str | None:
+    """Of an attention kernel.
+
+    >>> family("flash_attention_2") == family("flash_attention_4") != family("sdpa")
+    True
+    """
+    return FAMILIES.get(kernel, kernel)
+
+
+def named(base: Any) -> dict[str, Any] | None:
+    """What of a model from outside names it, as a config has it or a manifest: its path and its revision."""
+    told = base if base is None or isinstance(base, dict) else base.model_dump(mode="json")
+    return told and {key: told[key] for key in ("path", "revision")}
 
 
 def check_policy_is_reference(
-    trained_P2: torch.Tensor, evaluated_P2: torch.Tensor, counts_P2: torch.Tensor, dtype: torch.dtype
+    trained_P2: torch.Tensor,
+    evaluated_P2: torch.Tensor,
+    counts_P2: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    external: bool = False,
 ) -> None:
     """Before the first step the policy is the reference, so all log-ratios are zero and the sigmoid loss is log 2.
 
@@ -97,11 +179,12 @@ def check_policy_is_reference(
             two are the same computation, so they may differ by less than batches of another shape do.
         counts_P2: int64[P, 2], their tokens.
         dtype: the data type of the computation.
+        external: whether the reference is another model, from which the policy may differ as it likes.
     Raises:
         SnaketuneError: they aren't zero, or not the same.
     """
     for from_what, ratios_P2, rounding in (
-        ("from its own reference log-probabilities", trained_P2, ROUNDING[dtype]),
+        *([] if external else [("from its own reference log-probabilities", trained_P2, ROUNDING[dtype])]),
         ("in training from itself in evaluation", trained_P2 - evaluated_P2, ROUNDING[dtype] / 10),
     ):
         worst = (ratios_P2 / counts_P2.clamp(min=1)).abs().max().item() if len(ratios_P2) else 0.0
@@ -116,7 +199,9 @@ def check_policy_is_reference(
 def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     """Whether log-probabilities computed here, without quantization, can be set against the artifact's; says so if not."""
     made = artifact.manifest
-    same = all(made.get(name) == used for name, used in compute.about().items()) and not made["spec"]["quantization"]
+    here = compute.about()
+    alike = made.get("dtype") == here["dtype"] and family(made.get("kernel")) == family(here["kernel"])
+    same = alike and not made["spec"]["quantization"]
     if not same:
         print(
             f"{artifact.manifest_path} was computed otherwise (dtype {made.get('dtype')}, kernel {made.get('kernel')}, "
@@ -126,9 +211,18 @@ def is_comparable(artifact: Artifact, compute: Compute) -> bool:
     return same
 
 
-def check_finite(columns: dict[str, list[Any]], where: str) -> None:
+def check_finite(table: pa.Table, where: str) -> None:
     """Raise SnaketuneError at the first log-probability that is missing or not finite."""
-    for name in ("chosen_logp", "rejected_logp"):
-        for pair, value in zip(columns["id"], columns[name], strict=True):
-            if value is None or not math.isfinite(value):
-                raise SnaketuneError(f"{where}: {name} of pair {pair} is {value}; expected a finite number")
+    names = [name for name in ("logp", "token_logps") if name in table.column_names]
+    for name in names:
+        column = table[name] if name == "logp" else pc.list_flatten(table[name])
+        if pc.all(pc.fill_null(pc.is_finite(column), False)).as_py() is not False and not table[name].null_count:
+            continue
+        for row in table.to_pylist():
+            values = row[name] if name != "logp" else [row[name]]
+            for value in values if values is not None else [None]:
+                if value is None or not math.isfinite(value):
+                    raise SnaketuneError(
+                        f"{where}: {name} of the {COMPLETIONS[row['completion']]} completion of pair {row['id']} is {value}; "
+                        "expected a finite number"
+                    )

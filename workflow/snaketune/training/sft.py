@@ -30,10 +30,11 @@ class SftTrainer(PackedTrainer):
     """Learns supervised tokens."""
 
     def items(self, batch):
-        return len(batch["targets"])
+        return (len(batch["targets"]),)
 
-    def batch_loss(self, model, batch):
-        return summed_losses(model, batch)
+    def batch_loss(self, model, batch, totals):
+        # A step may have no items at all: rows in which nothing is supervised teach nothing.
+        return summed_losses(model, batch) / totals[0].clamp(min=1)
 
 
 def build(

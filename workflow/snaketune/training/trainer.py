@@ -39,6 +39,8 @@ class Run:
     work: WorkFolder
     compute: Compute
     tracked: Tracked | None = None
+    # Of one that is trained further, its folder.
+    adapter: Path | None = None
 
     @classmethod
     def of(
@@ -90,6 +92,10 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
     def counts(self) -> dict[str, int]:
         """For the manifest."""
         return {"rows": len(self.rows)}
+
+    def conclusions(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Called when the training is done: facts for the manifest, and for run.json."""
+        return {}, {}
 
     def train(self, *arguments: Any, **keywords: Any) -> Any:
         """However it ends, nobody makes batches any more; if for want of memory, it is told in which step."""

@@ -16,7 +16,7 @@ from snaketune.corpus.layouts.recognise import check_kind, recognise
 from snaketune.corpus.layouts.repair import mend
 from snaketune.corpus.layouts.soundness import check
 from snaketune.corpus.layouts.trees import is_nested_tree, rows_of_messages
-from snaketune.corpus.layouts.unpaired import Labelled, labelled, paired
+from snaketune.corpus.layouts.unpaired import Labelled, alone, labelled, paired
 from snaketune.corpus.layouts.unread import unread
 from snaketune.corpus.layouts.unwrap import unframe
 from snaketune.corpus.layouts.votes import check_numbers, numbers_of
@@ -30,7 +30,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     """What becomes of the rows of one file: of each raw row one thing, or several.
 
     Args:
-        kind: what the corpus holds: conversations, preferences or text.
+        kind: what the corpus holds: conversations, preferences, unpaired completions or text.
         repair: what may be done to rows that aren't sound.
     Yields:
         Rows; what is of no use, and why; None for a raw row that became part of another.
@@ -82,7 +82,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 if layout == "auto":
                     layout = recognise(present, speakers, dialogues, kind)
                 check_kind(layout, kind, present)
-                if layout == "unpaired":
+                if layout == "unpaired" and kind != "unpaired":
                     completions.append((raw, present, _labelled(whole(raw, present), present, source)))
                     continue
                 if layout == "message-tree" and not is_nested_tree(present):
@@ -92,7 +92,10 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                     verdicts |= numbers_of(present)
                 # Looked at, and not read: which columns a layout reads is told by its reader.
                 present.read.clear()
-                rows = rows_of(layout, present, kind, speakers, dialogues)
+                if layout == "unpaired":
+                    rows = (alone(_labelled(whole(raw, present), present, source)),)
+                else:
+                    rows = rows_of(layout, present, kind, speakers, dialogues)
         except (Malformed, Dropped) as why:
             yield Made(raw, layout, why)
             continue

@@ -150,13 +150,13 @@ class Layout:
     """One layout.
 
     Attributes:
-        kind: what its rows are; None where they may be either.
+        kinds: what its rows may be.
         needs: the sets of columns that it may consist of, and for each column the names that it may have; in the order of
             this table, a row in no known layout is told the nearest. Empty: never the nearest.
         read: one raw row to one canonical row; None where `rows_of` or a look at other rows does it.
     """
 
-    kind: str | None
+    kinds: tuple[str, ...]
     needs: Sequence[Sequence[Sequence[str]]] = ()
     read: Callable[[Raw, Speakers], Row] | None = None
 
@@ -168,23 +168,27 @@ JUDGES = (*VERDICT_COLUMNS, *STRENGTH_COLUMNS)
 
 LAYOUTS = {
     "pairs": Layout(
-        kind="preferences", needs=[(ASKS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS], read=_pairs
+        kinds=("preferences",), needs=[(ASKS, (chosen,), (rejected,)) for chosen, rejected in PAIR_COLUMNS], read=_pairs
     ),
     "votes": Layout(
-        kind="preferences", needs=[(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS], read=_votes
+        kinds=("preferences",),
+        needs=[(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS],
+        read=_votes,
     ),
-    "unpaired": Layout(kind="preferences", needs=[(ASKS, RESPONSES, LABEL_COLUMNS)]),
-    "transcripts": Layout(kind="preferences", read=_transcripts),
-    "messages": Layout(kind="conversations", needs=[(("messages",),)], read=_messages),
-    "sharegpt": Layout(kind="conversations", needs=[(("conversations", "conversation"),)], read=_sharegpt),
-    "turns": Layout(kind="conversations", read=_turns),
-    "dialogue": Layout(kind="conversations"),
-    "alpaca": Layout(kind="conversations", needs=[(("instruction",), INSTRUCTION_RESPONSES)], read=_alpaca),
-    "instances": Layout(kind="conversations", needs=[(("instruction",), ("instances",))]),
+    "unpaired": Layout(kinds=("preferences", "unpaired"), needs=[(ASKS, RESPONSES, LABEL_COLUMNS)]),
+    "transcripts": Layout(kinds=("preferences",), read=_transcripts),
+    "messages": Layout(kinds=("conversations",), needs=[(("messages",),)], read=_messages),
+    "sharegpt": Layout(kinds=("conversations",), needs=[(("conversations", "conversation"),)], read=_sharegpt),
+    "turns": Layout(kinds=("conversations",), read=_turns),
+    "dialogue": Layout(kinds=("conversations",)),
+    "alpaca": Layout(kinds=("conversations",), needs=[(("instruction",), INSTRUCTION_RESPONSES)], read=_alpaca),
+    "instances": Layout(kinds=("conversations",), needs=[(("instruction",), ("instances",))]),
     "prompt-response": Layout(
-        kind="conversations",
+        kinds=("conversations",),
         needs=[((prompt,), (response,)) for prompt, response in PROMPT_AND_RESPONSE],
         read=_prompt_response,
     ),
-    "message-tree": Layout(kind=None, needs=[(("message_id",), ("parent_id",), ("role",), ("text",))]),
+    "message-tree": Layout(
+        kinds=("conversations", "preferences"), needs=[(("message_id",), ("parent_id",), ("role",), ("text",))]
+    ),
 }

@@ -59,15 +59,17 @@ def recognise(
         and not raw.keys() & {"prompt", "question", "instruction"}
     ):
         return "transcripts"
-    if layout in ("messages", "sharegpt", "alpaca", "prompt-response") and is_labelled(raw, layout):
+    if layout in ("messages", "sharegpt", "alpaca", "prompt-response") and (
+        kind == "unpaired" or is_labelled(raw, layout)
+    ):
         return "unpaired"
     return layout
 
 
 def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
-    """Raise Malformed if `layout` doesn't make rows of this kind; trees make both."""
-    makes = LAYOUTS[layout].kind
-    if makes in (None, kind):
+    """Raise Malformed if `layout` doesn't make rows of this kind."""
+    makes = LAYOUTS[layout].kinds
+    if kind in makes:
         return
     hint = f"; {columns_of(raw)}; {nearest(tuple(raw), _of_kind(kind))}"
     if kind == "conversations":
@@ -78,12 +80,12 @@ def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
                 what = column if column not in LABEL_COLUMNS else "completion all the same"
                 hint = f"; set layout: {other} to read its {what}"
                 break
-    raise Malformed("wrong_kind", f"the row ({layout}) is one of {makes}, the corpus holds {kind}{hint}")
+    raise Malformed("wrong_kind", f"the row ({layout}) is one of {makes[0]}, the corpus holds {kind}{hint}")
 
 
 @lru_cache
 def _of_kind(kind: str) -> frozenset[str]:
-    return frozenset(name for name, layout in LAYOUTS.items() if layout.kind in (None, kind))
+    return frozenset(name for name, layout in LAYOUTS.items() if kind in layout.kinds)
 
 
 @lru_cache(maxsize=4096)

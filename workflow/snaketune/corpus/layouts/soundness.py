@@ -1,6 +1,6 @@
 """What makes a canonical row sound: who may speak after whom, on whom it ends, and that something is said."""
 
-from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, spoken
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, spoken
 
 # Who may speak after whom; None is the beginning.
 MAY_FOLLOW = {
@@ -17,7 +17,7 @@ def check(row: Row) -> None:
     if isinstance(row, Conversation):
         _check_conversation(row)
     else:
-        _check_preference(row)
+        _check_completions(row)
 
 
 def _check_conversation(row: Conversation) -> None:
@@ -30,8 +30,8 @@ def _check_conversation(row: Conversation) -> None:
         raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so there is nothing to learn from it")
 
 
-def _check_preference(row: Preference) -> None:
-    completions = {"chosen": row.chosen, "rejected": row.rejected}
+def _check_completions(row: Preference | Unpaired) -> None:
+    completions: dict[str, list[Message]] = {name: getattr(row, name) for name in row.columns[1:]}
     if not row.prompt:
         raise Malformed("empty_turn", "the prompt has no turns")
     for name, turns in completions.items():
@@ -43,7 +43,7 @@ def _check_preference(row: Preference) -> None:
         _check_turns(row.prompt + turns, f"prompt + {name}: ")
         if turns[-1]["role"] != "assistant":
             raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
-    if spoken(row.chosen) == spoken(row.rejected):
+    if isinstance(row, Preference) and spoken(row.chosen) == spoken(row.rejected):
         raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
 
 

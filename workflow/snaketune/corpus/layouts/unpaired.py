@@ -1,5 +1,5 @@
-"""Single completions, each labelled good or bad, to preference pairs: prompt by prompt, the first good one with the
-first bad one, the second with the second. What finds no partner in its file is left out. Holds the file in memory.
+"""Single completions, each labelled good or bad, as they are or as preference pairs: prompt by prompt, the first good one with
+the first bad one, the second with the second. What finds no partner in its file is left out. Holds the file in memory.
 
 Of a labelled conversation, the last turn is what is labelled, and all before it is the prompt.
 """
@@ -20,7 +20,7 @@ from snaketune.corpus.layouts.exchanges import (
     question_exchange,
 )
 from snaketune.corpus.layouts.roles import Speakers
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Unpaired, spoken
 
 LABEL_COLUMNS = ("label", "kto_tag")
 # What a label may be. True equals 1 and 1.0, so these stand for all three; texts are compared in lower case.
@@ -94,6 +94,13 @@ def labelled(raw: Raw, speakers: Speakers, beside: str) -> Labelled:
         raise Malformed("wrong_type", f"{column} holds {excerpt(label)[:40]}, expected true or false, or 1 or 0")
     prompt, completion, notes = _exchange(raw, speakers)
     return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, beside=beside)
+
+
+def alone(row: Labelled | Malformed) -> Unpaired | Malformed:
+    """A completion as it is."""
+    if isinstance(row, Malformed):
+        return row
+    return Unpaired(prompt=row.prompt, completion=row.completion, label=row.good, notes=row.notes)
 
 
 def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:

@@ -18,7 +18,7 @@ from snaketune.corpus.layouts.templates import (
     without_end,
 )
 from snaketune.corpus.layouts.transcripts import cut
-from snaketune.corpus.rows import Conversation, Malformed, Message, Row
+from snaketune.corpus.rows import Malformed, Message, Row
 
 
 def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
@@ -84,9 +84,8 @@ def unframe(row: Row) -> None:
     if not notes:
         return
     row.opening[:] = bare
-    parts = (row.messages,) if isinstance(row, Conversation) else (row.prompt, row.chosen, row.rejected)
-    for part in parts:
-        notes += take_ends_off(part)
+    for column in row.columns:
+        notes += take_ends_off(getattr(row, column))
     row.notes += tuple(dict.fromkeys(notes))
 
 

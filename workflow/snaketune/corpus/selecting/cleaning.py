@@ -11,10 +11,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice
 
 from snaketune.config.corpora import Cleaning
-from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Row, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Row, spoken
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import search
 
@@ -83,13 +83,11 @@ class Cleaner:
         answer = None if row.answer is None else texts.pop().strip() or None
         cleaned = [{**turn, "content": text} for turn, text in zip(row.turns, texts)]
         _check_texts(cleaned)
-        if isinstance(row, Conversation):
-            return replace(row, messages=cleaned, answer=answer)
-        ends = [0, len(row.prompt), len(row.prompt + row.chosen), len(cleaned)]
-        prompt, chosen, rejected = (cleaned[start:end] for start, end in pairwise(ends))
-        if spoken(chosen) == spoken(rejected):
+        turns = iter(cleaned)
+        columns = {column: list(islice(turns, len(getattr(row, column)))) for column in row.columns}
+        if isinstance(row, Preference) and spoken(columns["chosen"]) == spoken(columns["rejected"]):
             raise Malformed("identical_chosen_and_rejected", "cleaned, chosen and rejected are the same")
-        return replace(row, prompt=prompt, chosen=chosen, rejected=rejected, answer=answer)
+        return replace(row, **columns, answer=answer)
 
 
 def _check_texts(turns: list[Message]) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from snaketune.corpus.rows import BESIDE, MESSAGES, SCHEMAS, Message, Row
+from snaketune.corpus.rows import MESSAGES, SCHEMAS, Message, Row
 
 ROWS_PER_BATCH = 1024
 TURN = MESSAGES.value_type
@@ -43,7 +43,8 @@ class Spool:
             array, lengths = _turns_array(turns)
             arrays.append(array)
             characters += lengths
-        arrays += [pa.array([getattr(row, name) for row in rows], type_) for name, type_ in BESIDE]
+        others = (field for field in self.schema if field.name not in self.columns)
+        arrays += [pa.array([getattr(row, field.name) for row in rows], field.type) for field in others]
         self.writer.write_batch(pa.record_batch(arrays, schema=self.schema))
         return characters
 

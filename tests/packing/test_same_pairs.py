@@ -1,0 +1,65 @@
+"""The same pairs in other rows are the same pairs; other ids, tokens, splits or cuts are others."""
+
+import pytest
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from tests.packing.chain import corpus, rows_of
+from tests.packing.chain import pack as pack_in
+from tests.tokenization.small_tokenizers import train_in
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Artifact:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    work, _ = train_in(folder, "bpe")
+    return Artifact(folder / "manifest.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
+
+
+@pytest.fixture
+def pairs_of(tokenizer, tmp_path):
+    """The digest of the pairs that rows are packed into."""
+    calls = iter(range(99))
+
+    def packed(rows: list[dict], parts: int = 1, held_out: int = 4, **settings) -> str:
+        folder = tmp_path / str(next(calls))
+        made = corpus(folder / "corpus", "preference", rows, held_out)
+        return pack_in(folder, made, tokenizer, "preference", parts, **settings).manifest["pairs"]
+
+    return packed
+
+
+def test_rows_of_other_lengths_orders_and_parts_hold_the_same_pairs(pairs_of):
+    rows = rows_of("preferences", 24)
+    # Prompts that come twice share their row, as far as it is long enough.
+    rows += [row | {"id": f"{row['id']}x", "chosen": rows[0]["chosen"]} for row in rows[1:5]]
+    expected = pairs_of(rows)
+    assert pairs_of(rows, length=512) == expected
+    assert pairs_of(rows, length=[128, 512]) == expected
+    assert pairs_of(rows, parts=2) == expected
+    assert pairs_of([*rows[23::-1], *rows[24:]]) == expected
+    # Used twice, a pair is the same pair.
+    assert pairs_of([rows[0], *rows]) == expected
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda rows: [rows[0] | {"id": "other"}, *rows[1:]],
+        lambda rows: [rows[0] | {"chosen": rows[1]["chosen"]}, *rows[1:]],
+        lambda rows: [rows[0] | {"chosen": rows[0]["rejected"], "rejected": rows[0]["chosen"]}, *rows[1:]],
+        lambda rows: [rows[0] | {"prompt": rows[1]["prompt"]}, *rows[1:]],
+        lambda rows: rows[1:],
+    ],
+)
+def test_another_pair_is_another(pairs_of, edit):
+    rows = rows_of("preferences", 12)
+    assert pairs_of(edit(rows)) != pairs_of(rows)
+
+
+def test_another_split_or_another_cut_is_another(pairs_of):
+    rows = rows_of("preferences", 12)
+    rows[2] = rows[2] | {"chosen": [{"role": "assistant", "content": "word " * 200}]}
+    expected = pairs_of(rows, overflow="truncate", length=128)
+    assert pairs_of(rows, overflow="truncate", length=128, held_out=5) != expected
+    assert pairs_of(rows, overflow="truncate", length=160) != expected
+    assert pairs_of(rows, overflow="drop", length=128) != expected

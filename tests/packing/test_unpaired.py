@@ -1,0 +1,166 @@
+"""Completions with a label, packed: each beside the one before it under its own prompt, and both read back."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.errors import SnaketuneError
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.shards import documents_schema, schema
+from snaketune.stages.specs import PackSpec, TokenizerSpec
+from snaketune.tables import read_table
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.encoded import concatenated
+from snaketune.tokenization.token_rows import of_completions
+from snaketune.tokenization.tokenizer import build as build_tokenizer
+from snaketune.tokenization.tokens import TokenWriter
+from tests.packing import chain
+from tests.packing.chain import ROOT, pack_tokens, rows_of
+from tests.packing.made_pairs import Token, encoded, read_back
+
+Made = tuple[tuple[int, ...], tuple[Token, ...], bool]
+
+
+def tokenized(folder: Path, rows: list[Made]) -> Artifact:
+    folder.mkdir(parents=True)
+    counts = {split: {"rows": 0, "tokens": 0} for split in ("train", "held_out")}
+    with TokenWriter(folder, "held_out"), TokenWriter(folder, "train") as writer:
+        for number in range(0, len(rows), 3):
+            some = rows[number : number + 3]
+            both = concatenated(
+                [encoded([(token, False) for token in prompt] + list(said)) for prompt, said, _ in some]
+            )
+            names = pa.array([str(number + at) for at in range(len(some))], pa.string())
+            made = of_completions(names, both, pa.array([label for *_, label in some]), np.zeros(len(some), bool))
+            counts["train"]["rows"] += len(some)
+            counts["train"]["tokens"] += len(made.sequences.ids)
+            writer.write(made)
+    manifest = {"payload": describe_files(folder), "records": {}, "counts": counts, "pad_id": 0}
+    return Artifact(folder.parent / "tokens.json", manifest, folder)
+
+
+def packed(folder: Path, rows: list[Made], length: int = 64, overflow: str = "drop") -> Artifact:
+    spec = PackSpec(kind="unpaired", length=length, overflow=overflow)
+    return pack_tokens(folder, [tokenized(folder / "tokens", rows)], spec)
+
+
+def row(prompt: str, said: str, label: bool = True) -> Made:
+    """Letters are tokens; of a completion, capital ones are supervised."""
+    return tuple(map(ord, prompt)), tuple((ord(letter.lower()), letter.isupper()) for letter in said), label
+
+
+def whole(prompt: tuple[int, ...], said: tuple[Token, ...]) -> tuple[Token, ...]:
+    return tuple((token, False) for token in prompt) + said
+
+
+made_rows = st.lists(
+    st.builds(
+        row, st.sampled_from(["p", "pq", "rst"]), st.from_regex("[AB][ABab]{0,6}", fullmatch=True), st.booleans()
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(made_rows)
+def test_each_stands_beside_the_one_before_it_under_its_own_prompt(rows):
+    with tempfile.TemporaryDirectory() as folder:
+        made = packed(Path(folder), rows)
+        found = read_back(made)
+        for number, (prompt, said, _) in enumerate(rows):
+            assert found[str(number)] == [whole(prompt, said), whole(prompt, rows[number - 1][1])]
+        assert {place["id"]: place["label"] for place in documents(made, "train")} == {
+            str(number): label for number, (*_, label) in enumerate(rows)
+        }
+
+
+@settings(deadline=None, max_examples=30)
+@given(made_rows, st.integers(8, 16), st.sampled_from(["drop", "truncate"]))
+def test_what_the_corpus_has_is_accounted_for_and_kept_whole_where_it_fits(rows, length, overflow):
+    with tempfile.TemporaryDirectory() as folder:
+        made = packed(Path(folder), [*rows, row("p", "A")], length, overflow)
+        found, counts = read_back(made), made.manifest["counts"]["train"]
+        gone = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
+        shared = counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
+        assert counts["read_tokens"] + counts["mismatched_tokens"] == counts["tokens"] + gone + shared
+        assert counts["tokens"] == PackedRows(made, "train").tokens
+        assert counts["read"] == len(found) + sum(counts["dropped"].values())
+        for number, (prompt, said, _) in enumerate(rows):
+            own = whole(prompt, said)
+            if str(number) not in found:
+                # There is no room for another completion's first token.
+                assert len(own) >= length
+                continue
+            first, second = found[str(number)]
+            assert first == own[: len(first)]
+            if len(own) < length:
+                assert first == own
+            assert any(supervised for _, supervised in second)
+
+
+def test_a_mismatched_completion_gets_what_its_row_has_left(tmp_path):
+    rows = [row("p", "ABABABAB"), row("q", "CDCD"), row("r", "EEEEEEEEEEEE")]
+    made = packed(tmp_path, rows, length=12)
+    found, counts = read_back(made), made.manifest["counts"]["train"]
+    assert "2" not in found and counts["dropped"] == {"longer_than_row": 1}
+    assert found["0"] == [whole(*rows[0][:2]), whole((ord("p"),), rows[2][1][:3])]
+    assert found["1"] == [whole(*rows[1][:2]), whole((ord("q"),), rows[0][1][:7])]
+    assert counts["truncated"] == {"rows": 0, "tokens": 0}
+    with pytest.raises(SnaketuneError, match=r"pair 2 has \d+ tokens, packing\.length is 12"):
+        packed(tmp_path / "raise", rows, length=12, overflow="raise")
+
+
+def test_one_alone_stands_beside_itself(tmp_path):
+    made = packed(tmp_path, [row("p", "AB")])
+    (only,) = (PackedRows(made, "train")[0],)
+    assert (only["segment_lengths"].tolist(), only["completions"].tolist()) == ([3], [0, 0])
+
+
+def test_what_has_nothing_supervised_is_dropped_and_nobodys_neighbour(tmp_path):
+    rows = [row("p", "AB"), row("p", "ab"), row("q", "CD")]
+    made = packed(tmp_path, rows)
+    assert made.manifest["counts"]["train"]["dropped"] == {"nothing_supervised": 1}
+    assert read_back(made) == {
+        "0": [whole(*rows[0][:2]), whole((ord("p"),), rows[2][1])],
+        "2": [whole(*rows[2][:2]), whole((ord("q"),), rows[0][1])],
+    }
+
+
+def test_from_a_corpus_to_shards_whatever_the_parts(tmp_path):
+    work = chain.started(tmp_path / "tokenizer")
+    spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=0.9995, split_digits=True)
+    pairs = rows_of("preferences", 30)
+    rows = [
+        {"id": f"{pair['id']}{side[0]}", "prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"}
+        for pair in pairs
+        for side in ("chosen", "rejected")
+    ]
+    corpus = chain.corpus(tmp_path / "corpus", "unpaired", rows, held_out=6)
+    template = [ROOT / "resources/chat_templates/chatml.jinja"]
+    build_tokenizer(spec, work, corpora=[corpus], chat_template=template, base=[])
+    tokenizer = Artifact(tmp_path / "t.json", {"payload": describe_files(work.payload), "records": {}}, work.payload)
+    one, two = (chain.pack(tmp_path / str(n), corpus, tokenizer, "unpaired", parts=n) for n in (1, 2))
+    assert one.manifest == two.manifest
+    assert (one.manifest["kind"], one.manifest["format_version"]) == ("unpaired", "3.1")
+    assert read_table(one.file("train-00000.arrow")).schema == schema(256, completions=True)
+    assert read_table(one.file("documents.arrow")).schema == documents_schema("unpaired")
+    assert one.manifest["counts"]["train"]["mismatched_tokens"] > 0
+    chat = ChatTokenizer.load(tokenizer.folder)
+    for split, own in (("train", rows[:-6]), ("held_out", rows[-6:])):
+        found = read_back(one, split)
+        assert found.keys() == {row["id"] for row in own}
+        for before, row_ in zip([own[-1], *own], own):
+            first, second = found[row_["id"]]
+            prompt = chat.encode([row_["prompt"]])[0].ids.tolist()
+            assert [token for token, _ in first] == chat.encode([row_["prompt"] + row_["completion"]])[0].ids.tolist()
+            said = [token for token, _ in found[before["id"]][0]]
+            begin = next(at for at, (_, supervised) in enumerate(found[before["id"]][0]) if supervised)
+            assert [token for token, _ in second][len(prompt) :][-len(said[begin:]) :] == said[begin:]
+            assert {supervised for _, supervised in first} == {False, True}

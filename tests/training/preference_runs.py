@@ -1,0 +1,115 @@
+"""Whole preference trainings of tiny models in this process, on pairs packed as trees or on single completions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.runs import Lora, Training
+from snaketune.models.logprobs import pair_logprobs_of
+from snaketune.models.selftest import self_test
+from snaketune.packing.reader import PackedRows
+from snaketune.packing.shards import IGNORED, documents_schema, row_batch, schema
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import DpoSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
+from snaketune.training import dpo
+from snaketune.training import reference as logps
+from snaketune.training.trainer import Run
+from tests.models.conftest import CPU, VOCABULARY, tiny_model
+from tests.models.made_trees import tree_rows
+from tests.training.executed import executed
+
+LENGTH = 32
+
+
+def packed_pairs(folder: Path, rows: int = 12, kind: str = "preference") -> Artifact:
+    """Rows of two or three pairs each; of completions with a label, the second ones are those of other rows."""
+    made = [row for seed in range(-(-rows // 3)) for row in tree_rows(VOCABULARY, seed)][:rows]
+    ids, labels = np.zeros((rows, LENGTH), np.int32), np.full((rows, LENGTH), IGNORED, np.int32)
+    for number, row in enumerate(made):
+        ids[number, : len(row["input_ids"])] = row["input_ids"]
+        labels[number, : len(row["labels"])] = row["labels"]
+    fill = np.array([row["segment_lengths"].sum() for row in made])
+    columns = [np.concatenate([row[name] for row in made]) for name in ("segment_lengths", "prefix_lengths")]
+    tree = [np.concatenate([row[name] for row in made]) for name in ("prefix_segments", "completions")]
+    starts, ends = (
+        np.cumsum([0, *(len(row[name]) for row in made)]).astype(np.int32)
+        for name in ("segment_lengths", "completions")
+    )
+    (folder / "shards").mkdir(parents=True)
+    with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), schema(LENGTH, completions=True)) as writer:
+        writer.write_batch(row_batch(ids, labels, fill, starts, *columns, (*tree, ends)))
+    pairs = [row for row, of in enumerate(made) for _ in range(len(of["completions"]) // 2)]
+    documents = [
+        {"split": "train", "row": row, "id": f"p{number}", "tokens": 9, "supervised": 7, "label": number % 3 > 0}
+        for number, row in enumerate(pairs)
+    ]
+    write_table(folder / "shards/documents.arrow", pa.Table.from_pylist(documents, schema=documents_schema(kind)))
+    payload = describe_files(folder / "shards")
+    manifest = {"format_version": "3.1", "kind": kind, "pairs": "pairs", "row_length": LENGTH, "records": {}}
+    return Artifact(folder / "manifest.json", manifest | {"payload": payload}, folder / "shards")
+
+
+def referenced(folder: Path, packed: Artifact, model: torch.nn.Module) -> Artifact:
+    """What `model` gives the pairs."""
+    rows = PackedRows(packed, "train")
+    self_test(model, [rows], CPU, training=False)
+    sums, counts = pair_logprobs_of(model, rows, CPU, "reference")
+    folder.mkdir(parents=True)
+    ids = [f"p{number // 2}" for number in range(2 * len(sums))]
+    values = [ids, ["train"] * len(ids), [0, 1] * len(sums), sums.flatten().tolist(), counts.flatten().tolist()]
+    table = pa.table(dict(zip(logps.schema().names, values)), schema=logps.schema())
+    write_table(folder / "logps.arrow", table)
+    facts = {"inputs": {"model": ["m"], "pack": ["pairs"]}, "spec": {"quantization": None, "base": None}, "records": {}}
+    facts |= {"dtype": "float32", "weights_dtype": "float32", "kernel": "sdpa", "payload": describe_files(folder)}
+    return Artifact(folder.parent / "ref.json", facts, folder)
+
+
+class Start:
+    """The SFT run's result."""
+
+    content, manifest = "m", {}
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+
+class Trained:
+    """One start, its pairs and what it gives them; any number of trainings of it."""
+
+    def __init__(self, folder: Path, kind: str = "preference", rows: int = 12, family: str = "llama"):
+        self.folder, model = folder, tiny_model(family)
+        self.packed = packed_pairs(folder / "pairs", rows, kind)
+        self.reference = referenced(folder / "pairs/logps", self.packed, model.eval())
+        tiny_model(family).save_pretrained(folder / "model")
+
+    def train(
+        self,
+        name: str,
+        told: dict[str, Any],
+        *,
+        every: int = 100,
+        log_steps: int = 1,
+        lora: Lora | None = None,
+        **training: Any,
+    ) -> tuple[Outcome, WorkFolder]:
+        """Args: told: keys of the loss; every: steps from checkpoint to checkpoint; training: settings of it."""
+        settings = {"epochs": 3, "batch_rows": 4, "micro_batch_rows": 4, "learning_rate": 0.01, "seed": 1} | training
+        made = DpoSpec(
+            **{"beta": 0.5, **told},
+            training=Training(**settings),
+            lora=lora,
+            quantization=None,
+            trust_remote_code=False,
+        )
+        work = WorkFolder(self.folder / name)
+        work.start()
+        operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every)
+        run = Run(spec=made, operation=operation, work=work, compute=CPU)
+        references = [self.reference] if made.needs_reference else []
+        return dpo.train_on(run, (Start(self.folder / "model"),), self.packed, *references), work

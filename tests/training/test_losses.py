@@ -1,0 +1,126 @@
+"""A step's loss is the same however the step falls into micro-batches, and what a line of the log says of it too."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from snaketune.config.runs import Lora
+from snaketune.errors import SnaketuneError
+from snaketune.training import dpo_trainer
+from snaketune.training.pair_features import pairs_of
+
+from .preference_runs import Trained
+
+# One of each way in which a step is put together.
+TOLD = {
+    "sigmoid": {"loss": "sigmoid"},
+    "with likelihood": {"loss": {"ipo": 0.3, "sft": 1.0}},
+    "sorted": {"loss": "aot", "label_smoothing": 0.1},
+    "sorted, with likelihood": {"loss": {"aot": 1.0, "sft": 0.5, "apo_zero": 0.5}},
+    "with prompts": {"loss": "orpo"},
+    "without a reference": {"loss": {"cpo": 1.0, "simpo": 0.5}},
+}
+METRICS = (
+    "margin", "accuracy", "chosen_reward", "rejected_reward", "chosen_logp", "rejected_logp", "chosen_logp_per_token",
+    "rejected_logp_per_token", "chosen_tokens", "rejected_tokens", "length_correlation",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def completions(tmp_path_factory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("completions"), kind="unpaired")
+
+
+def assert_same(one, other) -> None:
+    for ours, theirs in zip(one[0].run["history"], other[0].run["history"], strict=True):
+        for name in ("loss", "grad_norm", "margin", "chosen_reward", "rejected_logp"):
+            assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), (ours["step"], name)
+    ours, theirs = (load_file(work.payload / "model.safetensors") for _, work in (one, other))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_a_step_is_the_same_in_any_micro_batches(pairs, tmp_path, what):
+    name, told = what.replace(" ", "-"), TOLD[what]
+    whole = pairs.train(f"{name}-4", told)
+    for rows in (1, 2):
+        assert_same(pairs.train(f"{name}-{rows}", told, micro_batch_rows=rows), whole)
+    first, last = (whole[0].run["history"][at] for at in (0, -1))
+    assert {*METRICS} <= {*last} and ("kl" in last) == ("prompts" not in what and "reference" not in what)
+    # It does learn.
+    assert last["margin"] > first["margin"]
+
+
+@pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
+def test_single_completions_are_the_same_in_any_micro_batches(completions, loss):
+    told = {"loss": loss, "desirable_weight": 1.3}
+    whole = completions.train(f"{loss}-4", told)
+    for rows in (1, 2):
+        assert_same(completions.train(f"{loss}-{rows}", told, micro_batch_rows=rows), whole)
+    last = whole[0].run["history"][-1]
+    assert last["chosen_reward"] > last["rejected_reward"]
+    assert last["margin"] == pytest.approx(last["chosen_reward"] - last["rejected_reward"], abs=1e-5)
+    assert last["kl"] >= 0 and "accuracy" not in last and "length_correlation" not in last
+
+
+def test_both_passes_of_a_step_drop_the_same_inputs_out(pairs, monkeypatch):
+    """Else the derivatives would be of other numbers than those that they weight."""
+    passes = {False: [], True: []}
+
+    def watched(model, batch, told):
+        found = pairs_of(model, batch, told)
+        passes["derivatives" in batch].append(found.logps_P2.detach().clone())
+        return found
+
+    monkeypatch.setattr(dpo_trainer, "pairs_of", watched)
+    pairs.train("dropped-out", {"loss": "aot"}, lora=Lora(rank=2, dropout=0.5), micro_batch_rows=1, epochs=1)
+    first, second = passes[False][2:], passes[True]
+    # Two looks before the first step, then twelve micro-batches.
+    assert len(first) == len(second) == 12
+    assert all(torch.equal(one, other) for one, other in zip(first, second))
+    # Adapters that still are zero drop out nothing that shows.
+    assert not torch.equal(second[4], second[0])
+
+
+def test_metrics_are_means_over_the_pairs_of_the_steps_of_a_line(pairs):
+    each, _ = pairs.train("each", {"loss": "sigmoid"})
+    some, _ = pairs.train("some", {"loss": "sigmoid"}, log_steps=3)
+    # The first step has a line of its own.
+    assert [entry["step"] for entry in some.run["history"]] == [1, 3, 6, 9]
+    first, by_step = each.run["history"][0], {entry["step"]: entry for entry in each.run["history"]}
+    # The policy is its reference.
+    assert first["margin"] == pytest.approx(0, abs=1e-4) and first["kl"] == pytest.approx(0, abs=1e-4)
+    # Steps hold equally many pairs here.
+    for name in ("margin", "chosen_reward", "kl", "chosen_logp", "chosen_tokens"):
+        mean = sum(by_step[step][name] for step in (4, 5, 6)) / 3
+        assert some.run["history"][2][name] == pytest.approx(mean, rel=0.05, abs=0.02), name
+    entry = by_step[9]
+    assert entry["margin"] == pytest.approx(entry["chosen_reward"] - entry["rejected_reward"], abs=1e-5)
+    assert entry["chosen_logp_per_token"] == pytest.approx(entry["chosen_logp"] / entry["chosen_tokens"], rel=1e-4)
+    assert entry["kl"] == pytest.approx(-(entry["chosen_reward"] + entry["rejected_reward"]) / 2 / 0.5, abs=1e-4)
+
+
+def test_a_loss_with_a_reference_is_refused_without_one(pairs, monkeypatch):
+    monkeypatch.setattr(pairs, "reference", None)
+    with pytest.raises(SnaketuneError, match="loss sigmoid needs reference log-probabilities"):
+        pairs.train("unreferenced", {"loss": "sigmoid"})
+
+
+def test_tails_need_log_probabilities_by_token(pairs):
+    with pytest.raises(SnaketuneError, match="no log-probabilities by token"):
+        pairs.train("tails", {"loss": "sigmoid", "ld_alpha": 0.5})
+
+
+def test_a_checkpoint_holds_the_windows_as_plain_numbers(pairs):
+    _, work = pairs.train("checkpoint", {"loss": "sigmoid"}, every=4)
+    (checkpoint,) = (work.state / "checkpoints").glob("checkpoint-*")
+    state = json.loads((checkpoint / dpo_trainer.COURSE).read_text(encoding="utf-8"))
+    assert state["done"] == 9 or checkpoint.name == f"checkpoint-{state['done']}"
+    assert len(state["steps"]) == state["done"]

@@ -1,0 +1,236 @@
+"""The reference pass: right for every completion, gone on with where it was killed, the same in one job or in several."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.config.operation import Execution
+from snaketune.errors import SnaketuneError
+from snaketune.models import at_once, logprobs
+from snaketune.packing.reader import PackedRows
+from snaketune.packing.segments import layout_of
+from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table
+from snaketune.training import ref_logps, ref_pass
+from snaketune.training.reference import FILE
+from tests.models.conftest import tiny_model
+from tests.packing import chain
+from tests.packing.chain import rows_of
+from tests.training.pipeline_runs import Interrupted
+
+SPEC = RefLogpsSpec(
+    precision="auto", frozen_weights=False, quantization=None, token_logps=True, trust_remote_code=False
+)
+# Attention of its own, learned positions, windows, experts.
+FAMILIES = {
+    "llama": {},
+    "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256},
+    "gemma3_text": {"head_dim": 8, "final_logit_softcapping": 2.0},
+    "mixtral": {"num_local_experts": 4},
+}
+
+
+def pairs_in(folder: Path, tokenizer: Artifact, count: int = 24, length: int = 256) -> Artifact:
+    rows = rows_of("preferences", count)
+    # Some prompts come twice, and some pairs.
+    rows += [row | {"id": f"{row['id']}x", "chosen": rows[0]["chosen"]} for row in rows[1:4]]
+    corpus = chain.corpus(folder / "corpus", "preference", [rows[2], *rows], held_out=6)
+    return chain.pack(folder / "pack", corpus, tokenizer, "preference", length=length)
+
+
+def model_in(folder: Path, tokenizer: Artifact, family: str = "llama", seed: int = 0) -> Artifact:
+    """A result that is a whole model."""
+    size = len(json.loads((tokenizer.folder / "tokenizer.json").read_text())["model"]["vocab"]) + 8
+    model = tiny_model(family, vocab_size=size, **FAMILIES[family])
+    if family == "gemma3_text":
+        # Without a window, as here, no config can be written.
+        model.config.sliding_window = 64
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    payload = folder / "payload.partial"
+    payload.mkdir(parents=True)
+    model.save_pretrained(payload)
+    for path in tokenizer.folder.iterdir():
+        (payload / path.name).write_bytes(path.read_bytes())
+    manifest = {"payload": chain.describe_files(payload), "records": {}}
+    return Artifact(folder / "manifest.json", manifest, payload)
+
+
+def work_in(folder: Path) -> WorkFolder:
+    work = WorkFolder(folder)
+    work.start()
+    return work
+
+
+def reference(folder: Path, pack: Artifact, model: Artifact, spec: RefLogpsSpec = SPEC):
+    work = work_in(folder)
+    outcome = ref_logps.build(spec, work, pack=pack, model=[model])
+    return read_table(work.payload / FILE), outcome
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_completion_has_the_log_probabilities_of_its_sequence_alone(tmp_path, tokenizer, family):
+    pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer, family)
+    table, outcome = reference(tmp_path / "work", pack, model)
+    assert outcome.counts["pairs"] == {"train": 21, "held_out": 6}
+    rows = table.to_pylist()
+    keys = [(row["split"] != "train", row["id"], row["completion"]) for row in rows]
+    assert keys == sorted(set(keys))
+    found = {(row["split"], row["id"], row["completion"]): row for row in rows}
+    loaded, checked = tiny_of(model), 0
+    for split in ("train", "held_out"):
+        packed, places = PackedRows(pack, split), list(ref_pass.documents(pack, split))
+        for number in range(len(packed)):
+            row, ids = packed[number], [place["id"] for place in places if place["row"] == number]
+            placed = layout_of([row])
+            for completion, segment in enumerate(placed.completions):
+                where = placed.sequence_tokens(segment, np.arange(placed.sequence_lengths[segment]))
+                tokens = torch.from_numpy(row["input_ids"][where].astype(np.int64))
+                learned = torch.from_numpy(row["labels"][where] != -100)
+                with torch.no_grad():
+                    logps = loaded(tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+                expected = logps.gather(1, tokens[1:, None])[:, 0][learned[1:]]
+                one = found[split, ids[completion // 2], completion % 2]
+                np.testing.assert_allclose(one["token_logps"], expected, atol=2e-5)
+                assert one["logp"] == pytest.approx(expected.sum().item(), rel=1e-6, abs=1e-4)
+                assert one["tokens"] == len(expected) > 0
+                checked += 1
+    assert checked == len(rows) + 2  # one pair lies there twice
+
+
+def tiny_of(model: Artifact) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model.folder).eval()
+
+
+@pytest.fixture
+def small_steps(monkeypatch):
+    """A row at a time, each kept at once."""
+    monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 1)
+    monkeypatch.setattr(ref_pass, "SECONDS_BETWEEN_CHUNKS", 0.0)
+
+
+def killed_after(passes: int, monkeypatch) -> None:
+    computed, counted = logprobs.token_losses, iter(range(passes))
+
+    def limited(model, batch):
+        if next(counted, None) is None:
+            raise Interrupted
+        return computed(model, batch)
+
+    monkeypatch.setattr(logprobs, "token_losses", limited)
+
+
+@pytest.mark.parametrize("kills", [(1,), (3, 2)])
+def test_a_killed_pass_goes_on_and_ends_as_an_undisturbed_one(
+    tmp_path, tokenizer, small_steps, monkeypatch, capsys, kills
+):
+    pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
+    straight, _ = reference(tmp_path / "straight", pack, model)
+    for passes in kills:
+        with monkeypatch.context() as patch:
+            killed_after(passes, patch)
+            with pytest.raises(Interrupted):
+                reference(tmp_path / "resumed", pack, model)
+    # A file that a kill left half written has not its name.
+    (tmp_path / "resumed/state/chunks/000099.partial").write_bytes(b"half")
+    resumed, outcome = reference(tmp_path / "resumed", pack, model)
+    assert resumed.equals(straight)
+    assert "pairs that an earlier attempt computed" in capsys.readouterr().out
+    assert 0 < outcome.run["pairs_computed"] < 28
+
+
+def test_it_goes_on_though_the_same_pairs_lie_in_other_rows_by_then(tmp_path, tokenizer, small_steps, monkeypatch):
+    pack, model = pairs_in(tmp_path / "a", tokenizer), model_in(tmp_path / "model", tokenizer)
+    other = pairs_in(tmp_path / "b", tokenizer, length=384)
+    assert pack.content != other.content
+    assert pack.manifest["pairs"] == other.manifest["pairs"]
+    straight, _ = reference(tmp_path / "straight", other, model)
+    with monkeypatch.context() as patch:
+        killed_after(3, patch)
+        with pytest.raises(Interrupted):
+            reference(tmp_path / "resumed", pack, model)
+    resumed, outcome = reference(tmp_path / "resumed", other, model)
+    assert 0 < outcome.run["pairs_computed"] < 28
+    np.testing.assert_allclose(resumed["logp"], straight["logp"], rtol=1e-5)
+    assert resumed.drop_columns(["logp", "token_logps"]).equals(straight.drop_columns(["logp", "token_logps"]))
+
+
+def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: RefLogpsSpec = SPEC) -> str:
+    """Their manifests' pattern."""
+    for part in range(1, count + 1):
+        told, name = RefPassSpec(**dict(spec), part=part, parts=count), folder / f"{part}-of-{count}"
+        work = work_in(name)
+        made = chain.made(name, ref_pass.build(told, work, pack=pack, model=[model]), told)
+        inputs = {"model": [model.content], "beneath": [], "tokenizer": [], "base": [], "pack": [pack.content]}
+        work.payload.rename(name / "logps")
+        write_json(name / "manifest.json", made.manifest | {"stage": "ref_pass", "inputs": inputs})
+    return str(folder / f"*-of-{count}/manifest.json")
+
+
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_parts_are_gathered_into_what_one_job_computes(tmp_path, tokenizer, count):
+    pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
+    whole, one = reference(tmp_path / "whole", pack, model)
+    pattern = parts_of(tmp_path / "parts", pack, model, count)
+    work = work_in(tmp_path / "gathered")
+    outcome = ref_logps.build(SPEC, work, pack=pack, model=[model], operation=Execution(parts=pattern))
+    gathered = read_table(work.payload / FILE)
+    assert (outcome.counts, outcome.about) == (one.counts, one.about)
+    np.testing.assert_allclose(gathered["logp"], whole["logp"], rtol=1e-5)
+    assert gathered.drop_columns(["logp", "token_logps"]).equals(whole.drop_columns(["logp", "token_logps"]))
+
+
+def test_parts_of_something_else_or_too_few_of_them_are_refused(tmp_path, tokenizer):
+    pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
+    other = model_in(tmp_path / "other", tokenizer, seed=1)
+    pattern = parts_of(tmp_path / "parts", pack, model, 2)
+
+    def gather(spec: RefLogpsSpec = SPEC, **changes):
+        inputs = {"pack": pack, "model": [model]} | changes
+        return ref_logps.build(spec, work_in(tmp_path / "w"), operation=Execution(parts=pattern), **inputs)
+
+    gather()
+    for changes, what in (
+        ({"model": [other]}, "model"),
+        ({"pack": pairs_in(tmp_path / "longer", tokenizer, length=384)}, "rows"),
+        ({"spec": SPEC.model_copy(update={"frozen_weights": True})}, "spec"),
+    ):
+        with pytest.raises(SnaketuneError, match=rf"no part of this reference \({what}: "):
+            gather(**changes)
+    for path in (tmp_path / "parts/2-of-2").rglob("*"):
+        path.unlink() if path.is_file() else None
+    with pytest.raises(SnaketuneError, match=r"\d+ of 27 pairs are in no part"):
+        gather()
+
+
+def test_rows_at_once_grow_as_long_as_that_is_faster_and_the_values_are_the_same(tmp_path, tokenizer, monkeypatch):
+    pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
+    one_by_one, taken = at_once.AtOnce(256, torch.device("cpu")), []
+    assert not one_by_one.grows
+    straight, _ = reference(tmp_path / "straight", pack, model)
+
+    class Growing(at_once.AtOnce):
+        def __init__(self, row_length, device):
+            super().__init__(row_length, device, grows=True)
+            self.rows = 1
+
+        def passed(self, tokens, seconds):
+            taken.append(self.rows)
+            # Three rows take no longer than one, and eight as long as eight times one.
+            super().passed(tokens, 1.0 if self.rows < 4 else 0.5 * self.rows)
+
+    monkeypatch.setattr(logprobs, "AtOnce", Growing)
+    monkeypatch.setattr(at_once, "PASSES", 2)
+    grown, _ = reference(tmp_path / "grown", pack, model)
+    assert taken[:4] == [1, 1, 2, 2]
+    assert max(taken) <= 4
+    np.testing.assert_allclose(grown["logp"], straight["logp"], rtol=1e-5)

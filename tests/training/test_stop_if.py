@@ -1,0 +1,115 @@
+"""A hopeless training ends after the step that its thresholds say, whatever is logged and however often it was cut off."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from snaketune.training import pipeline
+from snaketune.training.dpo_trainer import COURSE
+
+from .pipeline_runs import Interrupted, stop_after
+from .preference_runs import Trained
+
+# Nothing is so good; nine steps in all.
+HOPELESS = {"loss": "sigmoid", "stop_if": {"margin_below": 100.0, "from_step": 5, "window": 3}}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def stopped(pairs) -> Any:
+    """Undisturbed."""
+    return pairs.train("straight", HOPELESS)
+
+
+def same_weights(one, other) -> bool:
+    ours, theirs = (load_file(work.payload / "model.safetensors") for work in (one[1], other[1]))
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_it_ends_after_that_step_and_says_why(pairs, capsys):
+    outcome, work = pairs.train("told", HOPELESS)
+    history = outcome.run["history"]
+    assert [entry["step"] for entry in history] == [1, 2, 3, 4, 5]
+    found = outcome.about["stopped"]
+    assert found == outcome.run["stopped"] and found["step"] == outcome.counts["steps"] == 5
+    means = [entry["margin"] for entry in history[2:]]
+    assert min(means) <= float(found["reason"].split()[1]) <= max(means)
+    assert "over the last 3 steps is below 100" in found["reason"]
+    assert f"stopped early, after step 5: {found['reason']}" in capsys.readouterr().out
+    # What was learned until then is the result.
+    assert (work.payload / "model.safetensors").is_file()
+
+
+def test_what_is_logged_changes_nothing(pairs, stopped):
+    seldom = pairs.train("seldom", HOPELESS, log_steps=100)
+    assert seldom[0].about["stopped"] == stopped[0].about["stopped"]
+    assert [entry["step"] for entry in seldom[0].run["history"]] == [1, 5]
+    assert same_weights(seldom, stopped)
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 5])
+def test_cut_off_before_it_ends_where_it_would_have_ended(pairs, stopped, monkeypatch, every):
+    name = f"cut-off-{every}"
+    if every < 5:
+        with monkeypatch.context() as patch:
+            stop_after(4 // every, patch)
+            with pytest.raises(Interrupted):
+                pairs.train(name, HOPELESS, every=every)
+        assert (pairs.folder / name / "state/checkpoints/checkpoint-4").is_dir()
+    resumed = pairs.train(name, HOPELESS, every=every)
+    assert resumed[0].about["stopped"] == stopped[0].about["stopped"]
+    assert same_weights(resumed, stopped)
+    # One of the last step would be gone on from.
+    assert not (pairs.folder / name / "state/checkpoints/checkpoint-5").exists()
+
+
+def test_killed_after_the_verdict_it_comes_to_it_again(pairs, stopped, monkeypatch):
+    def killed(*_):
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_save", killed)
+        with pytest.raises(Interrupted):
+            pairs.train("killed", HOPELESS, every=1)
+    again = pairs.train("killed", HOPELESS, every=1)
+    assert again[0].about["stopped"] == stopped[0].about["stopped"]
+    assert same_weights(again, stopped)
+
+
+def test_a_training_that_goes_well_runs_to_its_end(pairs):
+    told = {
+        "loss": "sigmoid",
+        "stop_if": {"margin_below": -5.0, "chosen_reward_below": -50, "kl_above": 500, "window": 1},
+    }
+    outcome, _ = pairs.train("well", told)
+    plain, _ = pairs.train("plain", {"loss": "sigmoid"})
+    assert outcome.counts["steps"] == 9 and "stopped" not in outcome.about
+    assert [entry["loss"] for entry in outcome.run["history"]] == [entry["loss"] for entry in plain.run["history"]]
+
+
+def test_the_last_step_is_no_early_end(pairs):
+    outcome, _ = pairs.train("last", HOPELESS | {"stop_if": {"margin_below": 100.0, "from_step": 9, "window": 1}})
+    assert outcome.counts["steps"] == 9 and "stopped" not in outcome.about
+
+
+def test_windows_and_warnings_come_back_to_the_last_bit(pairs, monkeypatch):
+    told = {"loss": "sigmoid", "stop_if": {"kl_above": 1e6, "window": 7}}
+
+    def course(name: str) -> dict[str, Any]:
+        (checkpoint,) = (pairs.folder / name / "state/checkpoints").glob("checkpoint-*")
+        return json.loads((checkpoint / COURSE).read_text(encoding="utf-8"))
+
+    pairs.train("whole", told, every=8)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            pairs.train("parts", told, every=4)
+    pairs.train("parts", told, every=4)
+    assert course("whole") == course("parts") and course("whole")["done"] >= 8

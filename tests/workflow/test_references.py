@@ -1,0 +1,127 @@
+"""Which edits have reference log-probabilities computed again, and which take those that are there: every key of `dpo`, and
+what the keys before it come to."""
+
+import re
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.stages.fingerprint import fingerprint, read_artifacts, read_files
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.jobs import Job, result_at
+from snaketune.stages.work import WORK_ROOT
+from snaketune.training.keyed import keys
+
+from .reruns import LORA, PRETRAINED, TABLE
+from .test_staleness import put
+
+pytestmark = pytest.mark.workflow
+
+# Keys of `dpo` whose edit in the table gives other log-probabilities, with the same weights and pairs.
+OTHER = {
+    "dpo.training.precision": {"dpo.run.training.precision": "bfloat16"},
+    "dpo.quantization.type": TABLE["dpo.quantization.type"][0],
+    "dpo.quantization.double": TABLE["dpo.quantization.double"][0],
+    "dpo.reference.path": {"dpo.run.reference": PRETRAINED},
+    "dpo.reference.revision": {"dpo.run.reference": {**PRETRAINED, "revision": "f00"}},
+    "dpo.reference_pass.token_logps": {"dpo.run.reference_pass": {"token_logps": True}},
+}
+# These edits are of what it is made from, and a run has to show them.
+MADE_FROM = {"dpo.from", "dpo.corpus", "dpo.packing.length", "dpo.packing.overflow"}
+SAME = {key: TABLE[key][0] for key in TABLE if key.startswith("dpo.") and key not in OTHER.keys() | MADE_FROM} | {
+    # What `auto` comes to on a CPU.
+    "precision: float32": {"dpo.run.training.precision": "float32"},
+    "lora in float32": {"dpo.run.lora": LORA},
+}
+
+
+def known_by(job: Job) -> list[str]:
+    """The job's own fingerprint, then those that count as the same."""
+    artifacts = {
+        role: [result_at(WORK_ROOT.parents[1] / one.manifest) for one in some] for role, some in job.artifacts.items()
+    }
+    return [
+        fingerprint(
+            key.stage, key.spec, read_artifacts(artifacts, key.by) | read_files({}, WORK_ROOT), "c", key.device, None
+        )
+        for key in keys(job.stage, job.spec, job.operation, "c", "cpu")
+    ]
+
+
+def reference_in(config: dict) -> Job:
+    plan = JobGraph(*load(config))
+    (job,) = plan.job("dpo", "run").artifacts["ref_logps"]
+    return job
+
+
+@pytest.mark.parametrize("key", SAME)
+def test_what_a_run_does_with_its_reference_reuses_it(finished, key, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    trusted = key == "dpo.reference.trust_remote_code"
+    before = put(finished.config, OTHER["dpo.reference.path"]) if trusted else finished.config
+    assert known_by(reference_in(put(before, SAME[key])))[0] == known_by(reference_in(before))[0]
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_what_moves_log_probabilities_has_them_computed_again(finished, key, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    expected = known_by(reference_in(finished.config))[0]
+    changed = known_by(reference_in(put(finished.config, OTHER[key])))
+    assert expected not in changed
+    # What was kept of single tokens serves those who don't need it.
+    if key == "dpo.reference_pass.token_logps":
+        assert changed[0] in known_by(reference_in(finished.config))
+
+
+def test_other_kernels_and_devices_count_as_the_same_where_the_config_says_so(finished, monkeypatch):
+    monkeypatch.chdir(finished.folder)
+    shared = put(finished.config, {"dpo.run.reference_pass": {"share_kernels": True}})
+    own, kept = known_by(reference_in(finished.config))
+    accepted = known_by(reference_in(shared))
+    assert accepted[:2] == [own, kept]
+    assert len(accepted) == len(set(accepted)) > 6
+
+
+def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, monkeypatch):
+    """One run of many: what each reference took from where is in its log."""
+    run, base = project.config["dpo"].pop("run"), project.config["sft"]["run"]
+    corpora, tokenizers = project.config["corpora"], project.config["tokenizers"]
+    project.config["eval"] = {}
+    corpora["renamed"] = corpora["pairs"]
+    corpora["in-parts"] = corpora["pairs"] | {"parts": 2}
+    corpora["seeded"] = corpora["pairs"] | {"split_seed": 5}
+    tokenizers["renamed"] = tokenizers["small"]
+    sft = {
+        "renamed": base,
+        "other-tokenizer-name": base | {"tokenizer": "renamed"},
+        "operated": base | {"operation": {"checkpoint_steps": 3, "log_steps": 5}},
+        "learned": base | {"training": base["training"] | {"learning_rate": 0.01}},
+    }
+    project.config["sft"] |= sft
+    reuse = {
+        "renamed": {},
+        "longer-rows": {"packing": {"length": 512}},
+        "rows-of-two-lengths": {"packing": {"length": [128, 256]}},
+        "overflow": {"packing": {"length": 256, "overflow": "truncate"}},
+        "renamed-corpus": {"corpus": "renamed"},
+        "corpus-in-parts": {"corpus": "in-parts"},
+        **{f"from-{name}": {"from": name} for name in ("renamed", "other-tokenizer-name", "operated")},
+        "lora": {"lora": LORA},
+        "float32": {"training": run["training"] | {"precision": "float32"}},
+        "scattered": {"packing": {"length": 300}, "reference_pass": {"parts": 2}},
+    }
+    again = {
+        "from-learned": {"from": "learned"},
+        "other-split": {"corpus": "seeded"},
+        "truncated": {"packing": {"length": 48, "overflow": "truncate"}},
+        "in-bfloat16": {"training": run["training"] | {"precision": "bfloat16"}},
+    }
+    project.config["dpo"] = {name: run | edit for name, edit in (reuse | again).items()}
+    monkeypatch.chdir(project.folder)
+    here = JobGraph(*load(project.config))
+    jobs = {name: here.job("dpo", name).artifacts["ref_logps"][0] for name in reuse | again}
+    said = project.snakemake("--keep-going", *dict.fromkeys(job.manifest for job in jobs.values()))
+    made = {name for _, name in re.findall(r"^(ref_logps|ref_pass): made (\S+) in", said, re.MULTILINE)}
+    assert made == {jobs[name].folder for name in again}
+    # Each manifest says what was asked for under its own name, so that nothing is stale afterwards.
+    assert "Nothing to be done" in project.snakemake(*dict.fromkeys(job.manifest for job in jobs.values()))

@@ -1,0 +1,22 @@
+"""One part of the reference's log-probabilities, where a config shares them among jobs; the parts run side by side."""
+
+
+rule ref_pass:
+    input:
+        unpack(inputs_of("ref_pass")),
+    output:
+        **outputs_of("ref_pass"),
+    log:
+        log_of("ref_pass"),
+    conda:
+        "../../envs/train.yaml"
+    threads: 8
+    resources:
+        **operation_of("ref_pass"),
+        mem_mb=64000,
+        runtime=480,
+        nodes=1,
+    params:
+        **params_of("ref_pass"),
+    shell:
+        command_of("ref_pass")

@@ -1,0 +1,204 @@
+"""The trainer of packed pairs: what a step's loss is made of, what is counted of it, and when it ends early."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from snaketune.models.batches import collate
+from snaketune.training.course import Course
+from snaketune.training.dpo_loss import Pairs
+from snaketune.training.packed import PackedTrainer
+from snaketune.training.pair_features import pairs_of
+from snaketune.training.preference_metrics import Sums, Tally, added, means
+from snaketune.training.reference import check_policy_is_reference
+from snaketune.training.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
+
+COURSE = "course.json"
+
+
+class DpoTrainer(PackedTrainer):
+    """Learns which completion of a pair is the chosen one, or which of single completions are good."""
+
+    # The reference had none.
+    drops_out = False
+    sums_losses = False
+
+    def __init__(self, **arguments: Any):
+        super().__init__(**arguments)
+        spec = self.run.spec
+        self.tally, self.course = Tally(spec), Course(spec, from_zero=spec.reference is None)
+        # The sums of the steps since the last line of the log.
+        self.unlogged: list[Sums] = []
+        # Where a loss is of a whole step: the micro-batches of the one that begins.
+        self.to_weigh: list[dict[str, Any]] = []
+        self.add_callback(_StepEnds(self))
+
+    def counts(self):
+        return super().counts() | {"pairs": self.rows.pairs}
+
+    def collate(self, rows, kernel, bounds=None):
+        batch = collate(rows, kernel, bounds, prompts=needs_prompts(self.run.spec))
+        counts_C = torch.bincount(batch["member_completions"], minlength=len(batch["segments"].layout.completions))
+        pairs = {name: torch.cat([row[name] for row in rows]) for name in ("reference", "desirable") if name in rows[0]}
+        # Known here, so that no device is asked for them.
+        items = (len(pairs["reference"]), int(counts_C[::2].sum()), len(batch.get("sequence_members", ())))
+        return batch | pairs | {"items": items}
+
+    def items(self, batch):
+        return batch["items"]
+
+    def check_start(self):
+        if not self.run.spec.needs_reference:
+            return
+        batch = self._prepare_inputs(self._collate_items([self.train_dataset[0]]))
+        trained, evaluated = (self._pairs_before(batch, training=training) for training in (True, False))
+        self.model.train()
+        external = self.run.spec.reference is not None
+        check_policy_is_reference(
+            trained.ratios_P2, evaluated.ratios_P2, trained.counts_P2, self.run.compute.dtype, external=external
+        )
+
+    @torch.no_grad()
+    def _pairs_before(self, batch: dict[str, Any], training: bool) -> Pairs:
+        """As in training or in evaluation, but without a trace of it."""
+        self.model.train(training)
+        device = self.run.compute.device
+        with (
+            torch.random.fork_rng([device.index] if device.type == "cuda" else []),
+            self.compute_loss_context_manager(),
+        ):
+            return pairs_of(self.model, batch, self.run.spec)
+
+    def batch_loss(self, model, batch, totals):
+        pairs = pairs_of(model, batch, self.run.spec)
+        self.tally.add(pairs)
+        if "derivatives" not in batch:
+            return loss_of(pairs, self.run.spec, totals)
+        share = (features(pairs) * batch["derivatives"]).sum()
+        # What is logged is the loss, of which each pair has the same share.
+        return share + (batch["loss"] - share).detach()
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """The Trainer's hook at the beginning of a step."""
+        batches, totals = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if needs_whole_step(self.run.spec) and (len(batches) > 1 or self.args.world_size > 1):
+            self.to_weigh = batches
+        return batches, totals
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        """The Trainer's hook. A resumed training has its random states only here, not yet when it takes its batches."""
+        if self.to_weigh:
+            self._weigh(model, num_items_in_batch)
+            self.to_weigh = []
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    @torch.no_grad()
+    def _weigh(self, model: torch.nn.Module, totals: torch.Tensor) -> None:
+        """Give each micro-batch of a step the derivatives of the step's loss by what it is about to compute again.
+
+        Adapters drop the same inputs out in both passes: the first one leaves the random states as they were.
+        """
+        device = self.run.compute.device
+        model.train()
+        with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+            found = []
+            for batch in self.to_weigh:
+                with self.compute_loss_context_manager():
+                    found.append(pairs_of(model, self._prepare_inputs(batch), self.run.spec))
+        own_PK = torch.cat([_as_rows(pairs) for pairs in found])
+        all_PK, first = self._of_all_processes(own_PK)
+        loss, derivative_PF = derivatives(_of_rows(all_PK, found[0].desirable_P is not None), self.run.spec, totals)
+        for batch, pairs in zip(self.to_weigh, found, strict=True):
+            stop = first + len(pairs.counts_P2)
+            batch["derivatives"] = derivative_PF[first:stop]
+            batch["loss"] = loss * len(pairs.counts_P2) / max(len(all_PK), 1)
+            first = stop
+
+    def _of_all_processes(self, own_PK: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The rows of all processes, in their order, and where this one's begin."""
+        if self.args.world_size == 1:
+            return own_PK, 0
+        sizes = self.accelerator.gather(torch.full((1,), len(own_PK), device=own_PK.device)).tolist()
+        padded = own_PK.new_zeros(max(sizes), own_PK.shape[1])
+        padded[: len(own_PK)] = own_PK
+        gathered = self.accelerator.gather(padded[None])
+        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes)]), sum(sizes[: self.args.process_index])
+
+    def watch(self) -> None:
+        """Read the steps that are done, in all processes at once, and tell what is seen for the first time."""
+        for sums in self.tally.read(self.accelerator.gather if self.args.world_size > 1 else None):
+            self.unlogged.append(sums)
+            for text in self.course.step(sums):
+                if self.is_world_process_zero():
+                    print(f"warning: {text}", flush=True)
+
+    def log(self, logs: dict[str, float], *arguments: Any, **keywords: Any) -> None:
+        """Add the means of the pairs since the last line."""
+        if "loss" in logs:
+            self.watch()
+            if self.unlogged:
+                logs |= means(added(self.unlogged), self.run.spec)
+            self.unlogged = []
+        super().log(logs, *arguments, **keywords)
+
+    def _save_checkpoint(self, model, trial):
+        self.watch()
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = self.run.checkpoints / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            (folder / COURSE).write_text(json.dumps(self.course.state()), encoding="utf-8")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.course.restore(json.loads((Path(resume_from_checkpoint) / COURSE).read_text(encoding="utf-8")))
+
+    def conclusions(self):
+        self.watch()
+        warnings = self.course.at_end()
+        for found in warnings:
+            if found["at_end"] and self.is_world_process_zero():
+                print(f"warning, at the end: {found['at_end']['text']}", flush=True)
+        stopped = {"stopped": self.course.stopped} if self.course.stopped else {}
+        return stopped, stopped | {"warnings": warnings}
+
+
+class _StepEnds(TrainerCallback):
+    """Closes a step's sums, and ends the training where `stop_if` says so."""
+
+    def __init__(self, trainer: DpoTrainer):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **_):
+        trainer = self.trainer
+        trainer.tally.end_step()
+        if not trainer.run.spec.stop_if or state.global_step >= state.max_steps:
+            return
+        trainer.watch()
+        if verdict := trainer.course.verdict():
+            trainer.course.stopped = verdict
+            if state.is_world_process_zero:
+                print(f"stopped early, after step {verdict['step']}: {verdict['reason']}", flush=True)
+            # A checkpoint of this step would be gone on from: who comes back replays it from the one before, and stops again.
+            control.should_training_stop = control.should_log = True
+            control.should_save = False
+
+
+def _as_rows(pairs: Pairs) -> torch.Tensor:
+    """float32[P, K], as processes hand it to each other; counts below 2^24 are exact in it."""
+    desirable = [] if pairs.desirable_P is None else [pairs.desirable_P[:, None]]
+    columns = (features(pairs), pairs.reference_P2, pairs.counts_P2, *desirable)
+    return torch.cat([column.float() for column in columns], dim=1)
+
+
+def _of_rows(rows_PK: torch.Tensor, labelled: bool) -> Pairs:
+    return Pairs(
+        logps_P2=rows_PK[:, :2],
+        nll_P2=rows_PK[:, 2:4],
+        reference_P2=rows_PK[:, 4:6],
+        counts_P2=rows_PK[:, 6:8].long(),
+        desirable_P=rows_PK[:, 8] > 0 if labelled else None,
+    )

@@ -1,0 +1,222 @@
+"""The `ref_pass` stage: log-probabilities of one part of the pairs under the reference model; `ref_logps` gathers the parts.
+
+One forward pass over packed rows, both splits, as many rows at once as the device likes. What is computed is kept every few
+seconds, pair by pair, so that a killed pass goes on from there, in whatever rows the pairs lie then.
+
+    state/chunks/000000.arrow    rows of `logps.arrow`; whole as soon as the file has this name
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.logprobs import completion_logprobs, passes
+from snaketune.models.machines import look
+from snaketune.models.packable import check_config
+from snaketune.models.selftest import self_test
+from snaketune.models.stacked import ADAPTER, Stack
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.packing.shards import SPLITS
+from snaketune.stages.needs import tell
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
+from snaketune.stages.work import WorkFolder, sync
+from snaketune.tables import read_table, write_table
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.training.external import check_same_tokens
+from snaketune.training.fitness import of_libraries
+from snaketune.training.reference import FILE, check_finite, in_order, schema
+
+SECONDS_BETWEEN_CHUNKS = 20.0
+
+
+def build(
+    spec: RefPassSpec,
+    work: WorkFolder,
+    *,
+    pack: Artifact,
+    model: Sequence[Artifact] = (),
+    beneath: Sequence[Artifact] = (),
+    tokenizer: Sequence[Artifact] = (),
+    base: Sequence[Path] = (),
+) -> Outcome:
+    """Fill `work.payload` with this part's `logps.arrow`; see `compute_logps`."""
+    return compute_logps(spec, work, pack, (*model, *beneath), tokenizer, part=spec.part, parts=spec.parts)
+
+
+def compute_logps(
+    spec: RefLogpsSpec,
+    work: WorkFolder,
+    pack: Artifact,
+    results: Sequence[Artifact],
+    tokenizer: Sequence[Artifact],
+    *,
+    part: int = 1,
+    parts: int = 1,
+) -> Outcome:
+    """Fill `work.payload` with `logps.arrow` of some of the pairs.
+
+    Args:
+        results: that the reference lies in, from the uppermost down; none for a model from outside.
+        tokenizer: that of the pairs, for a model from outside.
+        part: from 1, of `parts` equal stretches of rows.
+    Raises:
+        SnaketuneError: a log-probability that isn't finite, or a model from outside with other tokens.
+    """
+    for result in (*results, *tokenizer):
+        result.files()
+    compute = resolve_compute(spec.precision)
+    tell(of_libraries(spec, compute, look(compute)))
+    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
+    if tokenizer:
+        check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
+    chunks, begun = Chunks(work.state, schema(spec.token_logps)), time.monotonic()
+    wanted = {split: _Wanted.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
+    model, tested = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()))
+    known, computed, tokens = chunks.known(), 0, 0
+    if known:
+        print(f"going on after {len(known)} pairs that an earlier attempt computed", flush=True)
+    for split, rows in rows_by_split.items():
+        pairs = wanted[split]
+        rest = [row for row in pairs.rows if any((split, pair) not in known for pair in pairs.ids[row])]
+        total = sum(len(pairs.ids[row]) for row in rest)
+        done = progress(
+            passes(model, rows, rest, compute, f"reference, {split}"),
+            f"reference, {split}",
+            "pairs",
+            total,
+            lambda found, ids=pairs.ids: sum(len(ids[row]) for row in found[0]),
+        )
+        for numbers, batch, losses_N in done:
+            ids = [pair for row in numbers for pair in pairs.ids[row]]
+            chunks.add(_columns(ids, split, batch, losses_N, spec.token_logps))
+            computed += len(ids)
+            tokens += batch["segments"].layout.document_tokens
+    table = in_order(chunks.all())
+    check_finite(table, f"{[one.manifest_path for one in results] or spec.base.path} on {pack.manifest_path}")
+    write_table(work.payload / FILE, table)
+    seconds = time.monotonic() - begun
+    weights = compute.weights_dtype(frozen=spec.frozen_weights)
+    return Outcome(
+        counts={"pairs": {split: len(pairs.distinct) for split, pairs in wanted.items()}},
+        about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch.")},
+        run={
+            "tokens_per_second": round(tokens / seconds, 1),
+            "pairs_per_second": round(computed / seconds, 2),
+            "pairs_computed": computed,
+            "device": str(compute.device),
+            "self_test_share": tested.share,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The rows of a part, and the ids of the pairs in each row of the split."""
+
+    rows: range
+    ids: list[list[str]]
+
+    @classmethod
+    def of(cls, pack: Artifact, split: str, rows: int, part: int, parts: int) -> "_Wanted":
+        ids: list[list[str]] = [[] for _ in range(rows)]
+        for document in documents(pack, split):
+            ids[document["row"]].append(document["id"])
+        return cls(range(rows * (part - 1) // parts, rows * part // parts), ids)
+
+    @property
+    def distinct(self) -> set[str]:
+        return {pair for row in self.rows for pair in self.ids[row]}
+
+
+def _load(
+    spec: RefLogpsSpec,
+    results: tuple[Artifact, ...],
+    tokenizer: Sequence[Artifact],
+    compute: Compute,
+    packs: list[PackedRows],
+):
+    """The reference as its policies are loaded, and its self-test, which it has passed."""
+    stack = Stack(
+        results=results[1:] if spec.apart else results,
+        base=spec.base,
+        tokenizer=(*tokenizer, *results)[0].folder,
+        trust_remote_code=spec.trust_remote_code,
+    )
+    check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
+    loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
+    if not spec.quantization:
+        loaded = loaded.to(compute.device)
+    tested = self_test(loaded, packs, compute, training=False)
+    if spec.apart:
+        from snaketune.models.adapters import put_adapter
+
+        loaded = put_adapter(loaded, results[0].folder / ADAPTER)
+    return loaded, tested
+
+
+def _columns(
+    ids: list[str], split: str, batch: dict[str, Any], losses_N: torch.Tensor, token_logps: bool
+) -> dict[str, Any]:
+    """Of one batch, whose pairs have these ids, in the order of its completions."""
+    sums_C, counts_C = completion_logprobs(losses_N, batch)
+    counts = counts_C.cpu().numpy()
+    columns = {
+        "id": pa.array(np.repeat(np.array(ids, dtype=object), 2), pa.string()),
+        "split": pa.array([split] * len(counts), pa.string()),
+        "completion": pa.array(np.tile(np.array([0, 1], np.int8), len(ids))),
+        "logp": pa.array(sums_C.double().cpu().numpy()),
+        "tokens": pa.array(counts.astype(np.int32)),
+    }
+    if token_logps:
+        # A completion's tokens stand together, in their order.
+        values = -losses_N.index_select(0, batch["members"]).float().cpu().numpy()
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        columns["token_logps"] = pa.ListArray.from_arrays(offsets, values)
+    return columns
+
+
+class Chunks:
+    """What is computed, in files that a later attempt goes on with."""
+
+    def __init__(self, state: Path, columns: pa.Schema):
+        self.folder, self.schema = state / "chunks", columns
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[pa.Table] = []
+        self._last = time.monotonic()
+
+    def _files(self) -> Iterator[Path]:
+        return iter(sorted(self.folder.glob("*.arrow")))
+
+    def known(self) -> set[tuple[str, str]]:
+        """Split and id of every pair that is in a file."""
+        tables = (read_table(path) for path in self._files())
+        return {pair for table in tables for pair in zip(table["split"].to_pylist(), table["id"].to_pylist())}
+
+    def add(self, columns: dict[str, Any]) -> None:
+        """Keep rows; in a file as soon as it is time for one."""
+        self._waiting.append(pa.table(columns, schema=self.schema))
+        if time.monotonic() - self._last >= SECONDS_BETWEEN_CHUNKS:
+            self._write()
+
+    def _write(self) -> None:
+        path = self.folder / f"{len(list(self._files())):06d}.arrow"
+        partial = path.with_suffix(".partial")
+        write_table(partial, pa.concat_tables(self._waiting))
+        # What has its name is whole, after a power cut too.
+        sync(partial)
+        partial.rename(path)
+        self._waiting, self._last = [], time.monotonic()
+
+    def all(self) -> pa.Table:
+        """Everything, as it came."""
+        return pa.concat_tables([self.schema.empty_table(), *map(read_table, self._files()), *self._waiting])
