@@ -219,7 +219,8 @@ def test_before_is_the_model_that_a_run_began_with_or_its_reference(results, kno
     assert [change.ids[place] for won in (True, False) for place in change.flipped(won, 9)] == ["up", "down"]
     before_P2, after_P2 = change.rewards()
     assert not before_P2.any()
-    assert after_P2[:, 0].tolist() == pytest.approx([0.5 * 10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
+    scale = 0.5 if "reference" in known else 1.0
+    assert after_P2[:, 0].tolist() == pytest.approx([scale * 10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
     results.report()
 
 
@@ -230,6 +231,16 @@ def test_a_reference_that_is_another_model_than_the_start_has_rewards_of_its_own
     assert before_P2[:, 0].tolist() == pytest.approx([-0.5 * 10] * 4)
     _, pages = results.report()
     assert "(outlines: before)" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_a_run_without_a_reference_is_held_against_the_model_it_began_with(results):
+    (change,) = moved(results, sft=MARGINS)
+    assert change.beta is None
+    before_P2, after_P2 = change.rewards()
+    assert not before_P2.any()
+    assert after_P2[:, 0].tolist() == pytest.approx([10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
+    _, pages = results.report()
+    assert "dpo:a: gains, chosen" in (pages / "preferences.html").read_text("utf-8")
 
 
 def test_without_a_reference_and_without_what_came_before_nothing_is_told(results):

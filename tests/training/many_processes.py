@@ -52,12 +52,8 @@ class Plan:
     """A run: in which processes, of what, and where it goes on or ends early.
 
     Attributes:
-<<<<<<< HEAD
-        model: a family, or what makes a model; None for preferences, which `loss` is of.
-=======
         model: a family, or what makes a model; None for preferences.
         told: of preferences, what their loss is told.
->>>>>>> losses
         since: the run whose folder it finds, as that left it.
         fails: whether all of them end with an error.
         killed: the method before whose nth call by the first process all of them are killed.
@@ -77,7 +73,6 @@ class Plan:
     fails: bool = False
     killed: tuple[Any, str, int] | None = None
     dtype: torch.dtype = torch.float32
-    loss: Any = "sigmoid"
 
 
 class BreaksOneShard(SftTrainer):
@@ -101,11 +96,7 @@ def work(plan: Plan, root: Path) -> None:
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
     outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
-<<<<<<< HEAD
-    names = ("loss", "grad_norm", *(("margin", "rejected_logp") if plan.model is None else ()))
-=======
     names = ("loss", "grad_norm", *(("margin", "kl", "chosen_logp") if plan.model is None else ()))
->>>>>>> losses
     columns = {name: [entry[name] for entry in outcome.run["history"]] for name in names}
     found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
     save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
@@ -140,15 +131,10 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:
     made = DpoSpec(
-<<<<<<< HEAD
-        loss=plan.loss, beta=0.5, lora=plan.lora, quantization=None, trust_remote_code=False,
-        training=Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1),
-=======
         **{"loss": "sigmoid", "beta": 0.5, **plan.told}, lora=plan.lora, quantization=None, trust_remote_code=False,
-        training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
->>>>>>> losses
+        training=Training(epochs=1, batch_rows=4, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
-    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=2)
+    operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
     return dpo.train_on(run, (Start(root / "model"),), packed, reference)
@@ -226,7 +212,7 @@ SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 # A micro-batch of preferences.
 AMID = (DpoTrainer, "batch_loss")
-SORTED = {"model": None, "loss": {"aot": 1.0, "sft": 0.5}}
+SORTED = {"model": None, "told": {"loss": {"aot": 1.0, "sft": 0.5}, "stop_if": {"margin_below": 100, "window": 2}}}
 
 
 def alike(name: str, *launches: str, **what: Any) -> list[Plan]:
@@ -241,25 +227,11 @@ def plans() -> list[Plan]:
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
         *alike("preferences", "ddp", "fsdp", model=None),
-<<<<<<< HEAD
-        # Of all pairs of a step at once, in whichever process they are.
+        # Of all pairs of a step at once, in whichever process they are; of three steps the last isn't taken.
         *alike("sorted", "ddp", "fsdp", **SORTED),
-        Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 6)),
+        Plan(name="sorted-killed", processes=2, launch="ddp", **SORTED, killed=(*AMID, 4)),
         Plan(name="sorted-again", processes=2, launch="ddp", **SORTED, since="sorted-killed"),
         Plan(name="sorted-alone", processes=1, launch="single", **SORTED, since="sorted-killed"),
-=======
-        # Of three steps the last isn't taken.
-        *alike(
-            "sorted",
-            "ddp",
-            "fsdp",
-            model=None,
-            told={
-                "loss": {"aot": 1.0, "sft": 0.5},
-                "stop_if": {"margin_below": 100, "window": 2},
-            },
-        ),
->>>>>>> losses
         # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
         *alike(
             "bfloat16",

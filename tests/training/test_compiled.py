@@ -14,7 +14,7 @@ from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Watch
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
-from .test_pipeline import preference_training
+from .preference_runs import Trained
 
 CPU = torch.device("cpu")
 
@@ -97,10 +97,21 @@ def test_a_model_that_drops_out_drops_the_same(tmp_path, fresh, lora):
     assert [entry["loss"] for entry in compiled] == pytest.approx([entry["loss"] for entry in eager], rel=1e-3)
 
 
-def test_preferences_too(tmp_path, fresh, capsys):
-    outcome, _ = preference_training(tmp_path, None, compile=True)
-    assert outcome.about["compiled"]
-    assert outcome.run["history"][0]["loss"] == pytest.approx(0.6931, abs=1e-3)
+@pytest.mark.parametrize("loss", ["sigmoid", "aot"])
+def test_preferences_on_trees_too(tmp_path, nothing_again, loss):
+    """The second loss is of a whole step, so its forward runs without gradients first."""
+    pairs = Trained(tmp_path, rows=10)
+    settings = {"micro_batch_rows": 2, "epochs": 2, "learning_rate": 1e-3}
+    compiled, _ = pairs.train("compiled", {"loss": loss}, compile=True, **settings)
+    assert len(nothing_again) == 6
+    assert set(nothing_again) == {nothing_again[0]}
+    torch.compiler.set_stance("default")
+    eager, _ = pairs.train("eager", {"loss": loss}, compile=False, **settings)
+    assert (compiled.about["compiled"], eager.about["compiled"]) == (True, False)
+    for one, other in zip(compiled.run["history"], eager.run["history"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one["margin"] == pytest.approx(other["margin"], rel=1e-2, abs=1e-4)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
 
 
 def test_a_compiled_training_that_was_cut_off_goes_on_exactly(tmp_path, fresh, monkeypatch):

@@ -56,7 +56,7 @@ def loss_text(loss: Any) -> str:
 def value_text(value: Any) -> str:
     """A value of the config on one line.
 
-    >>> value_text(5e-05), value_text(True), value_text({"rank": 4, "dropout": 0.0}), value_text(None)
+    >>> value_text(5e-05), value_text(True), value_text({"rank": 4, "dropout": 0.0, "alpha": None}), value_text(None)
     ('5e-05', 'true', 'rank 4, dropout 0', '–')
     """
     match value:
@@ -67,7 +67,8 @@ def value_text(value: Any) -> str:
         case float():
             return f"{value:g}"
         case dict():
-            return ", ".join(f"{clean(name)} {value_text(one)}" for name, one in value.items()) or NOTHING
+            said = {name: value_text(one) for name, one in value.items() if one is not None}
+            return ", ".join(f"{clean(name)} {text}" for name, text in said.items()) or NOTHING
         case list() | tuple():
             return ", ".join(value_text(one) for one in value) or NOTHING
     return clean(value)

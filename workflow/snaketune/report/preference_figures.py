@@ -60,8 +60,9 @@ def _rewards(name: str, change: Change) -> Panel:
         _axes(ax, "reward, nats × beta" if change.beta else "gain, nats")
 
     chosen, rejected = (decimal(mean) for mean in after_P2.mean(axis=0).tolist())
+    what = "rewards" if change.beta else "gains"
     before = "outlines: before" if moved_before else "before: all 0"
-    return Panel(title=f"{name}: rewards, chosen {chosen}, rejected {rejected} ({before})", draw=draw)
+    return Panel(title=f"{name}: {what}, chosen {chosen}, rejected {rejected} ({before})", draw=draw)
 
 
 def _edges(*values: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from snaketune.report.findings import Findings, Result, Scored, unique
+from snaketune.report.findings import Findings, Result, Scored
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
@@ -32,6 +32,7 @@ class Change:
         before_P2, after_P2: float64[P, 2], summed log-probabilities in nats.
         counts_P2: int64[P, 2], tokens.
         reference_P2: float64[P, 2], the reference's, or what was before where the run has none.
+        beta: what log-ratios to the reference are rewards by; None where the run has no reference.
     """
 
     evaluation: str
@@ -43,14 +44,11 @@ class Change:
     after_P2: np.ndarray
     counts_P2: np.ndarray
     reference_P2: np.ndarray
+    beta: float | None
 
     @property
     def label(self) -> str:
         return self.run.label
-
-    @property
-    def beta(self) -> float | None:
-        return self.run.spec.get("beta")
 
     def margins(self, per_token: bool) -> tuple[np.ndarray, np.ndarray]:
         """float64[P] before and after: log-probability of chosen less rejected, of whole answers or per token."""
@@ -58,7 +56,7 @@ class Change:
         return tuple((sums / by) @ np.array([1.0, -1.0]) for sums in (self.before_P2, self.after_P2))
 
     def rewards(self) -> tuple[np.ndarray, np.ndarray]:
-        """float64[P, 2] before and after: log-ratio to the reference, times beta where the run has one."""
+        """float64[P, 2] before and after: log-ratio to the reference times beta, or what was gained in nats without one."""
         beta = self.beta or 1.0
         return beta * (self.before_P2 - self.reference_P2), beta * (self.after_P2 - self.reference_P2)
 
@@ -102,7 +100,7 @@ def changes(findings: Findings) -> list[Change]:
         for evaluation, models in findings.evaluations.items()
         for scored in models
         if scored.model in runs and scored.pairs is not None
-        for corpus in unique(scored.pairs["corpus"].to_pylist())
+        for corpus in scored.pairs["corpus"].unique().to_pylist()
         if (change := _change(evaluation, corpus, runs[scored.model], scored, _before(findings, scored, models)))
     ]
 
@@ -140,7 +138,8 @@ def _change(evaluation: str, corpus: str, run: Result, scored: Scored, before: S
         return None
     counts = dict(zip(after["id"].to_pylist(), _columns(after, "", "tokens").astype(np.int64)))
     # Of a run without a reference, or with one that can't be compared, what it gained is told since before.
-    reference = known if all(pair in known for pair in ids) else earlier
+    referenced = all(pair in known for pair in ids)
+    reference = known if referenced else earlier
     before_P2, after_P2, reference_P2, counts_P2 = (
         np.array([values[pair] for pair in ids]) for values in (earlier, logps[""], reference, counts)
     )
@@ -154,6 +153,7 @@ def _change(evaluation: str, corpus: str, run: Result, scored: Scored, before: S
         after_P2=after_P2,
         counts_P2=counts_P2,
         reference_P2=reference_P2,
+        beta=run.spec.get("beta") if referenced else None,
     )
 
 
