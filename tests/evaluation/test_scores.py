@@ -8,7 +8,7 @@ from snaketune.config.evaluation import ExactMatch
 from snaketune.config.measured import FIGURES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
 from snaketune.evaluation.pairs import PAIRS, pair_table
-from snaketune.evaluation.preferences import preference_scores
+from snaketune.evaluation.preferences import of_same_tokens, preference_scores
 from snaketune.training.reference import Reference
 
 PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "content": "2+2"}], answer="4")
@@ -67,6 +67,15 @@ def test_preference_scores_with_and_without_a_reference():
     assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None
     # Besides how many there were, all that the report may be asked to sort by, and nothing else.
     assert scores.keys() - {"pairs", "pairs_with_reference"} == set(FIGURES["preferences"])
+
+
+def test_a_reference_over_other_tokens_gives_no_reward(capsys):
+    """As where training truncated the pair and the evaluation doesn't."""
+    counts = torch.tensor([[5, 3], [9, 3]])
+    reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
+    known = {"whole": reference, "cut": reference, "elsewhere": reference}
+    assert of_same_tokens(["whole", "cut"], counts, known) == {"whole": reference}
+    assert "1 pairs were truncated otherwise" in capsys.readouterr().out
 
 
 def test_pairs_are_told_one_by_one_with_the_reference_where_there_is_one():

@@ -34,9 +34,28 @@ def held_out_preferences(
     """Scores of the held-out rows of one pack, and its pairs one by one (PAIRS, in the order of the rows)."""
     sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, f"preferences, {name}")
     ids = [document["id"] for document in documents(pack, "held_out")]
+    references = of_same_tokens(ids, counts_P2, references)
     scores = preference_scores(ids, sums_P2, counts_P2, references)
     known = {pair: (reference.chosen_logp, reference.rejected_logp) for pair, reference in references.items()}
     return scores, pair_table(name, ids, sums_P2.tolist(), counts_P2.tolist(), known)
+
+
+def of_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> dict[str, Reference]:
+    """The references over the very tokens that are evaluated, by pair id; says how many aren't. Training may have truncated a
+    pair elsewhere than the evaluation does, and a whole answer less half of it is no reward.
+
+    Args:
+        ids, counts_P2: of the pairs, as in `preference_scores`.
+    """
+    counts = dict(zip(ids, map(tuple, counts_P2.tolist())))
+    same = {
+        pair: reference
+        for pair, reference in references.items()
+        if counts.get(pair) == (reference.chosen_tokens, reference.rejected_tokens)
+    }
+    if other := len((references.keys() & counts.keys()) - same.keys()):
+        print(f"{other} pairs were truncated otherwise for the reference; they have no reward", flush=True)
+    return same
 
 
 def preference_scores(
