@@ -389,6 +389,18 @@ def test_completions_with_a_label_are_no_pairs(raw, dotted, value, said):
     assert all(part in str(error.value) for part in said), str(error.value)
 
 
+def test_completions_with_a_label_are_packed_as_such(raw):
+    sources = [{"files": ["resources/demo/preferences.jsonl"]}]
+    raw["corpora"]["labels"] = {"kind": "unpaired", "sources": sources}
+    raw["dpo"]["kto"] = raw["dpo"]["demo"] | {"corpus": "labels", "loss": "kto"}
+    graph = JobGraph(*load(raw))
+    (run,) = (job for job in graph.stage("dpo") if job.name == "kto")
+    (pack,) = run.artifacts["pack"]
+    (plan,) = pack.artifacts["plan"]
+    assert (pack.spec.kind, plan.spec.kind, plan.spec.overflow) == ("unpaired", "unpaired", "drop")
+    assert {(job.spec.kind, job.spec.train_on) for job in plan.artifacts["tokens"]} == {("unpaired", "assistant")}
+
+
 def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
     raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}

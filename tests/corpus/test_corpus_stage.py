@@ -38,6 +38,7 @@ def test_both_files_are_there_with_the_schema_even_when_empty(make, chat, kind, 
     rows = {
         "conversations": chat(),
         "preferences": {"prompt": "Hi", "chosen": "a", "rejected": "b"},
+        "unpaired": {"prompt": "Hi", "completion": "a", "label": True},
         "text": {"text": "a"},
     }
     built = make([rows[kind]], kind=kind, held_out=share)
@@ -260,7 +261,7 @@ VALUES = (
     | st.lists(st.dictionaries(st.sampled_from(["role", "content"]), TEXTS), max_size=2)
 )
 ROWS = st.dictionaries(
-    st.sampled_from(["prompt", "response", "chosen", "rejected", "messages", "task", "tools", "text"]), VALUES
+    st.sampled_from(["prompt", "response", "chosen", "rejected", "label", "messages", "task", "tools", "text"]), VALUES
 )
 LINES = ROWS.map(json.dumps).map(str.encode) | st.binary(max_size=20) | st.sampled_from([b"[", b"{", b"null", b"[1]"])
 
@@ -271,7 +272,7 @@ def test_nothing_vanishes(lines, kind, held_out):
     # A first line that is surely a line: what the rest of the file is then can't be in question.
     content = (
         b'{"prompt": "x", "response": "y", "text": "z"}\n{"prompt": "x", "chosen": "y", "rejected": "z"}\n'
-        + b"\n".join(lines)
+        b'{"prompt": "x", "response": "y", "label": 1}\n' + b"\n".join(lines)
     )
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"

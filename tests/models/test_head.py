@@ -13,7 +13,7 @@ from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from snaketune.config.runs import Lora
-from snaketune.models import head
+from snaketune.models import products
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import use_own_attention
 from snaketune.models.batches import collate
@@ -41,9 +41,9 @@ PRODUCTS = {"llama", "qwen2", "gpt2", "opt", "mixtral", "llama4_text"}
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Of seven rows each, the last one smaller."""
-    monkeypatch.setattr(head, "AT_ONCE", {"cpu": 7 * VOCABULARY, "other": 0})
-    monkeypatch.setattr(head, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(head, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(products, "AT_ONCE", {"cpu": 7 * VOCABULARY, "other": 0})
+    monkeypatch.setattr(products, "FREE", 7 * VOCABULARY)
+    monkeypatch.setattr(products, "FEWEST_ROWS", 1)
 
 
 class MostLogits(TorchDispatchMode):

@@ -13,7 +13,7 @@ from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from snaketune.models import head
+from snaketune.models import products
 from snaketune.models.batches import collate
 from snaketune.models.forward import logits_at, packed_inputs
 from snaketune.models.logprobs import summed_losses, token_losses
@@ -68,7 +68,11 @@ def work(rank: int, port: int, wrapper: str, family: str, losses) -> None:
 
 def main() -> None:
     # Chunks of seven rows.
-    head.AT_ONCE, head.FREE, head.FEWEST_ROWS = dict.fromkeys(("cpu", "other"), 7 * VOCABULARY), 7 * VOCABULARY, 1
+    products.AT_ONCE, products.FREE, products.FEWEST_ROWS = (
+        dict.fromkeys(("cpu", "other"), 7 * VOCABULARY),
+        7 * VOCABULARY,
+        1,
+    )
     forked = multiprocessing.get_context("fork")
     for wrapper in ("ddp", "fsdp"):
         for family in HEADS:

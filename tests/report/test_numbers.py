@@ -94,6 +94,7 @@ def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
         ({"kept": 57}, "train: 60 rows read, but 57 packed and dropped"),
         ({"shared_prompt_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
         ({"shared_answer_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
+        ({"mismatched_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
     ],
 )
 def test_a_pack_that_does_not_add_up_is_called_out(results, packed, gap):

@@ -113,7 +113,7 @@ def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, mon
     again = {
         "from-learned": {"from": "learned"},
         "other-split": {"corpus": "seeded"},
-        "truncated": {"packing": {"length": 48, "overflow": "truncate"}},
+        "truncated": {"packing": {"length": 160, "overflow": "truncate"}},
         "in-bfloat16": {"training": run["training"] | {"precision": "bfloat16"}},
     }
     project.config["dpo"] = {name: run | edit for name, edit in (reuse | again).items()}

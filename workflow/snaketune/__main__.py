@@ -13,6 +13,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accept
 from snaketune.stages.code import code_digest
 from snaketune.stages.disk import disk_trouble
+from snaketune.stages.jobs import result_at
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES, option
 from snaketune.stages.work import WORK_ROOT
@@ -30,6 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         if options.command == "accept":
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
+            return 0
+        if options.command == "export-ref-logps":
+            from snaketune.training.exporting import export_ref_logps
+
+            inputs = [result_at(path) for path in (options.ref_logps, options.pack, options.corpus)]
+            written = export_ref_logps(*inputs, options.split, options.out)
+            print(f"{written} pairs in {options.out}")
             return 0
         stage = STAGES[options.command]
         run(
@@ -95,6 +103,19 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--tracking", default="{}", help="as tracking in the config, as JSON (default: {})")
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
+    export = commands.add_parser(
+        "export-ref-logps", help="pairs with their reference log-probabilities, for TRL's DPOTrainer"
+    )
+    for name, what in (
+        ("ref-logps", "of the log-probabilities"),
+        ("pack", "of the pairs"),
+        ("corpus", "that they are from"),
+    ):
+        export.add_argument(f"--{name}", required=True, type=Path, metavar="MANIFEST", help=what)
+    export.add_argument("--split", choices=("train", "held_out"), default="train", help="(default: train)")
+    export.add_argument(
+        "--out", required=True, type=Path, metavar="FILE", help="a file that ends in .parquet or .jsonl"
+    )
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")
     return parser
 

@@ -27,6 +27,8 @@ from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, turns
             "votes (question, answer_0, answer_1, preference); `preference`",
         ),
         ("prompt completion", PREFERENCES, "nearest: unpaired (prompt, completion, label); `label` is missing;"),
+        ("instruction label", "unpaired", "unpaired (instruction, completion, label); `completion` is missing"),
+        ("rejected", "unpaired", "the row has rejected; expected prompt, completion, label"),
         ("prompt", CONVERSATIONS, "nearest: prompt-response (prompt, response); `response` is missing;"),
         ("Question Response", CONVERSATIONS, "(question, response); `Question` would have to be called `question`, "),
         ("question completions", CONVERSATIONS, "`completions` would have to be called `completion`; or map columns"),

@@ -2,12 +2,13 @@
 
     summed losses     their gradients are made with them, chunk by chunk, where the head is a product with its weight and no
                       more: 6NVH FLOPs as without chunks, memory for the logits of one chunk
-    losses one by one whatever the head does (bias, scaling, soft-capping, adapters) is the model's own code, run on the
-                      hidden states of a chunk; beyond FREE logits it runs again in the backward pass: 8NVH
+    losses one by one where the head is such a product: exponentials of the logits are all that is kept for the backward pass,
+                      which is matrix products and nothing else of that size; beyond FREE they are made again: 8NVH
+    any other head    whatever it does (bias, scaling, soft-capping, adapters) is the model's own code, run on the hidden
+                      states of a chunk; beyond FREE logits it runs again in the backward pass: 8NVH
 
 A model's forward is given the places and targets of what is supervised, so that all of this happens inside whatever is
-wrapped around it: adapters, autocast, DDP, FSDP. The trick of making gradients in the forward is that of Liger's fused linear
-cross entropy (Hsu et al., 2024) and of torch's `linear_cross_entropy`.
+wrapped around it: adapters, autocast, DDP, FSDP.
 
 Shapes: N supervised tokens, U places that predict them (in trees one may predict several), C of those in a chunk, H hidden
 size, V vocabulary.
@@ -27,12 +28,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-# Logits of a chunk whose gradients are made at once: on a CPU as many as fit into its caches.
-AT_ONCE = {"cpu": 2**21, "other": 2**26}
-# Logits that are held for the backward pass.
-FREE = 2**25
-# Fewer rows make slow matrix products.
-FEWEST_ROWS = 128
+from snaketune.models import products
+from snaketune.models.products import SummedLosses, TokenLosses, target_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +112,22 @@ def _forward(
     hidden_UH = outputs[0][0].index_select(0, supervised.sources_U)
     head = _trained(model.get_output_embeddings())
     # Adapters may have been put around it since it was looked at.
-    if supervised.summed and supervised.rows_N is None and model.head_is_product and type(head) is torch.nn.Linear:
+    product = model.head_is_product and type(head) is torch.nn.Linear
+    if product and supervised.summed and supervised.rows_N is None:
         return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N)
-    losses_N = _one_by_one(
-        lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),
-        hidden_UH,
-        supervised,
-        model.config.get_text_config().vocab_size,
-    )
+    # ZeRO gathers weights for modules alone, and lets go of them before the backward pass.
+    if product and not hasattr(head.weight, "ds_id"):
+        rows_N = torch.arange(len(hidden_UH)) if supervised.rows_N is None else supervised.rows_N
+        losses_N = TokenLosses.apply(
+            hidden_UH, head.weight, rows_N.to(hidden_UH.device), supervised.targets_N, torch.is_grad_enabled()
+        )
+    else:
+        losses_N = _one_by_one(
+            lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),
+            hidden_UH,
+            supervised,
+            model.config.get_text_config().vocab_size,
+        )
     return losses_N.sum() if supervised.summed else losses_N
 
 
@@ -203,7 +208,7 @@ def _one_by_one(
     def losses(hidden_CH: torch.Tensor, begin: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What normalizes the logits of a chunk's places, [C]; and the target's logit of each token, [N], 0 in other chunks."""
         logits_CV = logits_of(hidden_CH).float()
-        return logits_CV.logsumexp(1), _target_logits(logits_CV, begin, supervised)
+        return logits_CV.logsumexp(1), target_logits(logits_CV, begin, supervised.rows_N, supervised.targets_N)
 
     def plain(hidden_CH: torch.Tensor, begin: int) -> torch.Tensor:
         """Where each place predicts one token, in order."""
@@ -211,7 +216,7 @@ def _one_by_one(
         return F.cross_entropy(logits_of(hidden_CH).float(), targets_C, reduction="none")
 
     once = supervised.rows_N is None
-    rows = max(FREE // vocabulary, FEWEST_ROWS)
+    rows = max(products.FREE // vocabulary, products.FEWEST_ROWS)
     found = [
         checkpoint(plain if once else losses, hidden_CH, at * rows, use_reentrant=False)
         if len(hidden_UH) > rows
@@ -220,61 +225,5 @@ def _one_by_one(
     ]
     if once:
         return torch.cat(found)
-    normalizers, target_logits = zip(*found)
-    return torch.cat(normalizers).index_select(0, supervised.rows_N) - torch.stack(target_logits).sum(0)
-
-
-def _target_logits(logits_CV: torch.Tensor, begin: int, supervised: Supervised) -> torch.Tensor:
-    """[N]: of tokens that the C places from `begin` on predict, their logits; 0 for others."""
-    place_N = supervised.rows_N - begin
-    inside_N = (place_N >= 0) & (place_N < len(logits_CV))
-    return torch.where(inside_N, logits_CV[place_N.clamp(0, len(logits_CV) - 1), supervised.targets_N], 0.0)
-
-
-class SummedLosses(torch.autograd.Function):
-    """Sum of the negative log-probabilities of targets under softmax(hidden x weight^T), with gradients made on the way.
-
-    With p the probabilities and 1 the target's place, d loss / d logits = p - 1, whatever comes later but for a factor.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N):
-        """float32 scalar; matrix products in autocast's data type, everything else in float32."""
-        device = hidden_NH.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
-        of_hidden, of_weight, _ = ctx.needs_input_grad
-        rows = max(AT_ONCE.get(device, AT_ONCE["other"]) // len(weight_VH), FEWEST_ROWS)
-        cast_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
-        total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
-        grad_NH = torch.empty_like(cast_NH) if of_hidden else None
-        grad_VH = torch.zeros_like(weight_VH) if of_weight else None
-        buffer_CV = cast_NH.new_empty(min(rows, len(cast_NH)), len(weight_VH))
-        with torch.autocast(device, enabled=False):
-            for begin in range(0, len(cast_NH), rows):
-                hidden_CH, target_C1 = cast_NH[begin : begin + rows], targets_N[begin : begin + rows, None]
-                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
-                # In float32 the logits' own memory is worked in.
-                work_CV = logits_CV.float()
-                target_logits_C1 = work_CV.gather(1, target_C1)
-                highest_C1 = work_CV.amax(1, keepdim=True)
-                sums_C1 = work_CV.sub_(highest_C1).exp_().sum(1, keepdim=True)
-                total += (highest_C1 + sums_C1.log() - target_logits_C1).sum()
-                if not (of_hidden or of_weight):
-                    continue
-                work_CV.div_(sums_C1).scatter_add_(1, target_C1, torch.full_like(target_logits_C1, -1.0))
-                grad_CV = work_CV.to(dtype)
-                if of_hidden:
-                    torch.mm(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
-                if of_weight and grad_VH.dtype == dtype:
-                    grad_VH.addmm_(grad_CV.t(), hidden_CH)
-                elif of_weight:
-                    grad_VH += grad_CV.t() @ hidden_CH
-        ctx.gradients = (None if grad_NH is None else grad_NH.to(hidden_NH.dtype), grad_VH)
-        return total
-
-    @staticmethod
-    def backward(ctx, grad):
-        """Scales what the forward made, in place: once."""
-        grad_NH, grad_VH = ctx.gradients
-        del ctx.gradients
-        return *(None if made is None else made.mul_(grad) for made in (grad_NH, grad_VH)), None
+    normalizers, of_targets = zip(*found)
+    return torch.cat(normalizers).index_select(0, supervised.rows_N) - torch.stack(of_targets).sum(0)

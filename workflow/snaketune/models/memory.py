@@ -46,8 +46,8 @@ import torch
 from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.config.runs import Quantization
 from snaketune.models.devices import Compute
-from snaketune.models.head import AT_ONCE, FEWEST_ROWS, FREE
 from snaketune.models.planned import Batch, Head, Planned, Weight
+from snaketune.models.products import AT_ONCE, FEWEST_ROWS, FREE
 
 # Of which tensors each process has a part, where the others' processes have all of them.
 Sharing = Literal["ddp", "fsdp", "zero2", "zero3"]
@@ -217,7 +217,7 @@ def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, su
     """At its peak, and what is left until the decoder's backward pass; every token taken to be supervised."""
     size, wide = compute.dtype.itemsize, compute.dtype == torch.float32
     hidden = tokens * hidden_bytes
-    if not (summed and head.product):
+    if not head.product:
         # Logits, in float32 too, their log-softmax and the gradients of all these.
         held = min(tokens, max(FREE // head.vocabulary, FEWEST_ROWS)) * head.vocabulary
         return hidden + held * (3 * FLOAT32 if wide else 2 * size + 3 * FLOAT32), 2 * hidden
@@ -226,4 +226,7 @@ def _head_bytes(head: Head, compute: Compute, tokens: int, hidden_bytes: int, su
     at_once = AT_ONCE.get(compute.device.type, AT_ONCE["other"])
     chunk = min(tokens, max(at_once // head.vocabulary, FEWEST_ROWS)) * head.vocabulary
     logits = chunk * (FLOAT32 if wide else FLOAT32 + 2 * size)
+    if not summed:
+        # Exponentials of what is kept.
+        logits += min(tokens * head.vocabulary, max(FREE, chunk)) * size
     return 2 * hidden + gradient + cast + logits, 2 * hidden + gradient

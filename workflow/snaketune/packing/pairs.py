@@ -11,6 +11,7 @@ does within a batch. They are no tokens of the corpus that anything could be los
 """
 
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -113,8 +114,10 @@ def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
 def _common(completions: Pairs, spelling: Spelling) -> np.ndarray:
     """int32[P]: with how many tokens each of these begins as the one before it does."""
     columns = (completions.sequence, completions.prompt, completions.first)
-    spelled = [spelling.completion(*place) for place in zip(*(column.tolist() for column in columns))]
-    return np.array([common_tokens(*both) for both in zip(spelled[-1:] + spelled, spelled)], np.int32)
+    places = list(zip(*(column.tolist() for column in columns)))
+    # The one before the first is the last.
+    spelled = (spelling.completion(*place) for place in (*places[-1:], *places))
+    return np.array([common_tokens(*both) for both in pairwise(spelled)], np.int32)
 
 
 def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, runs: Runs, losses: Losses) -> Pairs:

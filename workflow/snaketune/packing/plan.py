@@ -4,7 +4,7 @@ Payload, per split: `<split>-rows.arrow` (of each row its length, pieces and pai
 after row: each becomes a segment), for preferences `<split>-pairs.arrow` (of each pair its sequence, and the segments of the
 row with which its completions end); `documents.arrow`; and `facts.json`, which the shards' manifest repeats. It depends on the
 sequences and their order only, not on the parts that they were tokenized in. Some 120 bytes of memory per sequence, 200 where
-rows are wrapped or for pairs.
+rows are wrapped; 450 per pair, 650 where prompts come again.
 """
 
 from collections.abc import Iterator

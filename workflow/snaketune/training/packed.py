@@ -1,4 +1,4 @@
-"""Packed rows (format v3.0) on transformers' Trainer: what SFT and DPO share.
+"""Packed rows (format v3) on transformers' Trainer: what SFT and DPO share.
 
 The loss is averaged over a whole optimizer step, over tokens or pairs, however they fall into micro-batches and processes.
 """

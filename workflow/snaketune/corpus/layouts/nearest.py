@@ -6,6 +6,8 @@ from functools import lru_cache
 from snaketune.corpus.layouts.readers import LAYOUTS
 
 OTHERWISE = "map columns with `fields`"
+# No field is named that says whether a completion is good.
+UNMAPPED = frozenset({"unpaired"})
 
 
 @lru_cache(maxsize=1024)
@@ -36,6 +38,8 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
         order = (2 * len(lacks) + len(other), -len(needs))
         if best is None or order < best[:2]:
             best = (*order, f"nearest: {layout} ({', '.join(shown)}); {', '.join(lacks + other)}")
+    if layouts == UNMAPPED:
+        return best[2] if best else "expected prompt, completion, label"
     otherwise = f"{OTHERWISE}, or read documents by a corpus of kind text" if "text" in columns else OTHERWISE
     return f"{best[2]}; or {otherwise}" if best else otherwise
 
