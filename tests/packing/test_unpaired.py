@@ -1,6 +1,7 @@
 """Completions with a label, packed: each beside the one before it under its own prompt, and both read back."""
 
 import tempfile
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -68,14 +69,22 @@ made_rows = st.lists(
 )
 
 
+def most_together(prompts: list[tuple[int, ...]]) -> int:
+    """The longest run of one prompt around the circle of rows; 1 if there is but one prompt."""
+    if len(set(prompts)) == 1:
+        return 1
+    return max(len(list(same)) for _, same in groupby(2 * prompts))
+
+
 @settings(deadline=None, max_examples=30)
 @given(made_rows)
 def test_each_stands_beside_the_one_before_it_under_its_own_prompt(rows):
     with tempfile.TemporaryDirectory() as folder:
         made = packed(Path(folder), rows)
         found = read_back(made)
+        together = most_together([prompt for prompt, *_ in rows])
         for number, (prompt, said, _) in enumerate(rows):
-            assert found[str(number)] == [whole(prompt, said), whole(prompt, rows[number - 1][1])]
+            assert found[str(number)] == [whole(prompt, said), whole(prompt, rows[number - together][1])]
         assert {place["id"]: place["label"] for place in documents(made, "train")} == {
             str(number): label for number, (*_, label) in enumerate(rows)
         }
@@ -117,6 +126,18 @@ def test_a_mismatched_completion_gets_what_its_row_has_left(tmp_path):
         packed(tmp_path / "raise", rows, length=12, overflow="raise")
 
 
+def test_no_completion_stands_beside_an_answer_to_its_own_prompt(tmp_path):
+    """Good and bad ones of a prompt side by side, and one that is used three times: what a model says there is no measure of
+    how far it has moved elsewhere."""
+    rows = [row("p", "AB"), row("p", "CD", False), row("q", "EF"), row("q", "GH", False), *[row("r", "IJ")] * 3]
+    found = read_back(packed(tmp_path, rows))
+    answers = {said for _, said, _ in rows}
+    for number, (prompt, _, _) in enumerate(rows):
+        second = found[str(number)][1][len(prompt) :]
+        assert second in answers - {said for other, said, _ in rows if other == prompt}
+    assert {pair[1][1:] for pair in found.values()} == answers
+
+
 def test_one_alone_stands_beside_itself(tmp_path):
     made = packed(tmp_path, [row("p", "AB")])
     (only,) = (PackedRows(made, "train")[0],)
@@ -156,7 +177,8 @@ def test_from_a_corpus_to_shards_whatever_the_parts(tmp_path):
     for split, own in (("train", rows[:-6]), ("held_out", rows[-6:])):
         found = read_back(one, split)
         assert found.keys() == {row["id"] for row in own}
-        for before, row_ in zip([own[-1], *own], own):
+        # Two rows of each prompt stand together.
+        for before, row_ in zip([*own[-2:], *own], own):
             first, second = found[row_["id"]]
             prompt = chat.encode([row_["prompt"]])[0].ids.tolist()
             assert [token for token, _ in first] == chat.encode([row_["prompt"] + row_["completion"]])[0].ids.tolist()

@@ -6,12 +6,14 @@ What both completions begin with stands in a row once, so it counts once:
     second                       [ common | ...... ]        tokens: prompt + first + second - common
 
 A completion with a label becomes a pair as well: its second completion is that of the row before it (the first row's, of the
-last), which has nothing to do with its prompt. KTO estimates by these how far a model has moved away from its reference, as TRL
-does within a batch. They are no tokens of the corpus that anything could be lost of: they get what their row has left.
+last), which has nothing to do with its prompt. Where rows of one prompt stand together, it is as many rows before as the most
+of these, so that none stands beside an answer to its own prompt, and each completion stands beside one. KTO estimates by these
+how far a model has moved away from its reference, as TRL does within a batch. They are no tokens of the corpus that anything
+could be lost of: they get what their row has left.
 """
 
+from collections import deque
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -100,24 +102,42 @@ def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
     if kind == "preference":
         return pairs.take(pairs.supervised(spelling.runs))
     pairs = pairs.take(index["supervised"].to_numpy() > 0)
-    before = np.roll(pairs.sequence, 1)
+    distance = _most_together(pairs.prompt_hash)
+    before = np.roll(pairs.sequence, distance)
     return replace(
         pairs,
         second_sequence=before,
         second_start=prompt[before],
         second=chosen[before],
-        common=_common(pairs, spelling),
+        common=_common(pairs, spelling, distance),
         mismatched=True,
     )
 
 
-def _common(completions: Pairs, spelling: Spelling) -> np.ndarray:
-    """int32[P]: with how many tokens each of these begins as the one before it does."""
+def _most_together(prompt_hash: np.ndarray) -> int:
+    """How many rows of one prompt come one after the other, at most; the last row is before the first. 1 if there is but one
+    prompt.
+
+    >>> [_most_together(np.array(hashes)) for hashes in ([1, 2, 1, 3], [1, 2, 2, 1, 1], [1, 1], [])]
+    [1, 3, 1, 1]
+    """
+    begins = np.flatnonzero(prompt_hash != np.roll(prompt_hash, 1))
+    if not len(begins):
+        return 1
+    return int(np.diff(begins, append=begins[0] + len(prompt_hash)).max())
+
+
+def _common(completions: Pairs, spelling: Spelling, distance: int) -> np.ndarray:
+    """int32[P]: with how many tokens each of these begins as the one `distance` before it does."""
     columns = (completions.sequence, completions.prompt, completions.first)
     places = list(zip(*(column.tolist() for column in columns)))
     # The one before the first is the last.
-    spelled = (spelling.completion(*place) for place in (*places[-1:], *places))
-    return np.array([common_tokens(*both) for both in pairwise(spelled)], np.int32)
+    before: deque[bytes] = deque(spelling.completion(*place) for place in places[-distance:])
+    found = []
+    for place in places:
+        before.append(spelling.completion(*place))
+        found.append(common_tokens(before.popleft(), before[-1]))
+    return np.array(found, np.int32)
 
 
 def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, runs: Runs, losses: Losses) -> Pairs:
