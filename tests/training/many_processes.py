@@ -52,6 +52,7 @@ class Plan:
 
     Attributes:
         model: a family, or what makes a model; None for preferences.
+        told: of preferences, what their loss is told.
         since: the run whose folder it finds, as that left it.
         fails: whether all of them end with an error.
         killed: the method before whose nth call by the first process all of them are killed.
@@ -64,6 +65,7 @@ class Plan:
     training: dict[str, Any] = field(default_factory=dict)
     lora: Lora | None = None
     model: Any = "llama"
+    told: dict[str, Any] = field(default_factory=dict)
     since: str = ""
     trainer: type = SftTrainer
     quantization: Quantization | None = None
@@ -93,7 +95,8 @@ def work(plan: Plan, root: Path) -> None:
     take = EqualTokens.__getitem__
     patch.setattr(EqualTokens, "__getitem__", lambda items, item: seen.append(item) or take(items, item))
     outcome = train_preferences(plan, root) if plan.model is None else train_rows(plan, root)
-    columns = {name: [entry[name] for entry in outcome.run["history"]] for name in ("loss", "grad_norm")}
+    names = ("loss", "grad_norm", *(("margin", "kl", "chosen_logp") if plan.model is None else ()))
+    columns = {name: [entry[name] for entry in outcome.run["history"]] for name in names}
     found = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
     save_file(found | {"seen": torch.tensor(seen)}, root / plan.name / f"found-{os.environ['RANK']}")
 
@@ -127,7 +130,7 @@ def train_rows(plan: Plan, root: Path) -> Outcome:
 
 def train_preferences(plan: Plan, root: Path) -> Outcome:
     made = DpoSpec(
-        loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=plan.lora, quantization=None, trust_remote_code=False,
+        **{"loss": "sigmoid", "beta": 0.5, **plan.told}, lora=plan.lora, quantization=None, trust_remote_code=False,
         training=Training(epochs=1, batch_rows=2, micro_batch_rows=1, learning_rate=1e-3, seed=1),
     )  # fmt: skip
     operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch)
@@ -218,6 +221,17 @@ def plans() -> list[Plan]:
         *alike("full", "ddp", "fsdp", training=SHORT),
         *alike("adapters", "ddp", "fsdp", training=SHORT, lora=lora),
         *alike("preferences", "ddp", "fsdp", model=None),
+        # Of three steps the last isn't taken.
+        *alike(
+            "sorted",
+            "ddp",
+            "fsdp",
+            model=None,
+            told={
+                "loss": {"aot": 1.0, "sft": 0.5},
+                "stop_if": {"margin_below": 100, "window": 2},
+            },
+        ),
         # Tied weights in float32 masters and bfloat16 products, what is around them computed twice.
         *alike(
             "bfloat16",

@@ -14,6 +14,11 @@ PRETRAINED = {"path": "some/model"}
 # A pretrained model brings its own tokenizer, so these edits begin there; that each key counts by itself: SINGLE, below.
 ADOPTED = {"tokenizers.small": {"adopt": "some/model"}, "sft.run.base": PRETRAINED}
 LORA = {"rank": 4}
+MARKED = {
+    "corpora.marked": {"kind": "unpaired", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "marked",
+    "dpo.run.loss": "kto",
+}  # fmt: skip
+ALPHA = {"dpo.run.f_divergence_type": "alpha_divergence"}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -107,6 +112,21 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.loss": ({"dpo.run.loss": "ipo"}, DPO),
     "dpo.beta": ({"dpo.run.beta": 0.2}, DPO),
     "dpo.label_smoothing": ({"dpo.run.label_smoothing": 0.1}, DPO),
+    "dpo.f_divergence_type": ({"dpo.run.f_divergence_type": "js_divergence"}, DPO),
+    "dpo.f_alpha_divergence_coef": (ALPHA | {"dpo.run.f_alpha_divergence_coef": 0.3}, DPO),
+    # It needs the reference's log-probabilities by token.
+    "dpo.ld_alpha": ({"dpo.run.ld_alpha": 0.5}, REF),
+    "dpo.discopop_tau": ({"dpo.run.loss": "discopop", "dpo.run.discopop_tau": 0.1}, DPO),
+    # No reference is asked for any more.
+    "dpo.simpo_gamma": ({"dpo.run.loss": "simpo", "dpo.run.simpo_gamma": 1.0}, DPO),
+    "dpo.cpo_alpha": ({"dpo.run.loss": "cpo", "dpo.run.cpo_alpha": 0.5}, DPO),
+    "dpo.desirable_weight": (MARKED | {"dpo.run.desirable_weight": 2.0}, {"corpus"} | TOKENS | REF),
+    "dpo.undesirable_weight": (MARKED | {"dpo.run.undesirable_weight": 2.0}, {"corpus"} | TOKENS | REF),
+    "dpo.stop_if.margin_below": ({"dpo.run.stop_if": {"margin_below": 0.0}}, DPO),
+    "dpo.stop_if.chosen_reward_below": ({"dpo.run.stop_if": {"chosen_reward_below": -1.0}}, DPO),
+    "dpo.stop_if.kl_above": ({"dpo.run.stop_if": {"kl_above": 9.0}}, DPO),
+    "dpo.stop_if.from_step": ({"dpo.run.stop_if": {"kl_above": 9.0, "from_step": 5}}, DPO),
+    "dpo.stop_if.window": ({"dpo.run.stop_if": {"kl_above": 9.0, "window": 5}}, DPO),
     "dpo.reference.path": ({"dpo.run.reference": PRETRAINED}, REF),
     "dpo.reference.revision": ({"dpo.run.reference": {**PRETRAINED, "revision": "f00"}}, REF),
     "dpo.reference.trust_remote_code": ({"dpo.run.reference": {**PRETRAINED, "trust_remote_code": True}}, REF),
@@ -199,6 +219,16 @@ SINGLE = {
     "sft.quantization.double": (
         ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {}}, {"sft.run.quantization.double": False}, {"sft"}
     ),
+    "dpo.loss": ({}, {"dpo.run.loss": {"sigmoid": 0.8, "bco_pair": 0.2}}, {"dpo"}),
+    "dpo.f_alpha_divergence_coef": (ALPHA, {"dpo.run.f_alpha_divergence_coef": 0.3}, {"dpo"}),
+    "dpo.ld_alpha": ({"dpo.run.ld_alpha": 0.5}, {"dpo.run.ld_alpha": 0.3}, {"dpo"}),
+    "dpo.discopop_tau": ({"dpo.run.loss": "discopop"}, {"dpo.run.discopop_tau": 0.1}, {"dpo"}),
+    "dpo.simpo_gamma": ({"dpo.run.loss": "simpo"}, {"dpo.run.simpo_gamma": 1.0}, {"dpo"}),
+    "dpo.cpo_alpha": ({"dpo.run.loss": "cpo"}, {"dpo.run.cpo_alpha": 0.5}, {"dpo"}),
+    "dpo.desirable_weight": (MARKED, {"dpo.run.desirable_weight": 2.0}, {"dpo"}),
+    "dpo.undesirable_weight": (MARKED, {"dpo.run.undesirable_weight": 2.0}, {"dpo"}),
+    "dpo.stop_if.from_step": ({"dpo.run.stop_if": {"kl_above": 9.0}}, {"dpo.run.stop_if.from_step": 5}, {"dpo"}),
+    "dpo.stop_if.window": ({"dpo.run.stop_if": {"kl_above": 9.0}}, {"dpo.run.stop_if.window": 5}, {"dpo"}),
     "dpo.lora": (
         ADOPTED | {"sft.run.lora": LORA, "dpo.run.lora": LORA}, {"dpo.run.lora": "continued"}, {"ref_logps", "dpo"}
     ),
