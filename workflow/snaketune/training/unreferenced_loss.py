@@ -39,7 +39,8 @@ def orpo(pairs: Pairs, told: PreferenceLoss) -> torch.Tensor:
     >>> round(orpo(pair, PreferenceLoss(loss="orpo", beta=1.0)).item(), 4)
     0.6931
     """
-    per_token_P2 = pairs.logps_P2 / pairs.lengths_P2
+    # A completion that is certain, to float32, has infinite odds and no gradient.
+    per_token_P2 = (pairs.logps_P2 / pairs.lengths_P2).clamp(max=-torch.finfo(torch.float32).eps)
     odds_P2 = per_token_P2 - log_one_minus_exp(per_token_P2)
     return -told.beta * F.logsigmoid(odds_P2[:, 0] - odds_P2[:, 1])
 
