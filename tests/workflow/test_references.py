@@ -1,7 +1,9 @@
 """Which edits have reference log-probabilities computed again, and which take those that are there: every key of `dpo`, and
 what the keys before it come to."""
 
+import json
 import re
+import shutil
 
 import pytest
 
@@ -84,6 +86,8 @@ def test_other_kernels_and_devices_count_as_the_same_where_the_config_says_so(fi
 
 def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, monkeypatch):
     """One run of many: what each reference took from where is in its log."""
+    # Jobs side by side.
+    project.cores = 2
     run, base = project.config["dpo"].pop("run"), project.config["sft"]["run"]
     corpora, tokenizers = project.config["corpora"], project.config["tokenizers"]
     project.config["eval"] = {}
@@ -125,3 +129,24 @@ def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, mon
     assert made == {jobs[name].folder for name in again}
     # Each manifest says what was asked for under its own name, so that nothing is stale afterwards.
     assert "Nothing to be done" in project.snakemake(*dict.fromkeys(job.manifest for job in jobs.values()))
+
+
+def test_parts_are_jobs_whose_results_are_gathered_and_not_asked_for_again(project, monkeypatch):
+    project.config["dpo"]["run"] |= {"reference_pass": {"parts": 2}}
+    project.config["dpo"]["run"]["training"] |= {"precision": "bfloat16"}
+    project.config["eval"] = {}
+    monkeypatch.chdir(project.folder)
+    (job,) = JobGraph(*load(project.config)).job("dpo", "run").artifacts["ref_logps"]
+    said = project.snakemake("results/dpo/run/manifest.json")
+    made = re.findall(r"^(ref_logps|ref_pass|dpo): made (\S+) in", said, re.MULTILINE)
+    parts = [("ref_pass", f"results/ref_pass/{job.name}/{part}-of-2") for part in (1, 2)]
+    assert sorted(made) == sorted([*parts, ("ref_logps", job.folder), ("dpo", "results/dpo/run")])
+    counts = [json.loads(project.read(f"{folder}/manifest.json"))["counts"]["pairs"] for _, folder in parts]
+    whole = json.loads(project.read(job.manifest))["counts"]["pairs"]
+    assert {split: counts[0][split] + counts[1][split] for split in whole} == whole
+    assert all(count["train"] for count in counts)
+    # They have served; in how many parts it would be computed is nothing to compute it for.
+    shutil.rmtree(project.folder / "results/ref_pass")
+    for parts in (2, 3, 1):
+        project.config["dpo"]["run"]["reference_pass"] = {"parts": parts}
+        assert project.stale("results/dpo/run/manifest.json") == set()
