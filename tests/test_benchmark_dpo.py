@@ -72,12 +72,12 @@ def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
 
 def test_the_bound_is_counted_by_tries(material):
     found = bound(material, "raschka")
-    # A row of 1024 tokens holds all of it, and counts as a whole.
-    assert found["tokens_computed"] == 1024
+    # A batch of tiny characters' tokens, free ones left out: a line break after each completion is all that is too much.
+    assert found["tokens_needed"] <= found["tokens_computed"] < found["tokens_needed"] * 1.1
     assert found["pairs"] == len(ROWS)
     alone = sum(len(row["instruction"]) for row in ROWS[::2])
     assert found["tokens_needed"] < alone + sum(len(row["chosen"] + row["rejected"]) for row in ROWS)
-    assert found["share_of_bound_raschka"] == found["tokens_needed"] / 1024
+    assert found["share_of_bound_raschka"] == found["tokens_needed"] / found["tokens_computed"]
 
 
 def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from snaketune.stages.jobs import result_at
 def bound(material: Material, name: str) -> dict[str, Any]:
     """Of the whole data set: the nodes of a trie for each prompt, to all tokens that an epoch's batches run through the layers.
 
-    Free tokens at the ends of rows are computed too, and so are line breaks after the end of a turn; the tries know neither.
+    What rows hold besides (a line break after the end of a turn, and free tokens where a kernel runs them) the tries lack.
     """
     run = f"{name}-whole"
     with chdir(material.folder):
@@ -28,7 +28,7 @@ def bound(material: Material, name: str) -> dict[str, Any]:
 
 
 def computed_tokens(material: Material, run: str) -> int:
-    """As batches have them."""
+    """As batches for a CPU have them."""
     from snaketune.models.batches import collate
     from snaketune.packing.reader import EqualTokens, PackedRows
 

@@ -159,7 +159,7 @@ def trl(
             model=AutoModelForCausalLM.from_pretrained(material.model),
             args=trl_arguments(
                 folder, at_once, reference_at_once, train_sampling_strategy="sequential",
-                **({"max_steps": len(order)} if exactly else {}),
+                **({"max_steps": len(order), "gradient_accumulation_steps": 1} if exactly else {}),
             ),
             train_dataset=Dataset.from_list(rows),
             processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
@@ -202,11 +202,11 @@ def trl_arguments(folder: str, at_once: int, reference_at_once: int, **more: Any
 
     return DPOConfig(
         output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_at_once,
-        per_device_train_batch_size=at_once, gradient_accumulation_steps=max(1, PAIRS_PER_STEP // at_once),
+        per_device_train_batch_size=at_once,
         learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, num_train_epochs=1, max_length=None,
         # Ours keeps activations too, and computes in float32.
         gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
-        **({"beta": BETA} | more),
+        **({"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // at_once} | more),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 from benchmarks.data_path.rows import ROOT
-from benchmarks.dpo.material import Material
+from benchmarks.dpo.material import Material, make_reference
 from benchmarks.dpo.speed import AT_ONCE, MODULE, tell
 from benchmarks.processes import SAID, checked, environment, measured, one_core
 
@@ -29,6 +29,7 @@ CORES = ("--cores", "1")
 
 def sweep(material: Material, name: str) -> dict[str, Any]:
     """Once: minutes have no noise that a median would take out of them."""
+    make_reference(material, name)
     with one_core():
         ours = run_ours(material, name, material.folder / "sweep")
         at_once, reference_at_once = AT_ONCE[SWEPT]

@@ -94,12 +94,12 @@ def test_what_fits_is_found_and_the_curve_is_whole(tmp_path, tokenizer, holds, m
     assert not (tmp_path / "work/state/ran_out.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["lora", "raw", "preferences"])
+@pytest.mark.parametrize("kind", ["lora", "raw", "sigmoid", "orpo"])
 def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
     run = sft_spec(tmp_path, Lora(rank=2) if kind == "lora" else None)
     base = run.base
     rows = raw_rows(tmp_path / "raw") if kind == "raw" else packed_rows(tmp_path / "rows", tokenizer)
-    if kind == "preferences":
+    if kind in ("sigmoid", "orpo"):
         pairs = [
             {"id": str(i), "prompt": messages(f"cat {i}?"), "chosen": messages("", f"ton {i}")[1:],
              "rejected": messages("", f"hat {i} sing")[1:]}
@@ -108,7 +108,7 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
         corpus = chain.corpus(tmp_path / "pairs", "preference", pairs, held_out=0)
         rows = chain.pack(tmp_path / "pack", corpus, tokenizer, "preference", length=64)
         run = DpoSpec(
-            loss="sigmoid", beta=0.1, label_smoothing=0.0, training=Learning(learning_rate=1.0), lora=None,
+            loss=kind, training=Learning(learning_rate=1.0), lora=None,
             quantization=None, trust_remote_code=False,
         )  # fmt: skip
     curve = calibrated(tmp_path / "work", spec_of(run, base, batch_rows=4), rows, tokenizer)
