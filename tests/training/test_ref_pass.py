@@ -148,6 +148,23 @@ def test_a_killed_pass_goes_on_and_ends_as_an_undisturbed_one(
     assert 0 < outcome.run["pairs_computed"] < 28
 
 
+@pytest.mark.parametrize("left", [0, 500])
+def test_a_damaged_file_costs_its_own_pairs_and_no_others(tmp_path, tokenizer, small_steps, monkeypatch, capsys, left):
+    pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
+    straight, _ = reference(tmp_path / "straight", pack, model)
+    with monkeypatch.context() as patch:
+        killed_after(3, patch)
+        with pytest.raises(Interrupted):
+            reference(tmp_path / "resumed", pack, model)
+    first, *others = sorted((tmp_path / "resumed/state/chunks").glob("*.arrow"))
+    assert others
+    first.write_bytes(first.read_bytes()[:left])
+    resumed, outcome = reference(tmp_path / "resumed", pack, model)
+    assert resumed.equals(straight)
+    assert f"{first} can't be read as an Arrow file" in capsys.readouterr().out
+    assert outcome.run["pairs_computed"] < 28
+
+
 def test_it_goes_on_though_the_same_pairs_lie_in_other_rows_by_then(tmp_path, tokenizer, small_steps, monkeypatch):
     pack, model = pairs_in(tmp_path / "a", tokenizer), model_in(tmp_path / "model", tokenizer)
     other = pairs_in(tmp_path / "b", tokenizer, length=384)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.logprobs import completion_logprobs, passes
 from snaketune.models.machines import look
@@ -198,9 +199,17 @@ class Chunks:
         return iter(sorted(self.folder.glob("*.arrow")))
 
     def known(self) -> set[tuple[str, str]]:
-        """Split and id of every pair that is in a file."""
-        tables = (read_table(path) for path in self._files())
-        return {pair for table in tables for pair in zip(table["split"].to_pylist(), table["id"].to_pylist())}
+        """Split and id of every pair that is in a file. One that can't be read is removed, so that its pairs aren't known."""
+        found: set[tuple[str, str]] = set()
+        for path in self._files():
+            try:
+                table = read_table(path)
+            except SnaketuneError as error:
+                print(f"{error}; its pairs are computed again", flush=True)
+                path.unlink()
+                continue
+            found.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+        return found
 
     def add(self, columns: dict[str, Any]) -> None:
         """Keep rows; in a file as soon as it is time for one."""
@@ -209,7 +218,8 @@ class Chunks:
             self._write()
 
     def _write(self) -> None:
-        path = self.folder / f"{len(list(self._files())):06d}.arrow"
+        last = max((int(path.stem) for path in self._files()), default=-1)
+        path = self.folder / f"{last + 1:06d}.arrow"
         partial = path.with_suffix(".partial")
         write_table(partial, pa.concat_tables(self._waiting))
         # What has its name is whole, after a power cut too.
