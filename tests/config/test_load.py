@@ -432,6 +432,16 @@ def test_what_an_evaluation_will_measure_can_be_sorted_by(raw, path):
     assert config.report.sort_by == path
 
 
+def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
+    raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
+    load(raw)
+    for run in raw["dpo"].values():
+        run.pop("grid", None)
+        run["loss"] = "simpo"
+    with pytest.raises(SnaketuneError, match="no loss of `dpo:` has a reference.* there are logp_accuracy, "):
+        load(raw)
+
+
 def test_names_with_dots_can_be_sorted_by(raw):
     config = copy.deepcopy(raw)
     config["corpora"]["votes.v1.5"] = config["corpora"].pop("demo-preferences")

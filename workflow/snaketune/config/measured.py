@@ -24,6 +24,8 @@ FIGURES = {
         "rejected_reward_nats",
     ),
 }
+# Of these, those that are held against a reference.
+REWARDS = ("reward_accuracy", "reward_margin_nats", "chosen_reward_nats", "rejected_reward_nats")
 # By task, what depends on what the rows and the task files hold.
 OPEN = {"conversations": "exact_match.by_task."}
 
@@ -67,3 +69,8 @@ def check_sort_by(config: Workflow) -> None:
     figure = rest.removeprefix(f"{on}.")
     if figure not in FIGURES[section] and not (section in OPEN and figure.startswith(OPEN[section])):
         raise SnaketuneError(f"{key}: {path!r}: {section} have no figure {figure!r}{unknown(figure, FIGURES[section])}")
+    if section == "preferences" and figure in REWARDS and not any(run.needs_reference for run in config.dpo.values()):
+        there = ", ".join(name for name in FIGURES[section] if name not in REWARDS)
+        raise SnaketuneError(
+            f"{key}: {path!r}: no loss of `dpo:` has a reference, so no run has rewards; there are {there}"
+        )
