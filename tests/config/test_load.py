@@ -438,7 +438,7 @@ def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
     for run in raw["dpo"].values():
         run.pop("grid", None)
         run["loss"] = "simpo"
-    with pytest.raises(SnaketuneError, match="no loss of `dpo:` has a reference.* there are logp_accuracy, "):
+    with pytest.raises(SnaketuneError, match=r"no loss of `dpo:` has a reference.* there are logp_accuracy, "):
         load(raw)
 
 

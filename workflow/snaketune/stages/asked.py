@@ -287,6 +287,7 @@ class _Asked:
             told = {"frozen_weights": run.lora is not None, "quantization": run.quantization}
             told |= {"base": self._start_of_dpo(run).base, "apart": run.lora == "continued"}
             trusted = self._trusted(run.from_)
+        told["token_logps"] = run.reference_pass.token_logps or run.ld_alpha is not None
         return RefLogpsSpec(precision=run.training.precision, trust_remote_code=trusted, **told)
 
     @cached_property
@@ -297,14 +298,20 @@ class _Asked:
             found.setdefault(self._shared_by(run), []).append(run)
         return found
 
-    def _shared_by(self, run: Dpo) -> tuple[str, str, str]:
-        return run.from_, self._preference_pack(run).name, canonical(self._ref_spec(run))
+    def _shared_by(self, run: Dpo, **other: bool) -> tuple[str, str, str]:
+        """Args: other: what else its spec says."""
+        spec = self._ref_spec(run).model_copy(update=other)
+        return run.from_, self._preference_pack(run).name, canonical(spec)
 
     def _ref_logps(self, run: Dpo) -> Job:
-        """The reference's log-probabilities, as all runs need them that share them."""
-        runs, pack = self._sharing[self._shared_by(run)], self._preference_pack(run)
-        kept = any(one.reference_pass.token_logps or one.ld_alpha is not None for one in runs)
-        spec = self._ref_spec(run).model_copy(update={"token_logps": kept})
+        """The reference's log-probabilities, as all runs need them that share them.
+
+        Those with the values of single tokens are a result of their own, so that a run that asks for them later leaves what
+        others were trained on as it is; where both are yet to be made, they come first, and the others are taken from them.
+        """
+        runs, pack, spec = self._sharing[self._shared_by(run)], self._preference_pack(run), self._ref_spec(run)
+        detailed = () if spec.token_logps else self._sharing.get(self._shared_by(run, token_logps=True), ())
+        first = (self._ref_logps(detailed[0]),) if detailed else ()
         name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
         model = Weights(base=run.reference) if run.reference else self._start_of_dpo(run)
         tokenizer = (self._tokenizer(self.config.sft[run.from_].tokenizer),) if run.reference else ()
@@ -326,6 +333,7 @@ class _Asked:
                     name=f"{name}/{part}-of-{count}",
                     spec=RefPassSpec(**dict(spec), part=part, parts=count),
                     operation=operation,
+                    after=first,
                     **made_from,
                 )
             )
@@ -335,7 +343,8 @@ class _Asked:
         if parts:
             pattern = parts[0].manifest.replace(f"/1-of-{count}/", f"/*-of-{count}/")
             operation = operation.model_copy(update={"parts": pattern})
-        return self._add(Job(stage="ref_logps", name=name, spec=spec, operation=operation, after=parts, **made_from))
+        after = (*first, *parts)
+        return self._add(Job(stage="ref_logps", name=name, spec=spec, operation=operation, after=after, **made_from))
 
     def _dpo(self, name: str) -> Job:
         run = self.config.dpo[name]
