@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.flops import attention_flops, visible_pairs
-from benchmarks.gpu import measure, worker
+from benchmarks.gpu import measure, preference_peers, worker
 from benchmarks.gpu.__main__ import Results, figures, run_part
 from benchmarks.gpu.kernels import check
 from benchmarks.gpu.measure import BASE, VARIANTS, Variant
+from benchmarks.gpu.pairs import PROPORTIONS, make_pairs
 from benchmarks.gpu.peers import trl
-from benchmarks.gpu.shapes import SHAPES, make_model, rehearsed
+from benchmarks.gpu.preference_peers import preference_peer
+from benchmarks.gpu.preferences import preferences
+from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
 from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS
 from benchmarks.sft.material import Material, made, numbered
@@ -95,6 +98,7 @@ def test_kernels_are_right_in_every_case(kernel):
         "documents",
         "prefixes",
         "grouped queries",
+        "grouped queries, trees",
     }
     assert {entry["precision"] for entry in found} == {"float32", "bfloat16", "bfloat16 weights"}
 
@@ -155,6 +159,40 @@ def test_the_peer_trains_on_the_same_shapes():
     assert 0.4 < found["supervised"] / found["tokens"] < 0.6
 
 
+@pytest.mark.parametrize("proportion", PROPORTIONS)
+def test_preferences_are_trained_beside_their_peers(proportion, monkeypatch):
+    shape, told = rehearsed(PREFERENCES["1_5b"]), {"warm_up": 1, "steps": 2}
+    found = [preferences(shape, proportion, CPU, **told)]
+    monkeypatch.setattr("benchmarks.gpu.preferences.NEEDED_BY_TRAINER", ("no_such_module",))
+    found.append(preferences(shape, proportion, CPU, **told))
+    found += [preference_peer(shape, proportion, CPU, 2, **told, with_trl=which) for which in (True, False)]
+    assert [entry["status"] for entry in found] == ["measured"] * 4
+    assert found[0]["driven_by"] == "DpoTrainer"
+    assert "plain loop" in found[1]["driven_by"]
+    assert "DPOTrainer" in found[2]["peer"]
+    assert "plain two-sequence loop" in found[3]["peer"]
+    # Peers train on the same pairs, whose prompts they compute twice.
+    for name in ("pairs", "tokens", "supervised"):
+        assert found[2][name] == found[3][name]
+    ours, theirs = (entry["tokens"] / entry["pairs"] for entry in found[1:3])
+    assert theirs / ours == pytest.approx({"1:1": 4 / 3, "3:1": 8 / 5}[proportion], rel=0.1)
+    assert all(entry["pairs_per_s"] > 0 for entry in found)
+
+
+def test_the_plain_peer_computes_the_same_log_probabilities():
+    shape = rehearsed(PREFERENCES["7b"])
+    pairs = make_pairs(2, shape.length, 512, "3:1").pairs[:3]
+    model = make_model(shape, CPU)
+    logps_2P = preference_peers._logps(add_adapters(model, 4), **preference_peers._padded(pairs))
+    expected = []
+    for side in (0, 1):
+        for pair in pairs:
+            ids = torch.from_numpy(pair.sequences[side].astype("int64"))
+            logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+            expected.append(logits[:-1].gather(1, ids[1:, None])[len(pair.prompt) - 1 :].sum())
+    torch.testing.assert_close(logps_2P, torch.stack(expected), rtol=1e-5, atol=1e-4)
+
+
 def test_a_part_that_is_cut_off_leaves_what_was_found(tmp_path):
     results = Results(tmp_path / "gpu.json", {"rehearsal": False})
     results.add("measure 23m", {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0})
@@ -171,5 +209,8 @@ def test_no_figure_comes_from_a_rehearsal(tmp_path):
     results = Results(tmp_path / "gpu.json", {"rehearsal": True})
     results.add("measure 23m", entry)
     assert "gpu_23m_mfu" not in json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
+    pairs = [{"status": "measured", "prompt_to_completion": ratio, "pairs_per_s": 6.0} for ratio in ("1:1", "3:1")]
+    both = {"dpo 7b": pairs, "dpopeer 7b": [{"status": "failed"}, pairs[1] | {"pairs_per_s": 2.0}]}
+    assert figures(both) == {"gpu_dpo_7b_3to1_speedup": 3.0}
     faster = figures({"measure 23m": [entry], "peer 23m": [entry | {"tokens_per_s": 40.0}]})
     assert faster == {"gpu_23m_mfu": 0.25, "gpu_23m_speedup_vs_trl": 2.5}

@@ -31,12 +31,17 @@ GOALS = {
     "gpu_7b_qlora_mfu": None,
     "gpu_23m_speedup_vs_trl": 3,
     "gpu_7b_lora_speedup_vs_trl": 1.3,
+    **{f"gpu_dpo_{shape}_{proportion}_speedup": 2 for shape in ("1_5b", "7b") for proportion in ("1to1", "3to1")},
 }
 # The most important first, and the seconds that must be left for one to begin.
 PARTS = {
     "measure 23m": 40,
     "measure 7b_lora": 60,
     "measure 1_5b_full": 50,
+    "dpo 7b": 80,
+    "dpopeer 7b": 80,
+    "dpo 1_5b": 50,
+    "dpopeer 1_5b": 50,
     "demo resumed": 90,
     "peer 23m": 40,
     "peer 7b_lora": 60,
@@ -49,8 +54,8 @@ PARTS = {
 AT_MOST, FOR_KERNELS = 3, 0.3
 # What of an entry is told while it runs.
 TOLD = (
-    "device", "case", "precision", "variant", "status", "why", "mfu", "tokens_per_s", "step_s", "rows", "peak_memory_gb",
-    "forward", "backward", "same_digest",
+    "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
+    "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "same_digest",
 )  # fmt: skip
 # What is kept of the words of a part that failed.
 LAST_LINES = 30
@@ -84,10 +89,21 @@ class Results:
 
 
 def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """By key, what was measured: the share of the peak as trained by default, and how much faster that is than TRL."""
+    """By key, what was measured: the share of the peak as trained by default, and how much faster that is than a peer.
+
+    The peer of DPO is TRL where that is installed; its entry says so, or what stood in for it.
+    """
     made = {}
     for key in GOALS:
-        name, _, of = key.removeprefix("gpu_").rpartition("_mfu")
+        told = key.removeprefix("gpu_")
+        if told.startswith("dpo_"):
+            shape, _, proportion = told.removeprefix("dpo_").removesuffix("_speedup").rpartition("_")
+            alike = {"prompt_to_completion": proportion.replace("to", ":")}
+            ours, theirs = (measured(found, f"{part} {shape}", **alike) for part in ("dpo", "dpopeer"))
+            if ours and theirs:
+                made[key] = ours["pairs_per_s"] / theirs["pairs_per_s"]
+            continue
+        name, _, of = told.rpartition("_mfu")
         name = name or of.removesuffix("_speedup_vs_trl")
         ours, theirs = measured(found, f"measure {name}"), measured(found, f"peer {name}")
         if key.endswith("_mfu") and ours:
@@ -97,9 +113,10 @@ def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     return made
 
 
-def measured(found: dict[str, list[dict[str, Any]]], part: str) -> dict[str, Any]:
-    """The first entry of a part that holds a measure; empty if there is none."""
-    return next((entry for entry in found.get(part, []) if entry["status"] == "measured"), {})
+def measured(found: dict[str, list[dict[str, Any]]], part: str, **of: str) -> dict[str, Any]:
+    """The first entry of a part that holds a measure, and what `of` says; empty if there is none."""
+    entries = (entry for entry in found.get(part, []) if entry["status"] == "measured")
+    return next((entry for entry in entries if of.items() <= entry.items()), {})
 
 
 def _short(value: Any) -> str:
@@ -178,7 +195,7 @@ def main() -> int:
         if left < (5 if options.rehearse else needed):
             results.add(part, {"status": "skipped", "why": f"{left:.0f} s left; it needs about {needed}"})
             continue
-        rows = measured(results.found, part.replace("peer", "measure")).get("rows", 0) if "peer" in part else 0
+        rows = measured(results.found, part.replace("peer", "measure")).get("rows", 0) if part.startswith("peer") else 0
         until = min(deadline, time.monotonic() + AT_MOST * needed)
         run_part(part, results, until, *switches, *(["--rows", str(rows)] if rows else []))
     if wrong := results.wrong():

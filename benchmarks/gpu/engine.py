@@ -13,5 +13,5 @@ def batch_loss(model: torch.nn.Module, batch: dict[str, Any], *, chunked: bool) 
     """The batch's loss, summed over its supervised tokens; without chunks, by all of their logits at once."""
     if chunked:
         return summed_losses(model, batch)
-    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0]
+    logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]
     return F.cross_entropy(logits_NV.float(), batch["targets"], reduction="sum")

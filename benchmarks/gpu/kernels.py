@@ -1,8 +1,9 @@
 """Is every kernel right? Each beside the dense mask, forward and backward, in each situation and data type that it may meet.
 
-The model is a small one with grouped queries or without, a sliding window or none; the rows hold documents of different lengths
-and free tokens, or completions that share their prompts. The dense mask itself is held against every document alone by
-transformers' own attention. A kernel that refuses a situation by name isn't wrong; one that fails or differs is.
+The model is a small one with grouped queries or without, a sliding window or none; the rows hold documents of different
+lengths and free tokens, completions that share their prompts, or trees of them. The dense mask itself is held against every
+document alone by transformers' own attention. A kernel that refuses a situation by name isn't wrong; one that fails or
+differs is.
 """
 
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 VOCABULARY, LENGTH = 256, 96
 DOCUMENTS = [[37, 19, 28], [64, 5, 11]]
 PREFIXES = [[0, 21, 30], [0, 40, 64]]
+# As trees: a third level; a sibling of the second segment that begins amid its prefix. Places that predict several tokens.
+TREES = [([37, 19, 28], [0, 21, 30], [0, 0, 1]), ([48, 13, 11, 9, 6], [0, 30, 41, 35, 41], [0, 0, 1, 0, 1])]
+COMPLETIONS = [[0, 1, 2, 0], [0, 2, 3, 4]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,7 @@ class Case:
     kv_heads: int = 4
     window: int | None = None
     prefixes: bool = False
+    trees: bool = False
     compiled: bool = False
 
 
@@ -45,8 +50,11 @@ CASES = (
     Case(name="grouped queries", kv_heads=2),
     Case(name="prefixes", prefixes=True),
     Case(name="grouped queries, prefixes", kv_heads=2, prefixes=True),
+    Case(name="trees", trees=True),
+    Case(name="grouped queries, trees", kv_heads=2, trees=True),
     Case(name="grouped queries, window", kv_heads=2, window=16),
     Case(name="grouped queries, prefixes, compiled", kv_heads=2, prefixes=True, compiled=True),
+    Case(name="grouped queries, trees, compiled", kv_heads=2, trees=True, compiled=True),
     Case(name="grouped queries, window, compiled", kv_heads=2, window=16, compiled=True),
 )
 # Weights and computation: as a full training has them, and as adapters on frozen weights do.
@@ -139,18 +147,18 @@ def _model(case: Case, device: torch.device, weights: torch.dtype) -> PreTrained
 def _rows(case: Case) -> list[dict[str, Any]]:
     generator = np.random.default_rng(1)
     rows = []
-    for lengths, prefixes in zip(DOCUMENTS, PREFIXES):
+    plain = [(lengths, np.array(prefixes) * case.prefixes, None) for lengths, prefixes in zip(DOCUMENTS, PREFIXES)]
+    for number, (lengths, prefixes, prefix_segments) in enumerate(TREES if case.trees else plain):
         ids = generator.integers(2, VOCABULARY, LENGTH).astype(np.int32)
         starts = np.cumsum([0, *lengths])
         labels = np.where((np.arange(LENGTH) % 3 > 0) & (np.arange(LENGTH) < starts[-1]), ids, IGNORED).astype(np.int32)
         # The first token of a document has none before it.
-        labels[starts[:-1]] = np.where(np.array(prefixes) * case.prefixes > 0, ids[starts[:-1]], IGNORED)
+        labels[starts[:-1]] = np.where(np.array(prefixes) > 0, ids[starts[:-1]], IGNORED)
+        columns = {"segment_lengths": lengths, "prefix_lengths": prefixes}
+        if case.trees:
+            columns |= {"prefix_segments": prefix_segments, "completions": COMPLETIONS[number]}
         rows.append(
-            {
-                "input_ids": ids,
-                "labels": labels,
-                "segment_lengths": np.array(lengths, np.int32),
-                "prefix_lengths": np.array(prefixes, np.int32) * case.prefixes,
-            }
+            {"input_ids": ids, "labels": labels}
+            | {name: np.array(column, np.int32) for name, column in columns.items()}
         )
     return rows

@@ -7,6 +7,7 @@ isn't installed (pydantic, for one), those of a plain loop over the same engine,
 import gc
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,18 +95,11 @@ class Marks:
 
 def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_up: int, steps: int) -> dict[str, Any]:
     """With as many rows as fit, halved from what the shape begins with."""
-    micro_rows, halved = shape.micro_rows, []
-    while True:
-        try:
-            found = _steps(shape, variant, compute, micro_rows, warm_up, steps)
-            break
-        except torch.OutOfMemoryError:
-            halved.append(micro_rows)
-            if micro_rows == 1:
-                return {"status": "failed", "why": "out of memory with one row", "out_of_memory_at_rows": halved}
-        # Here, for what an exception refers to is alive as long as it is handled.
-        micro_rows //= 2
-        free_memory()
+    found = as_many_as_fit(
+        shape.micro_rows, lambda micro_rows: _steps(shape, variant, compute, micro_rows, warm_up, steps)
+    )
+    if found["status"] == "failed":
+        return found
     attention = attention_flops(found["pairs"], **shape.attention)
     frozen, tokens = shape.rank is not None, found["tokens"]
     # An embedding that isn't the head too is only looked up; adapters are a hundredth of the rest, and left out.
@@ -115,18 +109,36 @@ def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_u
     # Only what is supervised is projected to the vocabulary.
     computed = flops - step_flops(matrix, tokens - found["supervised"], 0, frozen=frozen)
     return {
-        "status": "measured",
         "mfu": flops / found["seconds"] / peak.flops_per_second,
         "mfu_computed": computed / found["seconds"] / peak.flops_per_second,
         "flops": f"{4 if frozen else 6} per parameter that a token is multiplied with, and attention over visible pairs",
         "tflops_per_s": flops / found["seconds"] / 1e12,
         "peak_tflops_per_s": peak.flops_per_second / 1e12,
         "peak": peak.source,
-        "rows": micro_rows,
         "row_length": shape.length,
-        **({"out_of_memory_at_rows": halved} if halved else {}),
         **found,
     }
+
+
+def as_many_as_fit(rows: int, run: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """What `run` finds with so many rows at once, halved as long as they don't fit; how many these were, and its status."""
+    halved = []
+    while True:
+        try:
+            found = run(rows)
+            return {
+                "status": "measured",
+                "rows": rows,
+                **({"out_of_memory_at_rows": halved} if halved else {}),
+                **found,
+            }
+        except torch.OutOfMemoryError:
+            halved.append(rows)
+            if rows == 1:
+                return {"status": "failed", "why": "out of memory with one row", "out_of_memory_at_rows": halved}
+        # Here, for what an exception refers to is alive as long as it is handled.
+        rows //= 2
+        free_memory()
 
 
 def free_memory() -> None:
@@ -187,11 +199,11 @@ def _trainer(
 
     class Measured(SftTrainer):
         def training_step(self, model, inputs, *others):
-            _count(marks, inputs, int(self.items(inputs)))
+            _count(marks, inputs, len(inputs["targets"]))
             return super().training_step(model, inputs, *others)
 
-        def batch_loss(self, model, batch):
-            return batch_loss(model, batch, chunked=variant.chunked)
+        def batch_loss(self, model, batch, totals):
+            return batch_loss(model, batch, chunked=variant.chunked) / totals[0]
 
     class Ends(TrainerCallback):
         def on_step_end(self, args, state, control, **_):
@@ -217,28 +229,50 @@ def _loop(
     model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, marks: Marks
 ) -> None:
     """The same work without the trainer."""
+    in_loop(
+        model, rows, compute, micro_rows, marks,
+        count=lambda marks, batch: _count(marks, batch, len(batch["targets"])),
+        loss=lambda model, batch: batch_loss(model, batch, chunked=variant.chunked) / len(batch["targets"]),
+        compiled=variant.compiled, checkpointing=variant.checkpointing,
+    )  # fmt: skip
+
+
+def in_loop(
+    model: torch.nn.Module,
+    rows: MadeRows,
+    compute: Compute,
+    micro_rows: int,
+    marks: Marks,
+    *,
+    count: Callable[[Marks, dict[str, Any]], None],
+    loss: Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor],
+    compiled: bool,
+    checkpointing: bool = False,
+) -> None:
+    """Steps of a training as the trainer's are, each a batch of so many rows.
+
+    Args:
+        count: notes what is in a batch; loss: of it.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=compute.device.type == "cuda")
-    if variant.checkpointing:
+    if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
-    if variant.compiled:
-        compile_layers(model, compute, checkpointing=variant.checkpointing)
+    if compiled:
+        compile_layers(model, compute, checkpointing=checkpointing)
     bounds = Bounds(segments=micro_rows * rows.most_segments, longest=rows.row_length)
     order = np.random.default_rng(0).permutation(len(rows))
-    last = False
     for at in range(0, len(order), micro_rows):
         batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel, bounds)
-        _count(marks, batch, len(batch["targets"]))
-        supervised = len(batch["targets"])
+        count(marks, batch)
         batch = on_device(batch, compute.device)
         with compute.autocast():
-            loss = batch_loss(model, batch, chunked=variant.chunked) / supervised
-        loss.backward()
+            mean = loss(model, batch)
+        mean.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        last = marks.step_ended()
-        if last:
+        if marks.step_ended():
             return
     raise AssertionError("too few rows were made")

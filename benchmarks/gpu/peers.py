@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.gpu.measure import LEARNING_RATE, Marks, free_memory
+from benchmarks.gpu.measure import LEARNING_RATE, Marks, as_many_as_fit
 from benchmarks.gpu.shapes import Shape, make_model, make_rows
 
 from snaketune.models.devices import Compute
@@ -14,22 +14,13 @@ from snaketune.packing.shards import IGNORED
 
 def trl(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: int) -> dict[str, Any]:
     """Real tokens/s and memory, with as many rows as fit, halved from what ours had."""
-    while True:
-        try:
-            return _trl(shape, compute, micro_rows, warm_up, steps) | {"rows": micro_rows, "status": "measured"}
-        except torch.OutOfMemoryError:
-            if micro_rows == 1:
-                return {"status": "failed", "why": "out of memory with one row"}
-        micro_rows //= 2
-        free_memory()
+    return as_many_as_fit(micro_rows, lambda rows: _trl(shape, compute, rows, warm_up, steps))
 
 
 def _trl(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: int) -> dict[str, Any]:
     from datasets import Dataset
     from peft import LoraConfig
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast, TrainerCallback
+    from transformers import TrainerCallback
     from transformers.utils import is_flash_attn_2_available
     from trl import SFTConfig, SFTTrainer
 
@@ -66,12 +57,7 @@ def _trl(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: i
                 report_to="none", save_strategy="no", disable_tqdm=True,
             ),
             train_dataset=Dataset.from_list([_row(document) for document in made.documents]),
-            # It asks for a tokenizer, though nothing is left to tokenize.
-            processing_class=PreTrainedTokenizerFast(
-                tokenizer_object=Tokenizer(WordLevel({"<pad>": 0, "</s>": 1}, unk_token="<pad>")),
-                pad_token="<pad>",
-                eos_token="</s>",
-            ),
+            processing_class=made_tokenizer(),
             peft_config=adapters,
             callbacks=[Ends()],
         )  # fmt: skip
@@ -87,3 +73,13 @@ def _trl(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: i
 def _row(document: np.ndarray) -> dict[str, list[int]]:
     half = len(document) // 2
     return {"input_ids": document.tolist(), "labels": [IGNORED] * half + document[half:].tolist()}
+
+
+def made_tokenizer() -> Any:
+    """What TRL's trainers ask for, though nothing is left to tokenize."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"<pad>": 0, "</s>": 1}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>")

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from snaketune.models.devices import Compute
 from snaketune.packing.best_fit import plan_best_fit_decreasing
-from snaketune.packing.reader import PackedRows
+from snaketune.packing.reader import SEGMENTS, PackedRows
 from snaketune.packing.shards import IGNORED
 
 
@@ -49,6 +49,8 @@ def _qwen(hidden: int, intermediate: int, heads: int, kv_heads: int, vocabulary:
 
 # Qwen2.5-7B.
 SEVEN = _qwen(3584, 18944, 28, 4, 152064, tied=False)
+# Qwen2.5-1.5B.
+ONE_AND_A_HALF = _qwen(1536, 8960, 12, 2, 151936, tied=True)
 SHAPES = {
     "23m": Shape(
         model={
@@ -58,10 +60,15 @@ SHAPES = {
         },
         micro_rows=32,
     ),
-    "1_5b_full": Shape(model=_qwen(1536, 8960, 12, 2, 151936, tied=True)),
+    "1_5b_full": Shape(model=ONE_AND_A_HALF),
     "7b_lora": Shape(model=SEVEN, rank=32),
     "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True),
 }  # fmt: skip
+# Of DPO.
+PREFERENCES = {
+    "1_5b": Shape(model=ONE_AND_A_HALF, rank=32, length=2048, micro_rows=8),
+    "7b": Shape(model=SEVEN, rank=32, length=2048, micro_rows=4),
+}
 
 
 def rehearsed(shape: Shape) -> Shape:
@@ -129,7 +136,7 @@ class MadeRows(PackedRows):
     """Rows in memory, as a reader of shards has them."""
 
     def __init__(self, ids: np.ndarray, labels: np.ndarray, lengths: list[list[int]]):
-        self.row_length = ids.shape[1]
+        self.row_length, self.lists = ids.shape[1], SEGMENTS
         values = np.concatenate([np.array(some, np.int32) for some in lengths])
         offsets = np.concatenate([[0], np.cumsum([len(some) for some in lengths])])
         segments = {"segment_lengths": (offsets, values), "prefix_lengths": (offsets, np.zeros_like(values))}

@@ -19,6 +19,9 @@ MARK = "RESULT "
 # What making the demo's rows and training on them imports, besides torch and transformers.
 NEEDED_BY_DEMO = ("pydantic", "orjson", "regex", "rensa", "sentencepiece", "google.protobuf", "accelerate", "xxhash")
 NEEDED_BY_TRL = ("trl", "datasets", "peft")
+NEEDED_BY_ADAPTERS = ("peft",)
+# Of a peer of DPO, to begin with.
+PAIRS_AT_ONCE = 16
 # What each kernel is called from; those that torch has everywhere run on the CPU too.
 KERNELS: dict[str, tuple[str, ...]] = {
     "sdpa": (),
@@ -96,6 +99,49 @@ def peer(name: str, rehearse: bool, *, rows: int) -> Iterator[dict[str, Any]]:
     yield trl(shape, _compute(rehearse), rows or shape.micro_rows, **_steps(rehearse))
 
 
+def preferences(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
+    """DPO with adapters on a shape, at each proportion of prompts to completions."""
+    from benchmarks.gpu.measure import free_memory
+    from benchmarks.gpu.pairs import PROPORTIONS
+    from benchmarks.gpu.preferences import preferences
+    from benchmarks.gpu.shapes import PREFERENCES, rehearsed
+
+    if lacking := _lacking(NEEDED_BY_ADAPTERS):
+        yield {"status": "skipped", "why": lacking}
+        return
+    shape = rehearsed(PREFERENCES[name]) if rehearse else PREFERENCES[name]
+    for proportion in PROPORTIONS:
+        try:
+            found = preferences(shape, proportion, _compute(rehearse), **_steps(rehearse))
+        except Exception as error:
+            found = _failed(error)
+        yield {"prompt_to_completion": proportion} | found
+        free_memory()
+
+
+def preference_peer(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
+    """The same with TRL, or with a plain loop that computes as TRL does."""
+    from benchmarks.gpu.measure import free_memory
+    from benchmarks.gpu.pairs import PROPORTIONS
+    from benchmarks.gpu.preference_peers import preference_peer
+    from benchmarks.gpu.shapes import PREFERENCES, rehearsed
+
+    if lacking := _lacking(NEEDED_BY_ADAPTERS):
+        yield {"status": "skipped", "why": lacking}
+        return
+    shape = rehearsed(PREFERENCES[name]) if rehearse else PREFERENCES[name]
+    with_trl, at_once = not _lacking(NEEDED_BY_TRL), 2 if rehearse else PAIRS_AT_ONCE
+    for proportion in PROPORTIONS:
+        try:
+            found = preference_peer(
+                shape, proportion, _compute(rehearse), at_once, **_steps(rehearse), with_trl=with_trl
+            )
+        except Exception as error:
+            found = _failed(error)
+        yield {"prompt_to_completion": proportion} | found
+        free_memory()
+
+
 def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
     """The demo, killed and resumed."""
     if lacking := _lacking(NEEDED_BY_DEMO):
@@ -149,7 +195,7 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=("facts", "kernel", "measure", "variants", "peer", "demo"))
+    parser.add_argument("part", choices=("facts", "kernel", "measure", "variants", "peer", "dpo", "dpopeer", "demo"))
     parser.add_argument("name")
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--rows", type=int, default=0)
@@ -160,7 +206,9 @@ def main() -> None:
     elif options.part == "peer":
         found = peer(name, rehearse, rows=options.rows)
     else:
-        found = {"facts": facts, "kernel": kernel, "measure": measure, "demo": demo}[options.part](name, rehearse)
+        parts = {"facts": facts, "kernel": kernel, "measure": measure, "demo": demo}
+        parts |= {"dpo": preferences, "dpopeer": preference_peer}
+        found = parts[options.part](name, rehearse)
     try:
         for entry in found:
             print(MARK + json.dumps(entry), flush=True)

@@ -44,7 +44,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
         def training_step(self, model, inputs, *others):
             placed = inputs["segments"].layout
             lengths = placed.lengths[placed.documents]
-            clock.count(tokens=int(lengths.sum()), supervised=int(self.items(inputs)), pairs=visible_pairs(lengths))
+            clock.count(tokens=int(lengths.sum()), supervised=len(inputs["targets"]), pairs=visible_pairs(lengths))
             return super().training_step(model, inputs, *others)
 
     with tempfile.TemporaryDirectory() as name, patch.object(sft, "SftTrainer", Timed):

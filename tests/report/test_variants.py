@@ -9,6 +9,7 @@ from invented_results import Results
 from snaketune.config.measured import FIGURES
 from snaketune.errors import SnaketuneError
 from snaketune.report.findings import Findings
+from snaketune.report.headline import cards
 from snaketune.report.preferences import changes, flips
 from snaketune.report.variants import variants
 
@@ -54,6 +55,13 @@ def test_variants_are_sorted_and_the_first_is_the_best(results):
     assert "<b>dpo:b0.2</b> comes first and is linked at <code>results/best</code>" in page
     # What is the same for all isn't among what differs.
     assert "loss" not in rows[0]
+
+
+def test_the_headline_is_of_the_best_one(results):
+    swept(results, {"a": 0.7, "b": 0.6})
+    for best in ("dpo:a", "dpo:b"):
+        card = next(card for card in cards(findings(results), best) if card.title == "Exact match")
+        assert card.steps[-1][0] == best
 
 
 def test_of_losses_the_lowest_is_first(results):
@@ -136,7 +144,9 @@ def test_what_was_ended_early_says_why_and_is_not_the_best(results):
     reason = "<b>margin</b> -2.1 below -1 at 3 lines of the log"
     made = begun(results)
     for name, accuracy, about in (("a", 0.95, {"stopped": {"step": 1200, "reason": reason}}), ("b", 0.7, {})):
-        results.dpo(name, *made, **about)
+        spec = {"beta": accuracy, "stop_if": {"margin_below": -1.0, "window": 3, "kl_above": None} if about else None}
+        results.dpo(name, *made, spec=spec, logged={"kl": 3000.0 if about else 0.5}, **about)
+        results.pairs(f"main/dpo-{name}", MOVED, reference=MARGINS)
         results.evaluate(f"main/dpo-{name}", reference=True, reward_accuracy=accuracy)
     outcome, pages = results.report(sort_by=SORT_BY)
     assert outcome.about["best"]["run"] == "dpo:b"
@@ -144,6 +154,12 @@ def test_what_was_ended_early_says_why_and_is_not_the_best(results):
     page = (pages / "index.html").read_text("utf-8")
     assert "&lt;b&gt;margin&lt;/b&gt; -2.1" in page
     assert "step 1,200" in page
+    assert "<td>margin_below -1, window 3</td>" in page
+    assert "<b>dpo:b</b> is the first that wasn't ended early and is linked" in page
+    # What went wrong leaves the axes to the others.
+    assert "KL to the reference: 0.5 → 0.5" in page
+    assert "as the reference and dpo:b see them" in page
+    assert "ended early" in (pages / "variants.svg").read_text("utf-8")
 
 
 def test_names_may_hold_dots(results):

@@ -65,6 +65,7 @@ CALLED = {
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},
+    "stages.code": {"code_digest"},
     "stages.disk": {"disk_trouble"},
     "stages.gpus": {"gpu_model", "visible_gpus"},
     "stages.jobs": {"result_at"},

@@ -1,6 +1,7 @@
 """Which edits have reference log-probabilities computed again, and which take those that are there: every key of `dpo`, and
 what the keys before it come to."""
 
+import json
 import re
 import shutil
 
@@ -85,6 +86,8 @@ def test_other_kernels_and_devices_count_as_the_same_where_the_config_says_so(fi
 
 def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, monkeypatch):
     """One run of many: what each reference took from where is in its log."""
+    # Jobs side by side.
+    project.cores = 2
     run, base = project.config["dpo"].pop("run"), project.config["sft"]["run"]
     corpora, tokenizers = project.config["corpora"], project.config["tokenizers"]
     project.config["eval"] = {}
@@ -142,3 +145,24 @@ def test_single_tokens_that_a_run_asks_for_later_leave_the_others_as_they_are(pr
     said = project.snakemake(plain.manifest)
     assert re.findall(r"^ref_logps: made (\S+) in", said, re.MULTILINE) == [detailed.folder]
     assert f"nothing to compute; {plain.folder} is the result of" in said
+
+
+def test_parts_are_jobs_whose_results_are_gathered_and_not_asked_for_again(project, monkeypatch):
+    project.config["dpo"]["run"] |= {"reference_pass": {"parts": 2}}
+    project.config["dpo"]["run"]["training"] |= {"precision": "bfloat16"}
+    project.config["eval"] = {}
+    monkeypatch.chdir(project.folder)
+    (job,) = JobGraph(*load(project.config)).job("dpo", "run").artifacts["ref_logps"]
+    said = project.snakemake("results/dpo/run/manifest.json")
+    made = re.findall(r"^(ref_logps|ref_pass|dpo): made (\S+) in", said, re.MULTILINE)
+    parts = [("ref_pass", f"results/ref_pass/{job.name}/{part}-of-2") for part in (1, 2)]
+    assert sorted(made) == sorted([*parts, ("ref_logps", job.folder), ("dpo", "results/dpo/run")])
+    counts = [json.loads(project.read(f"{folder}/manifest.json"))["counts"]["pairs"] for _, folder in parts]
+    whole = json.loads(project.read(job.manifest))["counts"]["pairs"]
+    assert {split: counts[0][split] + counts[1][split] for split in whole} == whole
+    assert all(count["train"] for count in counts)
+    # They have served; in how many parts it would be computed is nothing to compute it for.
+    shutil.rmtree(project.folder / "results/ref_pass")
+    for parts in (2, 3, 1):
+        project.config["dpo"]["run"]["reference_pass"] = {"parts": parts}
+        assert project.stale("results/dpo/run/manifest.json") == set()

@@ -8,8 +8,10 @@ from snaketune.report.text import NOTHING, clean
 
 # What most sweeps are about.
 FIRST = ("loss", "beta")
+# What a run was watched for, which changes nothing unless it was ended.
+WATCHED = ("stop_if",)
 # Values that are no tree of keys of their own.
-WHOLE = ("loss",)
+WHOLE = ("loss", *WATCHED)
 # What a run is made from, and others may be made from too: role, and the column's name.
 MADE_FROM = {"model": "from", "pack": "pairs"}
 
@@ -31,13 +33,18 @@ def differing(findings: Findings, runs: list[Result]) -> dict[str, dict[str, str
 
 
 def called(label: str, keys: dict[str, dict[str, str]]) -> str:
-    """A run by what differs; numbers need their key before them, words don't.
+    """A run by what differs; numbers need their key before them, words don't. What most runs have goes without saying.
 
-    >>> called("dpo:a", {"loss": {"dpo:a": "ipo"}, "beta": {"dpo:a": "0.1"}, "lora": {"dpo:a": "–"}}), called("dpo:a", {})
+    >>> keys = {"loss": {"dpo:a": "ipo", "dpo:b": "ipo"}, "beta": {"dpo:a": "0.1", "dpo:b": "0.2"}}
+    >>> called("dpo:a", keys | {"seed": {"dpo:a": "0", "dpo:b": "1", "dpo:c": "0"}}), called("dpo:a", {})
     ('ipo, beta 0.1', 'a')
     """
-    texts = {key: values[label] for key, values in keys.items() if values[label] != NOTHING}
-    parts = [f"{key} {text}" if _is_number(text) and key not in WHOLE else text for key, text in texts.items()]
+    parts = []
+    for key, values in keys.items():
+        text, all_ = values[label], list(values.values())
+        usual = key not in FIRST and 2 * all_.count(text) > len(all_)
+        if text != NOTHING and key not in WATCHED and not usual:
+            parts.append(f"{key} {text}" if _is_number(text) and key not in WHOLE else text)
     return ", ".join(parts) or label.partition(":")[2]
 
 
@@ -81,7 +88,7 @@ def _leaves(specs: dict[str, Any], key: str = "") -> Iterator[tuple[str, dict[st
             inside = {label: spec.get(name) for label, spec in specs.items()}
             yield from _leaves(inside, f"{key}.{name}" if key else str(name))
         return
-    shown = {label: loss_text(value) if key in WHOLE else value_text(value) for label, value in specs.items()}
+    shown = {label: loss_text(value) if key == "loss" else value_text(value) for label, value in specs.items()}
     if len(set(shown.values())) > 1:
         yield key, shown
 

@@ -12,6 +12,7 @@ from snaketune.report.differing import loss_text
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message, trace
 from snaketune.report.findings import Findings, Result
 from snaketune.report.text import clean, decimal, percent, whole, words
+from snaketune.report.variants import stopped_early
 
 MUTED = COLOURS["muted"][0]
 # Of what DPO logs: title, axis, how a value is shown, and the line that means nothing has been learned.
@@ -101,14 +102,15 @@ def _curve(
             ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
         for run in logged:
             trace(ax, _steps(run), [entry.get(key) for entry in run.history], styles[run.label])
+        _room(ax, logged, (key,))
         ax.set(xlabel="optimizer step", ylabel=axis)
         if shown is percent:
             ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             ax.set_ylim(-0.03, 1.03)
         _steps_axis(ax)
 
-    ends = {run.label: (_values(run, key)[0], _end(_values(run, key))) for run in logged}
-    if len(logged) == 1:
+    ends = {run.label: (_values(run, key)[0], _end(_values(run, key))) for run in _completed(logged)}
+    if len(ends) == 1:
         first, last = next(iter(ends.values()))
         return Panel(title=f"{title}: {shown(first)} → {shown(last)}", draw=draw)
     lasts = [last for _, last in ends.values()]
@@ -124,6 +126,7 @@ def _both(key: str, title: str, axis: str, runs: list[Result], styles: dict[str,
         for run in runs:
             for name, dash in ((key, "-"), (_other(key), (0, (3, 2)))):
                 trace(ax, _steps(run), [entry.get(name) for entry in run.history], styles[run.label], dash)
+        _room(ax, runs, (key, _other(key)))
         ax.set(xlabel="optimizer step", ylabel=axis)
         _steps_axis(ax)
 
@@ -146,6 +149,21 @@ def _throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
         if (values := _values(run, "tokens_per_second"))
     ]
     return Panel(title=f"Throughput: median {_span(min(medians), max(medians), whole)} tokens/s", draw=draw)
+
+
+def _completed(runs: list[Result]) -> list[Result]:
+    """Those that weren't ended early; all, if all were."""
+    return [run for run in runs if not stopped_early(run)] or runs
+
+
+def _room(ax: Axes, runs: list[Result], keys: tuple[str, ...]) -> None:
+    """Let the axis hold the runs that weren't ended early: what went wrong may leave it, and would squeeze the others."""
+    completed = _completed(runs)
+    known = [value for run in completed for key in keys for value in _values(run, key)]
+    if len(completed) < len(runs) and known:
+        low, high = min(known), max(known)
+        space = 0.08 * (high - low) or 1.0
+        ax.set_ylim(low - space, high + space)
 
 
 def _span(low: float, high: float, shown: Callable[[float | None], str]) -> str:

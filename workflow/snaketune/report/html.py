@@ -72,7 +72,9 @@ class Pages:
                 for name, models in findings.evaluations.items()
             },
             "samples": self._chosen(SAMPLES_ON_THE_PAGE),
-            "moved": self._moved(self.variants.labels[:1], FLIPS_ON_THE_PAGE),
+            "moved": self._moved([self.variants.best or self.variants.labels[0]], FLIPS_ON_THE_PAGE)
+            if self.variants.labels
+            else [],
             "jobs": job_rows(findings),
             "versions": versions(findings),
         }

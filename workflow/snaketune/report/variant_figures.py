@@ -5,6 +5,7 @@ import math
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from snaketune.report.differing import WATCHED
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
 from snaketune.report.preferences import Change
 from snaketune.report.scores import Measure, wilson
@@ -22,7 +23,7 @@ def variants_chart(found: Variants, changes: list[Change], styles: dict[str, Sty
     panels += [_gains(found, changes, styles)] if changes else []
     # Of two, the ranking says it all.
     if measure is not None and len(found.labels) > 2:
-        panels += [_over(key, found, measure, styles) for key in found.keys]
+        panels += [_over(key, found, measure, styles) for key in found.keys if key not in WATCHED]
     return Chart(
         name="variants",
         panels=panels or [message("No run was evaluated.")],
@@ -59,7 +60,10 @@ def _gains(found: Variants, changes: list[Change], styles: dict[str, Style]) -> 
     def draw(ax: Axes) -> None:
         ax.axvline(0.0, color=MUTED, linewidth=0.8, linestyle=":")
         for row, label in enumerate(found.labels):
-            if label in of:
+            if label in found.stopped:
+                # What went wrong by a hundred nats would hide what the others did.
+                ax.text(0.02, row, "ended early", color=MUTED, va="center", transform=ax.get_yaxis_transform())
+            elif label in of:
                 style, (chosen, rejected) = styles[label], of[label].gains
                 ax.plot([rejected, chosen], [row, row], color=style.hex, linewidth=1.2, alpha=0.5)
                 ax.plot(chosen, row, color=style.hex, marker="o", markersize=5)
