@@ -131,22 +131,6 @@ def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, mon
     assert "Nothing to be done" in project.snakemake(*dict.fromkeys(job.manifest for job in jobs.values()))
 
 
-def test_single_tokens_that_a_run_asks_for_later_leave_the_others_as_they_are(project, monkeypatch):
-    project.config["dpo"]["tails"] = project.config["dpo"]["run"] | {"ld_alpha": 0.5}
-    table = project.snakemake("--dry-run")
-    assert re.search(r"^dpo +1$", table, re.MULTILINE) and re.search(r"^ref_logps +1$", table, re.MULTILINE)
-    assert not re.search(r"^eval ", table, re.MULTILINE)
-    # Where none is there yet, one pass serves all.
-    for folder in ("ref_logps", ".work/ref_logps"):
-        shutil.rmtree(project.folder / "results" / folder)
-    monkeypatch.chdir(project.folder)
-    here = JobGraph(*load(project.config))
-    plain, detailed = (here.job("dpo", name).artifacts["ref_logps"][0] for name in ("run", "tails"))
-    said = project.snakemake(plain.manifest)
-    assert re.findall(r"^ref_logps: made (\S+) in", said, re.MULTILINE) == [detailed.folder]
-    assert f"nothing to compute; {plain.folder} is the result of" in said
-
-
 def test_parts_are_jobs_whose_results_are_gathered_and_not_asked_for_again(project, monkeypatch):
     project.config["dpo"]["run"] |= {"reference_pass": {"parts": 2}}
     project.config["dpo"]["run"]["training"] |= {"precision": "bfloat16"}
@@ -166,3 +150,19 @@ def test_parts_are_jobs_whose_results_are_gathered_and_not_asked_for_again(proje
     for parts in (2, 3, 1):
         project.config["dpo"]["run"]["reference_pass"] = {"parts": parts}
         assert project.stale("results/dpo/run/manifest.json") == set()
+
+
+def test_single_tokens_that_a_run_asks_for_later_leave_the_others_as_they_are(project, monkeypatch):
+    project.config["dpo"]["tails"] = project.config["dpo"]["run"] | {"ld_alpha": 0.5}
+    table = project.snakemake("--dry-run")
+    assert re.search(r"^dpo +1$", table, re.MULTILINE) and re.search(r"^ref_logps +1$", table, re.MULTILINE)
+    assert not re.search(r"^eval ", table, re.MULTILINE)
+    # Where none is there yet, one pass serves all.
+    for folder in ("ref_logps", ".work/ref_logps"):
+        shutil.rmtree(project.folder / "results" / folder)
+    monkeypatch.chdir(project.folder)
+    here = JobGraph(*load(project.config))
+    plain, detailed = (here.job("dpo", name).artifacts["ref_logps"][0] for name in ("run", "tails"))
+    said = project.snakemake(plain.manifest)
+    assert re.findall(r"^ref_logps: made (\S+) in", said, re.MULTILINE) == [detailed.folder]
+    assert f"nothing to compute; {plain.folder} is the result of" in said
