@@ -181,6 +181,34 @@ def test_bfloat16_autocast_rounds_no_more_than_with_all_logits_at_once(family):
         ).abs().max() / scale + 1e-2, name
 
 
+def test_gradients_of_likely_tokens_do_not_drown_in_bfloat16(monkeypatch):
+    """Where p is nearly 1, what is left of p - 1 is smaller than the rounding of p."""
+    torch.manual_seed(0)
+    weight_VH, targets_N = (torch.randn(512, 64) / 8).bfloat16().float(), torch.randint(0, 512, (600,))
+    likely_NH = weight_VH[targets_N] / weight_VH[targets_N].norm(dim=1, keepdim=True) ** 2
+    hidden_NH = (torch.randn(600, 64) + 14 * likely_NH).bfloat16().float()
+
+    def gradients(losses_of, autocast: bool) -> list[torch.Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden_NH, weight_VH)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            losses_N = losses_of(*leaves)
+        losses_N.backward(torch.linspace(-1, 1, 600))
+        return [leaf.grad for leaf in leaves]
+
+    def plainly(hidden_NH, weight_VH):
+        return F.cross_entropy(F.linear(hidden_NH, weight_VH).float(), targets_N, reduction="none")
+
+    def in_chunks(hidden_NH, weight_VH):
+        return products.TokenLosses.apply(hidden_NH, weight_VH, torch.arange(600), targets_N, True)
+
+    exact, rounded = gradients(plainly, False), gradients(plainly, True)
+    for free in (products.FREE, 0):
+        monkeypatch.setattr(products, "FREE", free)
+        monkeypatch.setitem(products.AT_ONCE, "cpu", 128 * 512)
+        for found, theirs, right in zip(gradients(in_chunks, True), rounded, exact, strict=True):
+            assert (found - right).norm() < 1.5 * (theirs - right).norm() < 0.05 * right.norm()
+
+
 def test_a_copy_of_a_model_computes_with_its_own_weights():
     model, batch = with_chunked_head("llama"), collate(ROWS, "sdpa")
     other = copy.deepcopy(model)

@@ -25,8 +25,9 @@ class TokenLosses(torch.autograd.Function):
     """Negative log-probabilities of targets under softmax(hidden x weight^T), float32[N].
 
     With E the exponentials of a place's logits, s their sum and g the gradients of the tokens that it predicts,
-    d loss / d logits = sum(g) / s x E, less g at each token's own place. The factor goes into the hidden states, and what is
-    taken off into rows of the results, so that E is only multiplied by matrices.
+    d loss / d logits = sum(g) / s x E, less g at each token's own place. The factor goes into the hidden states, so that E is
+    only multiplied by matrices. Of a place that predicts one token, s is taken off E there, in float32: of likely tokens
+    little is left, which would drown in the rounding of 16 bits. Of the few that predict several, g is taken off the results.
     """
 
     @staticmethod
@@ -41,6 +42,10 @@ class TokenLosses(torch.autograd.Function):
         cast_UH, cast_VH = hidden_UH.to(dtype), weight_VH.to(dtype)
         target_logits_N = torch.zeros(len(targets_N), dtype=torch.float32, device=hidden_UH.device)
         highest_U1, sums_U1 = (target_logits_N.new_empty(len(cast_UH), 1) for _ in range(2))
+        target_U1 = torch.zeros(len(cast_UH), 1, dtype=torch.int64, device=hidden_UH.device)
+        target_U1[rows_N, 0] = targets_N
+        predicted_U1 = torch.zeros_like(highest_U1).index_add_(0, rows_N, torch.ones_like(target_logits_N)[:, None])
+        single_U1 = (predicted_U1 == 1).float()
         ctx.rows = _rows_at_once(weight_VH)
         # Kept chunk by chunk: what is larger is memory that the system takes back and gives again.
         ctx.exponentials, free = [], max(FREE // len(weight_VH), ctx.rows) if kept else 0
@@ -56,16 +61,17 @@ class TokenLosses(torch.autograd.Function):
                 torch.amax(work_CV, 1, keepdim=True, out=highest_U1[chunk])
                 torch.sum(work_CV.sub_(highest_U1[chunk]).exp_(), 1, keepdim=True, out=sums_U1[chunk])
                 if begin + len(hidden_CH) <= free:
+                    work_CV.scatter_add_(1, target_U1[chunk], -sums_U1[chunk] * single_U1[chunk])
                     ctx.exponentials.append(work_CV.to(dtype))
                     spare_CV = None
         if kept:
-            ctx.save_for_backward(hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1)
+            ctx.save_for_backward(hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1, target_U1, single_U1)
             ctx.dtype = dtype
         return (highest_U1 + sums_U1.log())[:, 0].index_select(0, rows_N) - target_logits_N
 
     @staticmethod
     def backward(ctx, grad_N):
-        hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1 = ctx.saved_tensors
+        hidden_UH, weight_VH, rows_N, targets_N, highest_U1, sums_U1, target_U1, single_U1 = ctx.saved_tensors
         of_hidden, of_weight, *_ = ctx.needs_input_grad
         cast_UH, cast_VH = hidden_UH.to(ctx.dtype), weight_VH.to(ctx.dtype)
         factor_U1 = torch.zeros_like(sums_U1[:, 0]).index_add_(0, rows_N, grad_N)[:, None] / sums_U1
@@ -78,11 +84,15 @@ class TokenLosses(torch.autograd.Function):
                 if exponentials:
                     made_CV = exponentials.pop()
                 else:
-                    made_CV = (cast_UH[chunk] @ cast_VH.t()).float().sub_(highest_U1[chunk]).exp_().to(ctx.dtype)
+                    made_CV = (cast_UH[chunk] @ cast_VH.t()).float().sub_(highest_U1[chunk]).exp_()
+                    made_CV.scatter_add_(1, target_U1[chunk], -sums_U1[chunk] * single_U1[chunk])
+                    made_CV = made_CV.to(ctx.dtype)
                 if of_hidden:
                     torch.mm(made_CV, cast_VH, out=grad_UH[chunk])
                 if of_weight:
                     _add_product(grad_VH, made_CV.t(), (cast_UH[chunk] * factor_U1[chunk]).to(ctx.dtype))
+            # What is still to be taken off.
+            grad_N = grad_N * (1 - single_U1[rows_N, 0])
             if of_hidden:
                 grad_UH = grad_UH.mul_(factor_U1).to(hidden_UH.dtype)
                 grad_UH.index_add_(0, rows_N, (weight_VH[targets_N] * -grad_N[:, None]).to(grad_UH.dtype))
