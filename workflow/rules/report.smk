@@ -5,6 +5,7 @@ rule report:
     input:
         unpack(report_inputs),
     output:
+        **link_to_best(),
         manifest="results/report/manifest.json",
         run="results/report/run.json",
         pages=[
@@ -16,7 +17,6 @@ rule report:
             )
             for page, (category, caption) in pages_of(graph).items()
         ],
-        **link_to_best(),
     log:
         log_of("report"),
     conda:
