@@ -136,6 +136,12 @@ class PreferenceLoss(Model):
     stop_if: StopIf | None = None
     """Ends a hopeless training early."""
 
+    @field_validator("ld_alpha")
+    @classmethod
+    def _whole_tails(cls, alpha: float | None) -> float | None:
+        # So that nobody keeps log-probabilities by token for it.
+        return None if alpha == 1 else alpha
+
     @property
     def weights(self) -> dict[str, float]:
         """Every loss with its weight, in the order of `LossName`, so that the order of a mapping says nothing."""

@@ -3,7 +3,7 @@
 One forward pass over packed rows, both splits, as many rows at once as the device likes. What is computed is kept every few
 seconds, pair by pair, so that a killed pass goes on from there, in whatever rows the pairs lie then.
 
-    state/chunks/000000.arrow    rows of `logps.arrow`; whole as soon as the file has this name
+    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; whole as soon as the file has this name
 """
 
 import time
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
-from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.logprobs import completion_logprobs, passes
 from snaketune.models.machines import look
@@ -199,15 +199,16 @@ class Chunks:
         return iter(sorted(self.folder.glob("*.arrow")))
 
     def known(self) -> set[tuple[str, str]]:
-        """Split and id of every pair that is in a file. One that can't be read is removed, so that its pairs aren't known."""
+        """Split and id of every pair that is in a file. A damaged one is removed, so that its pairs aren't known."""
         found: set[tuple[str, str]] = set()
         for path in self._files():
-            try:
-                table = read_table(path)
-            except SnaketuneError as error:
-                print(f"{error}; its pairs are computed again", flush=True)
+            if path.name != self._name(path.name[:6], path):
+                print(
+                    f"{path} is damaged: its content isn't that of its name; its pairs are computed again", flush=True
+                )
                 path.unlink()
                 continue
+            table = read_table(path)
             found.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
         return found
 
@@ -218,14 +219,17 @@ class Chunks:
             self._write()
 
     def _write(self) -> None:
-        last = max((int(path.stem) for path in self._files()), default=-1)
-        path = self.folder / f"{last + 1:06d}.arrow"
-        partial = path.with_suffix(".partial")
+        last = max((int(path.name[:6]) for path in self._files()), default=-1)
+        partial = self.folder / f"{last + 1:06d}.partial"
         write_table(partial, pa.concat_tables(self._waiting))
         # What has its name is whole, after a power cut too.
         sync(partial)
-        partial.rename(path)
+        partial.rename(self.folder / self._name(partial.stem, partial))
         self._waiting, self._last = [], time.monotonic()
+
+    @staticmethod
+    def _name(number: str, file: Path) -> str:
+        return f"{number}-{digest_file(file).partition(':')[2]}.arrow"
 
     def all(self) -> pa.Table:
         """Everything, as it came."""
