@@ -135,7 +135,7 @@ class Kinds:
         work = self.work(f"{name}-reference")
         outcome = ref_logps.build(told, work, model=[model], pack=packed)
         reference = chain.made(work.folder, outcome, told)
-        reference.manifest["inputs"] = {"model": [model.content], "pack": [packed.content]}
+        reference.manifest["inputs"] = {"model": [model.content], "pack": [packed.manifest["pairs"]]}
         spec = DpoSpec(
             loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=None, trust_remote_code=False,
             training=made,

@@ -27,10 +27,15 @@ OTHER = {
     "dpo.reference.path": {"dpo.run.reference": PRETRAINED},
     "dpo.reference.revision": {"dpo.run.reference": {**PRETRAINED, "revision": "f00"}},
     "dpo.reference_pass.token_logps": {"dpo.run.reference_pass": {"token_logps": True}},
+    "dpo.ld_alpha": TABLE["dpo.ld_alpha"][0],
 }
+# Of these edits in the table, losses have no reference, or other rows.
+ELSEWHERE = {"dpo.simpo_gamma", "dpo.cpo_alpha", "dpo.desirable_weight", "dpo.undesirable_weight"}
 # These edits are of what it is made from, and a run has to show them.
 MADE_FROM = {"dpo.from", "dpo.corpus", "dpo.packing.length", "dpo.packing.overflow"}
-SAME = {key: TABLE[key][0] for key in TABLE if key.startswith("dpo.") and key not in OTHER.keys() | MADE_FROM} | {
+SAME = {
+    key: TABLE[key][0] for key in TABLE if key.startswith("dpo.") and key not in OTHER.keys() | MADE_FROM | ELSEWHERE
+} | {
     # What `auto` comes to on a CPU.
     "precision: float32": {"dpo.run.training.precision": "float32"},
     "lora in float32": {"dpo.run.lora": LORA},
@@ -71,7 +76,7 @@ def test_what_moves_log_probabilities_has_them_computed_again(finished, key, mon
     changed = known_by(reference_in(put(finished.config, OTHER[key])))
     assert expected not in changed
     # What was kept of single tokens serves those who don't need it.
-    if key == "dpo.reference_pass.token_logps":
+    if key in ("dpo.reference_pass.token_logps", "dpo.ld_alpha"):
         assert changed[0] in known_by(reference_in(finished.config))
 
 
