@@ -24,7 +24,7 @@ def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_nee
     project.config["corpora"]["marked"] = {"kind": "unpaired", "sources": [{"files": ["data/marked.jsonl"]}]}
     run = project.config["dpo"].pop("run") | {"training": TRAINING}
     project.config["dpo"] = {
-        "pairs": run | {"grid": {"loss": ["orpo", "aot"]}},
+        "pairs": run | {"grid": {"loss": ["orpo"]}},
         "tails": run | {"loss": {"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}, "ld_alpha": 0.5},
         "hopeless": run | {"stop_if": {"margin_below": 50, "window": 2}, "operation": {"log_steps": 100}},
         "marked": run | {"loss": "kto", "corpus": "marked", "desirable_weight": 0.7},
@@ -36,7 +36,7 @@ def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_nee
     def result(name: str) -> tuple[dict, dict]:
         return tuple(json.loads(project.read(f"results/dpo/{name}/{file}.json")) for file in ("manifest", "run"))
 
-    for name in ("pairs-lossorpo", "pairs-lossaot", "tails", "hopeless", "marked"):
+    for name in ("pairs-lossorpo", "tails", "hopeless", "marked"):
         manifest, run = result(name)
         free = name == "pairs-lossorpo"
         assert bool(manifest["inputs"].get("ref_logps")) != free

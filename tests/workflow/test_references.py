@@ -96,27 +96,21 @@ def test_names_rows_and_parts_reuse_it_and_weights_and_pairs_do_not(project, mon
     run, base = project.config["dpo"].pop("run"), project.config["sft"]["run"]
     corpora, tokenizers = project.config["corpora"], project.config["tokenizers"]
     project.config["eval"] = {}
-    corpora["renamed"] = corpora["pairs"]
     corpora["in-parts"] = corpora["pairs"] | {"parts": 2}
     corpora["seeded"] = corpora["pairs"] | {"split_seed": 5}
     tokenizers["renamed"] = tokenizers["small"]
     sft = {
         "renamed": base,
         "other-tokenizer-name": base | {"tokenizer": "renamed"},
-        "operated": base | {"operation": {"checkpoint_steps": 3, "log_steps": 5}},
         "learned": base | {"training": base["training"] | {"learning_rate": 0.01}},
     }
     project.config["sft"] |= sft
     reuse = {
         "renamed": {},
         "longer-rows": {"packing": {"length": 512}},
-        "rows-of-two-lengths": {"packing": {"length": [128, 256]}},
-        "overflow": {"packing": {"length": 256, "overflow": "truncate"}},
-        "renamed-corpus": {"corpus": "renamed"},
         "corpus-in-parts": {"corpus": "in-parts"},
-        **{f"from-{name}": {"from": name} for name in ("renamed", "other-tokenizer-name", "operated")},
+        **{f"from-{name}": {"from": name} for name in ("renamed", "other-tokenizer-name")},
         "lora": {"lora": LORA},
-        "float32": {"training": run["training"] | {"precision": "float32"}},
         "scattered": {"packing": {"length": 300}, "reference_pass": {"parts": 2}},
     }
     again = {
