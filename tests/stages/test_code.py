@@ -61,6 +61,7 @@ def test_every_reason_is_of_something_that_is_there():
 # What stages call of rooms that no digest covers, each looked at: it describes, verifies, waits or prints. Those of tables and
 # progress are in the path of the data, so tests hold that they hand on what they get.
 CALLED = {
+    "artifacts.digests": {"digest_file"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
