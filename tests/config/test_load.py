@@ -363,47 +363,6 @@ def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
     assert all(part in str(error.value) for part in said), str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("dotted", "value", "said"),
-    [
-        ("eval.demo.preferences", ["labels"], ["eval.demo.preferences", "holds unpaired, expected preferences"]),
-        ("sft.demo.corpus", "labels", ["sft.demo.corpus", "holds unpaired, expected conversations or text"]),
-        (
-            "corpora.labels.sources.0.layout",
-            "pairs",
-            ["corpora.labels", "completions with a label; found layout pairs"],
-        ),
-        (
-            "corpora.labels.sources.0.fields",
-            {"prompt": "a", "response": "b"},
-            ["corpora.labels", "completions with a label; found fields.prompt"],
-        ),
-    ],
-)
-def test_completions_with_a_label_are_no_pairs(raw, dotted, value, said):
-    raw["corpora"]["labels"] = {
-        "kind": "unpaired",
-        "sources": [{"files": ["resources/demo/preferences.jsonl"], "fields": {"system": "s"}}],
-    }
-    load(raw)
-    raw = put(raw, dotted, value)
-    with pytest.raises(SnaketuneError) as error:
-        load(raw)
-    assert all(part in str(error.value) for part in said), str(error.value)
-
-
-def test_completions_with_a_label_are_packed_as_such(raw):
-    sources = [{"files": ["resources/demo/preferences.jsonl"]}]
-    raw["corpora"]["labels"] = {"kind": "unpaired", "sources": sources}
-    raw["dpo"]["kto"] = raw["dpo"]["demo"] | {"corpus": "labels", "loss": "kto"}
-    graph = JobGraph(*load(raw))
-    (run,) = (job for job in graph.stage("dpo") if job.name == "kto")
-    (pack,) = run.artifacts["pack"]
-    (plan,) = pack.artifacts["plan"]
-    assert (pack.spec.kind, plan.spec.kind, plan.spec.overflow) == ("unpaired", "unpaired", "drop")
-    assert {(job.spec.kind, job.spec.train_on) for job in plan.artifacts["tokens"]} == {("unpaired", "assistant")}
-
-
 def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
     raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
@@ -416,37 +375,3 @@ def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     }
     tokens = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.train_on) for job in graph.stage("tokenize")}
     assert tokens["book"] == ("text", "all") and tokens["demo-chat"] == ("sft", "assistant")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "conversations.demo-chat.exact_match.by_task.weekday.share",
-        "conversations.demo-chat.held_out_loss",
-        # Names of tasks and metrics are lm-eval's and the files'.
-        "tasks.demo_choice.acc",
-    ],
-)
-def test_what_an_evaluation_will_measure_can_be_sorted_by(raw, path):
-    config, _ = load(put(raw, "report.sort_by", path))
-    assert config.report.sort_by == path
-
-
-def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
-    raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
-    load(raw)
-    for run in raw["dpo"].values():
-        run.pop("grid", None)
-        run["loss"] = "simpo"
-    with pytest.raises(SnaketuneError, match=r"no loss of `dpo:` has a reference.* there are logp_accuracy, "):
-        load(raw)
-
-
-def test_names_with_dots_can_be_sorted_by(raw):
-    config = copy.deepcopy(raw)
-    config["corpora"]["votes.v1.5"] = config["corpora"].pop("demo-preferences")
-    config["dpo"]["demo"]["corpus"] = "votes.v1.5"
-    config["eval"]["demo"]["preferences"] = ["votes.v1.5"]
-    config["tokenizers"]["demo"]["train"]["corpora"] = ["demo-chat", "votes.v1.5"]
-    config["report"]["sort_by"] = "preferences.votes.v1.5.reward_accuracy"
-    load(config)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from snaketune.config.runs import Packing
+from snaketune.config.packing import Packing
 from snaketune.packing import plan
 from snaketune.packing.lost import STEP, lost_to_length, warning
 from snaketune.packing.pairs import whole_pairs

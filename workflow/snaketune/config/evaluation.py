@@ -6,8 +6,8 @@ from pydantic import Field, field_validator
 
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
 from snaketune.config.corpora import regex_with_one_group
+from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
-from snaketune.config.runs import Packing
 
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
 

@@ -10,7 +10,8 @@ from snaketune.config.corpora import Corpus
 from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
 from snaketune.config.optimizers import OPTIMIZERS, missing_package
-from snaketune.config.runs import Dpo, Packing, Pretrained, Scratch, Sft, Training
+from snaketune.config.packing import Packing
+from snaketune.config.runs import Dpo, Pretrained, Scratch, Sft, Training
 from snaketune.config.schedules import SCHEDULES
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from snaketune.config.evaluation import Evaluation
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Dpo, Packing, Sft
+from snaketune.config.packing import Packing
+from snaketune.config.runs import Dpo, Sft
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow

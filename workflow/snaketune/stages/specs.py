@@ -12,17 +12,8 @@ from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, ZeroStage
-from snaketune.config.runs import (
-    Learning,
-    Lora,
-    Packing,
-    PackingStrategy,
-    Precision,
-    Pretrained,
-    Quantization,
-    Scratch,
-    TrainOn,
-)
+from snaketune.config.packing import Packing, PackingStrategy, TrainOn
+from snaketune.config.runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference", "unpaired"]

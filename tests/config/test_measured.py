@@ -1,0 +1,44 @@
+"""What `report.sort_by` may name."""
+
+import copy
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.errors import SnaketuneError
+
+from .test_load import put
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "conversations.demo-chat.exact_match.by_task.weekday.share",
+        "conversations.demo-chat.held_out_loss",
+        # Names of tasks and metrics are lm-eval's and the files'.
+        "tasks.demo_choice.acc",
+    ],
+)
+def test_what_an_evaluation_will_measure_can_be_sorted_by(raw, path):
+    config, _ = load(put(raw, "report.sort_by", path))
+    assert config.report.sort_by == path
+
+
+def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
+    raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
+    load(raw)
+    for run in raw["dpo"].values():
+        run.pop("grid", None)
+        run["loss"] = "simpo"
+    with pytest.raises(SnaketuneError, match=r"no loss of `dpo:` has a reference.* there are logp_accuracy, "):
+        load(raw)
+
+
+def test_names_with_dots_can_be_sorted_by(raw):
+    config = copy.deepcopy(raw)
+    config["corpora"]["votes.v1.5"] = config["corpora"].pop("demo-preferences")
+    config["dpo"]["demo"]["corpus"] = "votes.v1.5"
+    config["eval"]["demo"]["preferences"] = ["votes.v1.5"]
+    config["tokenizers"]["demo"]["train"]["corpora"] = ["demo-chat", "votes.v1.5"]
+    config["report"]["sort_by"] = "preferences.votes.v1.5.reward_accuracy"
+    load(config)
