@@ -151,6 +151,17 @@ WRONG = [
     ("sft.demo.base.heads", 128, ["sft.demo.base", "is odd"]),
     ("eval.demo.conversations", ["demo-chat", "demo-chat"], ["eval.demo.conversations", "'demo-chat' is listed twice"]),
     ("eval.demo.tasks.folder", "resources/demo", ["eval.demo.tasks.folder", "task files"]),
+    ("report.sort_by", "preference.demo-preferences.reward_accuracy", ["report.sort_by", "mean 'preferences'"]),
+    ("report.sort_by", "preferences.demo-preferencs.reward_accuracy", ["report.sort_by", "mean 'demo-preferences'"]),
+    ("report.sort_by", "preferences.demo-chat.reward_accuracy", ["'demo-chat' under `preferences:`"]),
+    (
+        "report.sort_by",
+        "preferences.demo-preferences.reward_acuracy",
+        ["no figure 'reward_acuracy'", "'reward_accuracy'"],
+    ),
+    ("report.sort_by", "preferences.demo-preferences", ["'demo-preferences' under `preferences:`"]),
+    ("eval.demo.models", ["sft:demo"], ["report.sort_by", "sorts the runs of `dpo:`"]),
+    ("eval.demo.preferences", [], ["report.sort_by", "'demo-preferences' under `preferences:`; none is defined"]),
     ("eval.demo.exact_match.answer_pattern", "(a{99999999999})", ["answer_pattern", "not a regular expression"]),
     ("corpora.demo-chat.sources.0.files", ["-x.jsonl"], ["'-x.jsonl'", "write ./-x.jsonl"]),
     ("corpora.demo-chat.sources.0.files", ["x" * 300], ["sources.0.files", "too long"]),
@@ -217,6 +228,7 @@ def test_what_a_loss_does_not_read_is_refused_with_those_that_do(raw):
 
 
 def test_a_loss_without_a_reference_asks_for_none(raw):
+    raw["eval"]["demo"]["models"].remove("dpo:sweep")
     for loss in ("simpo", "orpo", "cpo", {"simpo": 1.0, "sft": 0.5}):
         graph = JobGraph(*load(raw | {"dpo": {"demo": raw["dpo"]["demo"] | {"loss": loss}}}))
         assert not [*graph.stage("ref_logps")], loss
@@ -401,3 +413,27 @@ def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     }
     tokens = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.train_on) for job in graph.stage("tokenize")}
     assert tokens["book"] == ("text", "all") and tokens["demo-chat"] == ("sft", "assistant")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "conversations.demo-chat.exact_match.by_task.weekday.share",
+        "conversations.demo-chat.held_out_loss",
+        # Names of tasks and metrics are lm-eval's and the files'.
+        "tasks.demo_choice.acc",
+    ],
+)
+def test_what_an_evaluation_will_measure_can_be_sorted_by(raw, path):
+    config, _ = load(put(raw, "report.sort_by", path))
+    assert config.report.sort_by == path
+
+
+def test_names_with_dots_can_be_sorted_by(raw):
+    config = copy.deepcopy(raw)
+    config["corpora"]["votes.v1.5"] = config["corpora"].pop("demo-preferences")
+    config["dpo"]["demo"]["corpus"] = "votes.v1.5"
+    config["eval"]["demo"]["preferences"] = ["votes.v1.5"]
+    config["tokenizers"]["demo"]["train"]["corpora"] = ["demo-chat", "votes.v1.5"]
+    config["report"]["sort_by"] = "preferences.votes.v1.5.reward_accuracy"
+    load(config)

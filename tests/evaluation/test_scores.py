@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from snaketune.config.evaluation import ExactMatch
+from snaketune.config.measured import FIGURES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
+from snaketune.evaluation.pairs import PAIRS, pair_table
 from snaketune.evaluation.preferences import preference_scores
 from snaketune.training.reference import Reference
 
@@ -60,4 +62,19 @@ def test_preference_scores_with_and_without_a_reference():
     assert scores["logp_accuracy_per_token"] == 0.0
     # b: its chosen completion is the less likely one, but has gained 2 nats on the reference, and the rejected none.
     assert (scores["reward_accuracy"], scores["reward_margin_nats"], scores["pairs_with_reference"]) == (1.0, 2.0, 1)
+    assert (scores["chosen_reward_nats"], scores["rejected_reward_nats"]) == (2.0, 0.0)
+    assert scores["chosen_logp_nats"] == pytest.approx(-10 / 3, abs=1e-4)
     assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None
+    # Besides how many there were, all that the report may be asked to sort by, and nothing else.
+    assert scores.keys() - {"pairs", "pairs_with_reference"} == set(FIGURES["preferences"])
+
+
+def test_pairs_are_told_one_by_one_with_the_reference_where_there_is_one():
+    table = pair_table("c", ["a", "b"], [[-1.0, -2.0], [-5.0, -3.0]], [[1, 4], [5, 3]], {"b": (-7.0, -3.0)})
+    assert table.schema == PAIRS
+    assert table.to_pylist()[1] == {
+        "corpus": "c", "id": "b", "chosen_logp": -5.0, "rejected_logp": -3.0, "chosen_tokens": 5, "rejected_tokens": 3,
+        "reference_chosen_logp": -7.0, "reference_rejected_logp": -3.0,
+    }  # fmt: skip
+    assert table.to_pylist()[0]["reference_chosen_logp"] is None
+    assert pair_table("c", [], [], [], {}).num_rows == 0

@@ -5,13 +5,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from invented_data import LENGTH, DataResults, bad, hit
 
 from snaketune.artifacts.manifest import write_json
+from snaketune.corpus.rows import SCHEMAS
+from snaketune.evaluation.pairs import PAIRS
 from snaketune.report.report import build
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportedJob, ReportSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import write_table
 
 
 class Results(DataResults):
@@ -33,7 +37,18 @@ class Results(DataResults):
             **({"trainer": "trl", "parameters": 33440} if trl else {"parameters": 33440, "kernel": "sdpa"}),
         )
 
-    def dpo(self, name: str, model: str, pack: str, *, steps: int = 20) -> str:
+    def dpo(
+        self,
+        name: str,
+        model: str,
+        pack: str,
+        *,
+        steps: int = 20,
+        spec: dict[str, Any] | None = None,
+        logged: dict[str, float] | None = None,
+        **about: Any,
+    ) -> str:
+        """Args: spec: in place of what it would be; logged: further metrics, the same at every step; about: of the manifest."""
         history = [
             {
                 "step": n,
@@ -44,18 +59,63 @@ class Results(DataResults):
                 "rejected_reward": -0.8 * n / steps,
                 "tokens_per_second": 9000.0,
             }
+            | (logged or {})
             for n in range(1, steps + 1)
         ]
         return self.add(
             "dpo",
             name,
-            spec={"training": {"epochs": 1.0}, "loss": "sigmoid", "beta": 0.1},
+            spec={"training": {"epochs": 1.0}, "loss": "sigmoid", "beta": 0.1} | (spec or {}),
             counts={"rows": 5, "pairs": 9, "steps": steps},
             inputs={"model": [model], "pack": [pack], "ref_logps": []},
             parameters=33440,
             trainable_parameters=1200,
             run={"history": history, "device": "NVIDIA H200", "tokens_per_second_median": 9000.0, "processes": 2},
+            **about,
         )
+
+    def pairs(
+        self,
+        name: str,
+        margins: dict[str, float],
+        *,
+        corpus: str = "pairs",
+        reference: dict[str, float] | None = None,
+        tokens: int = 10,
+    ) -> None:
+        """The held-out pairs of an evaluation's model.
+
+        Args:
+            margins: by pair id, chosen less rejected in nats per token; the rejected one has -2 per token.
+            reference: the same of the reference, for the pairs that it knows.
+        """
+        rows = []
+        for pair, margin in margins.items():
+            known = {} if reference is None or pair not in reference else reference
+            rows.append(
+                {
+                    "corpus": corpus,
+                    "id": pair,
+                    "chosen_logp": tokens * (margin - 2),
+                    "rejected_logp": -2.0 * tokens,
+                    "chosen_tokens": tokens,
+                    "rejected_tokens": tokens,
+                    "reference_chosen_logp": tokens * (known[pair] - 2) if known else None,
+                    "reference_rejected_logp": -2.0 * tokens if known else None,
+                }
+            )
+        write_table(self.payload("eval", name, "pairs.arrow"), pa.Table.from_pylist(rows, schema=PAIRS))
+
+    def texts(self, name: str, pairs: dict[str, tuple[str, str, str]], **counts: Any) -> str:
+        """A corpus of preferences with its held-out rows: by id, prompt, chosen and rejected."""
+        rows = [
+            {"id": pair, "prompt": _turn("user", prompt), "chosen": _turn("assistant", chosen)}
+            | {"rejected": _turn("assistant", rejected)}
+            for pair, (prompt, chosen, rejected) in pairs.items()
+        ]
+        table = pa.Table.from_pylist(rows, schema=SCHEMAS["preferences"])
+        write_table(self.payload("corpus", name, "held_out.arrow"), table)
+        return self.corpus(name, kind="preferences", **counts)
 
     def evaluate(
         self,
@@ -69,7 +129,9 @@ class Results(DataResults):
         text: str = "Sure!\nAnswer: {answer}",
         task_names: tuple[str, ...] = ("counting", "weekday"),
         samples: int = 3,
+        **preferred: Any,
     ) -> str:
+        """Args: preferred: figures of all preferences, in place of what they would be."""
         rows, conversations = [], {}
         for corpus in corpora:
             by_task = {}
@@ -91,13 +153,16 @@ class Results(DataResults):
                 },
             }
         known = {"reward_accuracy": 0.9, "reward_margin_nats": 1.5, "pairs_with_reference": 20}
-        unknown = {"reward_accuracy": None, "reward_margin_nats": None, "pairs_with_reference": 0}
+        known |= {"chosen_reward_nats": -0.5, "rejected_reward_nats": -2.0}
+        unknown = dict.fromkeys(known) | {"pairs_with_reference": 0}
         scores = {
             "parameters": 33440,
             "conversations": conversations,
             "preferences": {
                 corpus: {"pairs": 20, "logp_accuracy": right, "logp_accuracy_per_token": right, "logp_margin_nats": 3.0}
+                | {"chosen_logp_nats": -20.0, "rejected_logp_nats": -23.0}
                 | (known if reference else unknown)
+                | preferred
                 for corpus in preferences
             },
         } | ({"tasks": tasks} if tasks else {})
@@ -140,9 +205,13 @@ class Results(DataResults):
         counts = {"pairs": {"train": 60, "held_out": 20}, "tokens": 700}
         self.add("ref_logps", "small-pairs", counts=counts, run={"tokens_per_second": 800.0})
         self.dpo("soft", small, preference)
-        self.dpo("hard", small, preference, steps=1)
+        self.dpo("hard", small, preference, steps=1, spec={"beta": 0.5})
+        ids = [f"p{n:02}" for n in range(20)]
+        before = dict(zip(ids, self.random.normal(-0.1, 0.5, 20).tolist()))
         for model, right in (("base-small", 0.0), ("sft-small", 0.5), ("dpo-soft", 0.8), ("dpo-hard", 0.7)):
             tasks = {"demo_choice": {"acc": right, "perplexity": 3.2}}
+            moved = {pair: margin + right * 0.6 for pair, margin in before.items()} if "dpo" in model else before
+            self.pairs(f"main/{model}", moved, reference=before if "dpo" in model else None)
             self.evaluate(f"main/{model}", right=right, reference=model.startswith("dpo"), tasks=tasks)
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
 
@@ -166,6 +235,10 @@ class Results(DataResults):
         work.start()
         outcome = build(ReportSpec(jobs=self.named(backwards), **spec), work, **self.files(backwards))
         return outcome, work.payload
+
+
+def _turn(role: str, content: str) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content, "supervised": True}]
 
 
 def _response(corpus: str, task: str, number: int, correct: bool, text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from snaketune.stages.table import STAGES
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7 }} $\\frac{1}{2}$ & \x00\x1b[31m\u202e"
 
 
-HTML = ("index.html", "corpus.html", "packing.html", "samples.html")
+HTML = ("index.html", "corpus.html", "packing.html", "samples.html", "preferences.html")
 
 
 class Elements(HTMLParser):
@@ -136,13 +136,23 @@ def test_text_of_models_and_data_stays_text(results):
     tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "supervised_text": [HOSTILE]}])
     tokenized = {"samples": [[[f"<s>{HOSTILE}", False], [HOSTILE, True]]], "ways": (("reference", HOSTILE),)}
     pack = results.pack("chat-demo-128-aa", hostile_corpus(results), tokenizer, tokenized=tokenized)
-    results.sft("a", pack, tokenizer)
-    results.evaluate(
-        "main/sft-a",
-        text=HOSTILE.replace("{", "{{").replace("}", "}}"),
-        task_names=(HOSTILE.replace("\ud800", ""), "plain"),
-    )
-    _, pages = results.report(title="<script>", note="a & b <img>")
+    pairs = results.texts("pairs", {"p": (HOSTILE, HOSTILE, f"not {HOSTILE}"), "q": (HOSTILE, "yes", HOSTILE)})
+    preferred = results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference")
+    model = results.sft("a", pack, tokenizer)
+    spec = {"loss": {HOSTILE: 0.5}, "lora": {HOSTILE: HOSTILE}}
+    results.dpo("a", model, preferred, spec=spec, logged={HOSTILE: 1.0}, stopped={"step": 1, "reason": HOSTILE})
+    results.dpo("b", model, preferred)
+    path = results.folder / "results/dpo/a/run.json"
+    warned = {"step": 1, "kind": HOSTILE, "text": HOSTILE, "at_end": {"text": f"still {HOSTILE}"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": [warned]}))
+    for name, before in (("sft-a", ""), ("dpo-a", "Well, "), ("dpo-b", "")):
+        results.pairs(f"main/{name}", {"p": 0.5, "q": -0.5}, reference={"p": -0.5, "q": 0.5} if "dpo" in name else None)
+        results.evaluate(
+            f"main/{name}",
+            text=before + HOSTILE.replace("{", "{{").replace("}", "}}"),
+            task_names=(HOSTILE.replace("\ud800", ""), "plain"),
+        )
+    _, pages = results.report(title="<script>", note="a & b <img>", sort_by="preferences.pairs.logp_accuracy")
     for name in HTML:
         page = (pages / name).read_text("utf-8")
         elements = Elements(page)

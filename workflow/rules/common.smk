@@ -32,7 +32,8 @@ from snaketune.stages.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.jobs import folder_of
+from snaketune.stages.jobs import RESULTS, folder_of
+from snaketune.stages.linked import check_place
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
@@ -173,6 +174,18 @@ def outputs_of(stage):
     }
 
 
+def link_to_best():
+    """The link to the model of the best run, where the config says by what."""
+    if not graph.config.report.sort_by:
+        return {}
+    link = RESULTS / STAGES["report"].links
+    try:
+        check_place(link)
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
+    return {"best": directory(str(link))}
+
+
 def log_of(stage):
     """The log of one job, as a pattern."""
     return f"{folder_of(f'logs/{stage}', STAGES[stage].name)}.log"
@@ -265,4 +278,5 @@ def all_results(wildcards):
     # First of all, so that what is stale is told in one list.
     mark_of(last)
     made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
-    return [*made, last.manifest, *(f"{last.payload}/{page}" for page in pages_of(graph))]
+    pages = (f"{last.payload}/{page}" for page in pages_of(graph))
+    return [*made, last.manifest, *pages, *link_to_best().values()]

@@ -16,6 +16,7 @@ rule report:
             )
             for page, (category, caption) in pages_of(graph).items()
         ],
+        **link_to_best(),
     log:
         log_of("report"),
     conda:

@@ -81,3 +81,6 @@ class Report(Model):
     """The headline."""
     note: str = ""
     """A line under the title: what this was for."""
+    sort_by: str | None = None
+    """The figure by which the runs of `dpo:` are sorted, as a dotted path into scores.json, such as
+    `preferences.votes.reward_accuracy`. `results/best` then links to the model of the first."""

@@ -7,6 +7,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from snaketune.config.expand import expand_runs
+from snaketune.config.measured import check_sort_by
 from snaketune.config.names import unknown
 from snaketune.config.runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
@@ -34,6 +35,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
     _check_files(config)
     check_references(config, variants)
+    check_sort_by(config)
     return config, variants
 
 

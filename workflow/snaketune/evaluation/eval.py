@@ -2,6 +2,7 @@
 
 scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores
 responses.jsonl   every generated response, with the prompt, the expected and the found answer
+pairs.arrow       log-probabilities of every held-out pair's completions, beside the reference's (`evaluation/pairs.py`)
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, write_json
@@ -19,6 +21,7 @@ from snaketune.evaluation.continuing import Continuing, how_to_continue
 from snaketune.evaluation.exact_match import Response, as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.held_out import held_out_loss, how_to_run
+from snaketune.evaluation.pairs import PAIRS
 from snaketune.evaluation.preferences import comparable_references, held_out_preferences
 from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
@@ -28,7 +31,7 @@ from snaketune.packing.reader import PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tables import read_table
+from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 
 
@@ -46,7 +49,7 @@ def build(
     task_data: list[Path],
     beneath: Sequence[Artifact] = (),
 ) -> Outcome:
-    """Fill `work.payload` with `scores.json` and `responses.jsonl`.
+    """Fill `work.payload` with `scores.json`, `responses.jsonl` and `pairs.arrow`.
 
     Args:
         model, beneath: the result that is evaluated, and what lies beneath it; none for a base.
@@ -75,16 +78,17 @@ def build(
     compute, about, run = how_to_run(asked, config, held_out, compute)
     of_pairs = len(spec.conversations)
     references = comparable_references(ref_logps, compute)
+    preferred = {
+        name: held_out_preferences(asked, rows, pack, compute, name, references)
+        for name, rows, pack in zip(spec.preferences, held_out[of_pairs:], packs[of_pairs:], strict=True)
+        if len(rows)
+    }
     scores: dict[str, Any] = {
         "parameters": parameter_count(asked),
         "conversations": {
             name: held_out_loss(asked, rows, compute, name) for name, rows in zip(spec.conversations, held_out)
         },
-        "preferences": {
-            name: held_out_preferences(asked, rows, pack, compute, name, references)
-            for name, rows, pack in zip(spec.preferences, held_out[of_pairs:], packs[of_pairs:], strict=True)
-            if len(rows)
-        },
+        "preferences": {name: found for name, (found, _) in preferred.items()},
     }
     use_own_attention(asked)
     responses = _responses(spec, asked, chat, compute, continuing, corpora)
@@ -104,6 +108,8 @@ def build(
             work.state,
         )
     write_json(work.payload / "scores.json", scores)
+    pairs = [PAIRS.empty_table(), *(table for _, table in preferred.values())]
+    write_table(work.payload / "pairs.arrow", pa.concat_tables(pairs))
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
     generation = {

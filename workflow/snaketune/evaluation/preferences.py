@@ -1,10 +1,12 @@
-"""How often, and by how much, a model prefers the chosen completion."""
+"""How often, and by how much, a model prefers the chosen completion: over all pairs, and of each."""
 
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.evaluation.pairs import pair_table
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import pair_logprobs_of
 from snaketune.packing.reader import PackedRows, documents
@@ -28,11 +30,13 @@ def held_out_preferences(
     compute: Compute,
     name: str,
     references: dict[str, Reference],
-) -> dict[str, Any]:
-    """Scores of the held-out rows of one pack."""
+) -> tuple[dict[str, Any], pa.Table]:
+    """Scores of the held-out rows of one pack, and its pairs one by one (PAIRS, in the order of the rows)."""
     sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, f"preferences, {name}")
     ids = [document["id"] for document in documents(pack, "held_out")]
-    return preference_scores(ids, sums_P2, counts_P2, references)
+    scores = preference_scores(ids, sums_P2, counts_P2, references)
+    known = {pair: (reference.chosen_logp, reference.rejected_logp) for pair, reference in references.items()}
+    return scores, pair_table(name, ids, sums_P2.tolist(), counts_P2.tolist(), known)
 
 
 def preference_scores(
@@ -46,7 +50,8 @@ def preference_scores(
         references: the reference's, by id; empty for a model that has none.
     Returns:
         `logp_accuracy`: how often the chosen completion is the likelier one, by itself; `reward_accuracy` and
-        `reward_margin_nats`: the same for its log-ratio to the reference (DPO's implicit reward, not scaled by beta).
+        `reward_margin_nats`: the same for its log-ratio to the reference (DPO's implicit reward, not scaled by beta);
+        log-probabilities and rewards of either completion, means over the pairs. Their names stand in `config/measured.py`.
     """
     chosen_P, rejected_P = sums_P2[:, 0], sums_P2[:, 1]
     per_token_P2 = sums_P2 / counts_P2.clamp(min=1)
@@ -55,8 +60,12 @@ def preference_scores(
         "logp_accuracy": _mean(chosen_P > rejected_P),
         "logp_accuracy_per_token": _mean(per_token_P2[:, 0] > per_token_P2[:, 1]),
         "logp_margin_nats": _mean(chosen_P - rejected_P),
+        "chosen_logp_nats": _mean(chosen_P),
+        "rejected_logp_nats": _mean(rejected_P),
         "reward_accuracy": None,
         "reward_margin_nats": None,
+        "chosen_reward_nats": None,
+        "rejected_reward_nats": None,
         "pairs_with_reference": 0,
     }
     known = [i for i, pair in enumerate(ids) if pair in references]
@@ -69,6 +78,8 @@ def preference_scores(
         scores |= {
             "reward_accuracy": _mean(margin_K > 0),
             "reward_margin_nats": _mean(margin_K),
+            "chosen_reward_nats": _mean(ratio_K2[:, 0]),
+            "rejected_reward_nats": _mean(ratio_K2[:, 1]),
             "pairs_with_reference": len(known),
         }
     return scores

@@ -44,6 +44,8 @@ PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
 # Beyond this many points a line is drawn as medians in a band from lowest to highest.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
+# An id of matplotlib's.
+DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 SETTINGS = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -128,10 +130,12 @@ def svg_file(chart: Chart) -> str:
     columns = 2 if len(chart.panels) > 1 and tallest < 1.8 * lowest else 1
     rows = math.ceil(len(chart.panels) / columns)
     heights = [max(p.height for p in chart.panels[r * columns : (r + 1) * columns]) for r in range(rows)]
-    key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / KEY_COLUMNS) if chart.key else 0.0
+    width = PANEL_WIDTH * (2 if columns == 2 else 1.5)
+    key_columns = _key_columns(chart.key, width)
+    key_height = 0.15 + 0.22 * math.ceil(len(chart.key) / key_columns) if chart.key else 0.0
     titles = 0.35
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": chart.name}):
-        size = (PANEL_WIDTH * (2 if columns == 2 else 1.5), sum(heights) + titles * rows + key_height)
+        size = (width, sum(heights) + titles * rows + key_height)
         figure = Figure(figsize=size, layout="constrained")
         ratios = [height + titles for height in heights] + ([key_height] if chart.key else [])
         # A panel is a figure within the figure, so that long labels of one don't squeeze the others.
@@ -140,7 +144,7 @@ def svg_file(chart: Chart) -> str:
             part.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
             panel.draw(part.subplots())
         if chart.key:
-            figure.legend(handles=_handles(chart.key), loc="lower center", ncols=min(KEY_COLUMNS, len(chart.key)))
+            figure.legend(handles=_handles(chart.key), loc="lower center", ncols=key_columns)
         return _svg(figure)
 
 
@@ -201,6 +205,12 @@ def _wrapped(text: str, width: int = 56) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _key_columns(key: dict[str, Style], width: float) -> int:
+    """How many labels of the key stand side by side. Args: width: inches."""
+    longest = max(map(len, key), default=0)
+    return max(1, min(KEY_COLUMNS, len(key), int(width / (0.6 + 0.085 * longest))))
+
+
 def _handles(key: dict[str, Style]) -> list[mpl.lines.Line2D]:
     return [
         mpl.lines.Line2D([], [], color=style.hex, linestyle=style.dash, marker=style.marker, markersize=4, label=label)
@@ -214,4 +224,16 @@ def _svg(figure: Figure) -> str:
         # The font only measures; readers see their own, which may have what this one lacks.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return _numbered(buffer.getvalue())
+
+
+def _numbered(svg: str) -> str:
+    """With ids in the order in which they appear.
+
+    matplotlib's are digests, of clipping rectangles to the last bit, and the layout's solver doesn't keep that from run to run.
+
+    >>> _numbered('<use href="#m0123456789"/><path clip-path="url(#pfedcba9876)"/><path id="m0123456789"/>')
+    '<use href="#m1"/><path clip-path="url(#p2)"/><path id="m1"/>'
+    """
+    names: dict[str, str] = {}
+    return DIGEST.sub(lambda found: names.setdefault(found[0], f"{found[1]}{len(names) + 1}"), svg)

@@ -8,11 +8,29 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from snaketune.report.calibration import calibration_panels
+from snaketune.report.differing import loss_text
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message, trace
 from snaketune.report.findings import Findings, Result
-from snaketune.report.text import decimal, percent, whole
+from snaketune.report.text import clean, decimal, percent, whole, words
+from snaketune.report.variants import stopped_early
 
 MUTED = COLOURS["muted"][0]
+# Of what DPO logs: title, axis, how a value is shown, and the line that means nothing has been learned.
+KNOWN: dict[str, tuple[str, str, Callable[[float | None], str], float | None]] = {
+    "accuracy": ("Pairs whose chosen answer gains more", "share of pairs", percent, 0.5),
+    "margin": ("Margin, chosen over rejected", "margin, nats × beta", decimal, 0.0),
+    "chosen_reward": ("Rewards", "reward, nats × beta", decimal, 0.0),
+    "kl": ("KL to the reference", "nats per answer", decimal, 0.0),
+    "chosen_logp": ("Log-probabilities", "nats per answer", decimal, None),
+    "chosen_logp_per_token": ("Log-probabilities per token", "nats per token", decimal, None),
+    "chosen_tokens": ("Lengths", "tokens", decimal, None),
+    "length_correlation": ("Correlation of margins with lengths", "correlation", decimal, 0.0),
+}
+# What says how a training went and not what it learned, and the axis.
+NOT_DRAWN = (
+    "step", "epoch", "loss", "learning_rate", "memory_gb", "mfu", "mfu_computed", "tokens_per_second",
+    "supervised_tokens_per_second", "warming_up",
+)  # fmt: skip
 
 
 def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
@@ -27,18 +45,37 @@ def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
 
 
 def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
-    """Loss, accuracy, margin and rewards of all DPO runs."""
+    """Loss, accuracy, margin, rewards and whatever else the DPO runs logged."""
     runs = findings.of("dpo")
-    losses = sorted({run.spec["loss"] for run in runs})
+    losses = sorted({loss_text(run.spec["loss"]) for run in runs})
     name = f"{losses[0]} loss" if len(losses) == 1 else "loss (of different kinds, not comparable)"
-    panels = [
-        _curve("loss", "Training loss", name, runs, styles, decimal),
-        _curve("accuracy", "Pairs whose chosen answer gains more", "share of pairs", runs, styles, percent, line=0.5),
-        _curve("margin", "Margin, chosen over rejected", "margin, nats × beta", runs, styles, decimal, line=0.0),
-        _rewards(runs, styles),
-        *calibration_panels(runs, styles),
-    ]
-    return _training_chart("dpo", runs, styles, panels)
+    panels = [_curve("loss", "Training loss", name, runs, styles, decimal)]
+    for key in _logged(runs):
+        title, axis, shown, line = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
+        if "chosen" in key:
+            panels.append(_both(key, f"{title}: chosen (solid) and rejected (dashed)", axis, runs, styles, line))
+        else:
+            panels.append(_curve(key, title, axis, runs, styles, shown, line))
+    return _training_chart("dpo", runs, styles, [*panels, *calibration_panels(runs, styles)])
+
+
+def _logged(runs: list[Result]) -> list[str]:
+    """The metrics to draw, known ones first; of two of which one is of the chosen and one of the rejected, the former."""
+    found = {key for run in runs for entry in run.history for key, value in entry.items() if _is_number(value)}
+    drawn = {key for key in found - set(NOT_DRAWN) if not ("rejected" in key and _other(key) in found)}
+    return [*(key for key in KNOWN if key in drawn), *sorted(drawn - KNOWN.keys())]
+
+
+def _other(key: str) -> str:
+    """
+    >>> _other("chosen_reward"), _other("logps_rejected")
+    ('rejected_reward', 'logps_chosen')
+    """
+    return key.replace("chosen", "rejected") if "chosen" in key else key.replace("rejected", "chosen")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and bool(np.isfinite(value))
 
 
 def _training_chart(name: str, runs: list[Result], styles: dict[str, Style], panels: list[Panel | None]) -> Chart:
@@ -65,34 +102,35 @@ def _curve(
             ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
         for run in logged:
             trace(ax, _steps(run), [entry.get(key) for entry in run.history], styles[run.label])
+        _room(ax, logged, (key,))
         ax.set(xlabel="optimizer step", ylabel=axis)
         if shown is percent:
             ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             ax.set_ylim(-0.03, 1.03)
         _steps_axis(ax)
 
-    ends = {run.label: (_values(run, key)[0], _end(_values(run, key))) for run in logged}
-    if len(logged) == 1:
+    ends = {run.label: (_values(run, key)[0], _end(_values(run, key))) for run in _completed(logged)}
+    if len(ends) == 1:
         first, last = next(iter(ends.values()))
         return Panel(title=f"{title}: {shown(first)} → {shown(last)}", draw=draw)
     lasts = [last for _, last in ends.values()]
     return Panel(title=f"{title}: {_span(min(lasts), max(lasts), shown)} at the end", draw=draw)
 
 
-def _rewards(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
-    logged = [run for run in runs if _values(run, "chosen_reward")]
-    if not logged:
-        return None
+def _both(key: str, title: str, axis: str, runs: list[Result], styles: dict[str, Style], line: float | None) -> Panel:
+    """Of each run, the metric of the chosen completions and, dashed, that of the rejected ones."""
 
     def draw(ax: Axes) -> None:
-        ax.axhline(0.0, color=MUTED, linewidth=0.8, linestyle=":")
-        for run in logged:
-            for key, dash in (("chosen_reward", "-"), ("rejected_reward", (0, (3, 2)))):
-                trace(ax, _steps(run), [entry.get(key) for entry in run.history], styles[run.label], dash)
-        ax.set(xlabel="optimizer step", ylabel="reward, nats × beta")
+        if line is not None:
+            ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
+        for run in runs:
+            for name, dash in ((key, "-"), (_other(key), (0, (3, 2)))):
+                trace(ax, _steps(run), [entry.get(name) for entry in run.history], styles[run.label], dash)
+        _room(ax, runs, (key, _other(key)))
+        ax.set(xlabel="optimizer step", ylabel=axis)
         _steps_axis(ax)
 
-    return Panel(title="Rewards: chosen (solid) and rejected (dashed)", draw=draw)
+    return Panel(title=title, draw=draw)
 
 
 def _throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
@@ -111,6 +149,21 @@ def _throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
         if (values := _values(run, "tokens_per_second"))
     ]
     return Panel(title=f"Throughput: median {_span(min(medians), max(medians), whole)} tokens/s", draw=draw)
+
+
+def _completed(runs: list[Result]) -> list[Result]:
+    """Those that weren't ended early; all, if all were."""
+    return [run for run in runs if not stopped_early(run)] or runs
+
+
+def _room(ax: Axes, runs: list[Result], keys: tuple[str, ...]) -> None:
+    """Let the axis hold the runs that weren't ended early: what went wrong may leave it, and would squeeze the others."""
+    completed = _completed(runs)
+    known = [value for run in completed for key in keys for value in _values(run, key)]
+    if len(completed) < len(runs) and known:
+        low, high = min(known), max(known)
+        space = 0.08 * (high - low) or 1.0
+        ax.set_ylim(low - space, high + space)
 
 
 def _span(low: float, high: float, shown: Callable[[float | None], str]) -> str:

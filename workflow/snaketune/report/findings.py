@@ -8,10 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import ReportedJob
 from snaketune.stages.table import STAGES
+from snaketune.tables import read_table
 
 MODEL_KINDS = ("base", "sft", "dpo")
 
@@ -78,6 +81,12 @@ class Scored:
         kind, _, name = self.result.name.partition("/")[2].partition("-")
         return f"{kind}:{name}"
 
+    @cached_property
+    def pairs(self) -> pa.Table | None:
+        """Log-probabilities of the held-out pairs, as `evaluation.preferences.PAIRS`; None of results older than that."""
+        known = "pairs.arrow" in self.result.manifest["payload"]
+        return read_table(self.result.artifact.file("pairs.arrow")) if known else None
+
 
 class Findings:
     """All results, in an order that doesn't depend on the order of the arguments."""
@@ -113,6 +122,11 @@ class Findings:
             scored = _scored(result)
             found.setdefault(scored.evaluation, []).append(scored)
         return {name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in found.items()}
+
+    @cached_property
+    def begun_from(self) -> dict[str, str]:
+        """By label of a DPO run, that of the model it started from."""
+        return {run.label: made[0].label for run in self.of("dpo") if (made := self.made_from(run, "model"))}
 
     @property
     def models(self) -> list[str]:

@@ -18,25 +18,26 @@ class Card:
     note: str = ""
 
 
-def cards(findings: Findings) -> list[Card]:
-    """What is known; a card that would be empty isn't there."""
-    found = [*_score_cards(findings), _speed_card(findings), _packing_card(findings), _time_card(findings)]
+def cards(findings: Findings, best: str | None = None) -> list[Card]:
+    """What is known; a card that would be empty isn't there. Args: best: the model that the report sorts first."""
+    found = [*_score_cards(findings, best), _speed_card(findings), _packing_card(findings), _time_card(findings)]
     return [card for card in found if card]
 
 
-def lineage(findings: Findings, models: list[Scored]) -> list[str]:
+def lineage(findings: Findings, models: list[Scored], best: str | None = None) -> list[str]:
     """Of the models of one evaluation the best DPO model, what it was made from, and what that was made from.
 
-    "Best" is by exact match, or held-out loss where no answer can be checked; without DPO, the best SFT model.
+    "Best" is the one that is named, if it is among them; else by exact match, or held-out loss where no answer can be checked;
+    without DPO, the best SFT model.
     """
     labels = {scored.model for scored in models}
     for kind in ("dpo", "sft", "base"):
         if candidates := [scored for scored in models if scored.model.startswith(f"{kind}:")]:
-            best = max(candidates, key=_goodness).model
+            first = best if best in labels else max(candidates, key=_goodness).model
             break
     else:
         return []
-    line = [best]
+    line = [first]
     trained = {result.label: result for stage in ("sft", "dpo") for result in findings.of(stage)}
     # A run may go on from another one's result.
     while line[-1] in trained and (sources := findings.made_from(trained[line[-1]], "model")):
@@ -54,12 +55,12 @@ def _goodness(scored: Scored) -> tuple[float, float]:
     return sum(shares), -sum(losses)
 
 
-def _score_cards(findings: Findings) -> list[Card]:
+def _score_cards(findings: Findings, best: str | None) -> list[Card]:
     """Of the first evaluation and its first corpora; the table below has all."""
     if not findings.evaluations:
         return []
     models = next(iter(findings.evaluations.values()))
-    line = lineage(findings, models)
+    line = lineage(findings, models, best)
     table = measures(models)
     cards_ = []
     if measure := _first(table, "exact match") or _first(table, "held-out loss"):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,21 +16,28 @@ from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
 from snaketune.report.headline import cards
 from snaketune.report.jobs import job_rows, tokenizer_rows, versions
+from snaketune.report.preferences import Change, flips
 from snaketune.report.records import records
-from snaketune.report.samples import choose
+from snaketune.report.samples import Sample, choose
 from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
+from snaketune.report.variants import Variants
 from snaketune.stages.specs import ReportSpec
 
 SAMPLES_ON_THE_PAGE = 4
+FLIPS_ON_THE_PAGE, FLIPS = 2, 8
+COUNTED = {"per token": True, "as a whole": False}
+FLIPPED = {"won": True, "lost": False}
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
 
 
 class Pages:
     """The pages of one report: `render` gives one by the stem of its file name."""
 
-    def __init__(self, spec: ReportSpec, findings: Findings, charts: dict[str, Chart]):
-        self.findings = findings
+    def __init__(
+        self, spec: ReportSpec, findings: Findings, charts: dict[str, Chart], found: Variants, changed: list[Change]
+    ):
+        self.findings, self.variants, self.changed = findings, found, changed
         # Both the overview and the page of its own show a figure; it is drawn once.
         self.panels = {name: _panels(chart) for name, chart in charts.items()}
         self.shared = {
@@ -37,6 +46,7 @@ class Pages:
             "colours": COLOURS,
             "charts": charts,
             "panels": self.panels,
+            "variants": found,
         }
 
     def render(self, name: str) -> str:
@@ -44,6 +54,7 @@ class Pages:
             "index": self._index,
             "corpus": self._corpus,
             "packing": self._packing,
+            "preferences": self._preferences,
             "samples": self._samples,
         }
         return _environment().get_template(f"{name}.html.jinja").render(**self.shared, **pages[name]())
@@ -51,7 +62,7 @@ class Pages:
     def _index(self) -> dict[str, Any]:
         findings = self.findings
         return {
-            "cards": cards(findings),
+            "cards": cards(findings, self.variants.best),
             "corpora": corpus_flows(findings),
             "packs": pack_flows(findings),
             "trainings": training_flows(findings),
@@ -60,7 +71,10 @@ class Pages:
                 name: {"models": [scored.model for scored in models], "measures": measures(models)}
                 for name, models in findings.evaluations.items()
             },
-            "samples": {name: choose(models, SAMPLES_ON_THE_PAGE) for name, models in findings.evaluations.items()},
+            "samples": self._chosen(SAMPLES_ON_THE_PAGE),
+            "moved": self._moved([self.variants.best or self.variants.labels[0]], FLIPS_ON_THE_PAGE)
+            if self.variants.labels
+            else [],
             "jobs": job_rows(findings),
             "versions": versions(findings),
         }
@@ -76,12 +90,40 @@ class Pages:
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.findings)}
 
     def _samples(self) -> dict[str, Any]:
-        return {"samples": {name: choose(models) for name, models in self.findings.evaluations.items()}}
+        return {"samples": self._chosen()}
+
+    def _preferences(self) -> dict[str, Any]:
+        return {"moved": self._moved(self.variants.labels, FLIPS)}
+
+    def _chosen(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
+        evaluations = self.findings.evaluations.items()
+        return {name: choose(models, per_corpus, self.findings.begun_from) for name, models in evaluations}
+
+    def _moved(self, labels: list[str], most: int) -> list[dict[str, Any]]:
+        """What changed in the pairs of these runs: their figures, and the pairs that flipped."""
+        # The chart has two panels of each.
+        places = {id(change): self.panels["preferences"][2 * n : 2 * n + 2] for n, change in enumerate(self.changed)}
+        return [
+            {
+                "change": change,
+                "panels": places[id(change)],
+                "outcomes": {name: change.outcomes(per_token) for name, per_token in COUNTED.items()},
+                "flips": {name: flips(self.findings, change, won, most) for name, won in FLIPPED.items()},
+            }
+            for label in labels
+            for change in self.changed
+            if change.label == label
+        ]
 
 
 def _panels(chart: Chart) -> list[tuple[str, Markup]]:
     """Title and picture of each panel. The picture is marked as safe: matplotlib escapes the text in it."""
     return [(panel.title, Markup(svg_inline(chart, number))) for number, panel in enumerate(chart.panels)]
+
+
+def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:
+    """Neighbours that agree, in their order."""
+    return [(key, list(some)) for key, some in groupby(values, attrgetter(attribute))]
 
 
 @cache
@@ -96,4 +138,5 @@ def _environment() -> Environment:
     )
     environment.filters |= {name: getattr(text, name) for name in FILTERS}
     environment.filters["zip"] = zip
+    environment.filters["groupby_run"] = _runs
     return environment

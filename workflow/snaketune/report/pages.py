@@ -34,12 +34,21 @@ def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:
     if "sft" in stages:
         pages["sft.svg"] = ("Training", "sft")
     if "dpo" in stages:
-        pages["dpo.svg"] = ("Training", "dpo")
+        pages |= {
+            "dpo.svg": ("Training", "dpo"),
+            "variants.svg": ("Variants", "variants"),
+            "variants.csv": ("Variants", "variants"),
+        }
     if "eval" in stages:
         pages |= {
             "evaluation.csv": ("Evaluation", "evaluation"),
             "evaluation.svg": ("Evaluation", "evaluation"),
             "evaluation.json": ("Evaluation", "evaluation"),
             "samples.html": ("Evaluation", "samples"),
+        }
+    if "dpo" in stages and "eval" in stages:
+        pages |= {
+            "preferences.html": ("Evaluation", "preferences"),
+            "preferences.svg": ("Evaluation", "distributions"),
         }
     return pages

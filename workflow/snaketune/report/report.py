@@ -18,6 +18,10 @@ from snaketune.report.figures import dpo_chart, sft_chart
 from snaketune.report.findings import Findings
 from snaketune.report.html import Pages
 from snaketune.report.pages import pages_for
+from snaketune.report.preference_figures import preferences_chart
+from snaketune.report.preferences import Change, changes
+from snaketune.report.variant_figures import variants_chart
+from snaketune.report.variants import Variants, best_of, csv_rows, variants
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportSpec
 from snaketune.stages.work import WorkFolder
@@ -33,9 +37,11 @@ def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: li
         SnaketuneError: a manifest or payload that can't be read.
     """
     findings = Findings(spec.jobs, manifests, runs)
+    found = variants(findings, spec.sort_by)
     wanted = pages_for(findings.stages)
-    charts = _charts(findings)
-    pages = Pages(spec, findings, charts)
+    changed = changes(findings)
+    charts = _charts(findings, found, changed)
+    pages = Pages(spec, findings, charts, found, changed)
     for name in wanted:
         path = work.payload / name
         match path.suffix:
@@ -46,11 +52,12 @@ def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: li
             case ".json":
                 write_json(path, scores.as_json(findings))
             case _:
-                _write(path, _csv(*_table(path.stem, findings)))
-    return Outcome(counts={"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}})
+                _write(path, _csv(*_table(path.stem, findings, found)))
+    counts = {"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}}
+    return Outcome(counts=counts, about=best_of(found))
 
 
-def _charts(findings: Findings) -> dict[str, Chart]:
+def _charts(findings: Findings, found: Variants, changed: list[Change]) -> dict[str, Chart]:
     """By name of their file."""
     styles = model_styles(findings.models)
     charts = data_charts(findings)
@@ -58,13 +65,21 @@ def _charts(findings: Findings) -> dict[str, Chart]:
         charts["sft"] = sft_chart(findings, styles)
     if findings.of("dpo"):
         charts["dpo"] = dpo_chart(findings, styles)
+        charts["variants"] = variants_chart(found, changed, styles)
     if findings.of("eval"):
         charts["evaluation"] = scores.evaluation_chart(findings, styles)
+    if {"dpo", "eval"} <= findings.stages:
+        charts["preferences"] = preferences_chart(changed, styles)
     return charts
 
 
-def _table(name: str, findings: Findings) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    return (data_csv.COLUMNS, data_csv.csv_rows(findings)) if name == "data" else scores.csv_rows(findings)
+def _table(name: str, findings: Findings, found: Variants) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    match name:
+        case "data":
+            return data_csv.COLUMNS, data_csv.csv_rows(findings)
+        case "variants":
+            return csv_rows(found)
+    return scores.csv_rows(findings)
 
 
 def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:

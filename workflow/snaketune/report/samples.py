@@ -1,20 +1,29 @@
 """The same prompts as answered by every model, chosen by rule and not by looks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from snaketune.report.findings import Scored, unique
 from snaketune.report.text import clip
+from snaketune.report.wording import SAME, changed
 
 VERDICTS = {True: "right", False: "wrong", None: "unchecked"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one model wrote; `verdict` is right, wrong or unchecked."""
+    """What one model wrote; `verdict` is right, wrong or unchecked.
+
+    Attributes:
+        pieces: the text, and, of a model that was made from another one here, what that one said otherwise.
+        since: that other model.
+    """
 
     model: str
     text: str
+    pieces: list[tuple[str, str]]
+    since: str | None
     tokens: int
     verdict: str
     found: str | None
@@ -31,10 +40,13 @@ class Sample:
     answers: list[Answer]
 
 
-def choose(models: list[Scored], per_corpus: int | None = None) -> list[Sample]:
+def choose(
+    models: list[Scored], per_corpus: int | None = None, begun_from: Mapping[str, str] | None = None
+) -> list[Sample]:
     """Samples of one evaluation: of each corpus the first by id, taking turns among its tasks.
 
     Args:
+        begun_from: by model, the one that it started from.
         per_corpus: how many; by default as many as the evaluation's config says.
     """
     by_model = {scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models}
@@ -44,7 +56,8 @@ def choose(models: list[Scored], per_corpus: int | None = None) -> list[Sample]:
     for corpus in unique(row["corpus"] for row in rows.values()):
         keys = sorted(key for key in rows if key[0] == corpus)
         for key in _taking_turns(keys, rows)[:limit]:
-            answers = [_answer(model, answered.get(key)) for model, answered in by_model.items()]
+            said = {model: answered.get(key) for model, answered in by_model.items()}
+            answers = [_answer(model, said, (begun_from or {}).get(model)) for model in said]
             chosen.append(_sample(rows[key], [answer for answer in answers if answer]))
     return chosen
 
@@ -70,12 +83,16 @@ def _sample(row: dict[str, Any], answers: list[Answer]) -> Sample:
     )
 
 
-def _answer(model: str, row: dict[str, Any] | None) -> Answer | None:
+def _answer(model: str, said: dict[str, dict[str, Any] | None], since: str | None) -> Answer | None:
+    row = said[model]
     if row is None:
         return None
+    text, earlier = clip(row["response"]), said.get(since)
     return Answer(
         model=model,
-        text=clip(row["response"]),
+        text=text,
+        pieces=changed(clip(earlier["response"]), text) if earlier else [(text, SAME)],
+        since=since if earlier else None,
         tokens=row["tokens"],
         verdict=VERDICTS[row["correct"]],
         found=_clipped(row.get("found"), 200),

@@ -1,7 +1,7 @@
 """Scores of models side by side: the table, the chart, and the headline's numbers."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
 from snaketune.report.findings import Findings, Scored, unique
-from snaketune.report.text import clean, decimal, percent, whole
+from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
 PREFERENCES = {
     "logp_accuracy": ("chosen is likelier", "share", 1),
@@ -17,8 +17,14 @@ PREFERENCES = {
     "reward_accuracy": ("chosen gained more than rejected", "share", 1),
     "logp_margin_nats": ("log-probability margin", "nats", 0),
     "reward_margin_nats": ("gain margin", "nats", 0),
+    "chosen_logp_nats": ("log-probability of the chosen", "nats", 0),
+    "rejected_logp_nats": ("log-probability of the rejected", "nats", 0),
+    "chosen_reward_nats": ("gain of the chosen", "nats", 0),
+    "rejected_reward_nats": ("gain of the rejected", "nats", 0),
 }
-FORMATS = {"share": percent, "nats": decimal, "": decimal, "tokens": decimal, "count": whole}
+FORMATS = {
+    "share": percent, "nats": decimal, "": decimal, "tokens": decimal, "count": whole, "seconds": duration, "rate": short
+}  # fmt: skip
 DOT_STEP, ROW_STEP = 0.085, 0.24
 
 
@@ -27,12 +33,14 @@ class Measure:
     """One line of the table.
 
     Attributes:
+        path: where it stands in scores.json.
         on: the corpus or task that it was measured on.
         better: 1 if more is better, -1 if less, 0 if neither.
         values: by model; None where it wasn't measured.
         sizes: by model, how many prompts or pairs a share is of.
     """
 
+    path: str
     on: str
     name: str
     unit: str
@@ -44,6 +52,10 @@ class Measure:
     def shown(self, model: str) -> str:
         return FORMATS[self.unit](self.values.get(model))
 
+    def of(self, models: list[str]) -> "Measure":
+        """Of these models, measured or not."""
+        return replace(self, values={model: self.values.get(model) for model in models})
+
     def is_best(self, model: str) -> bool:
         """Better than another model, and than none worse; never so where all are the same."""
         known = [value for value in self.values.values() if value is not None]
@@ -52,8 +64,8 @@ class Measure:
         return self.values[model] == (max(known) if self.better > 0 else min(known))
 
 
-def measures(models: list[Scored]) -> list[Measure]:
-    """All that one evaluation measured, line by line."""
+def measures(models: list[Scored], where: str = "") -> list[Measure]:
+    """All that one evaluation measured, line by line. Args: where: what to add to the name of a corpus or task."""
     found: list[Measure] = []
 
     def add(
@@ -66,7 +78,8 @@ def measures(models: list[Scored]) -> list[Measure]:
             values[scored.model] = entry.get(key)
             sizes[scored.model] = entry.get(size) or 0
         if any(value is not None for value in values.values()):
-            found.append(Measure(on=clean(on), name=name, unit=unit, better=better, values=values, sizes=sizes, **more))
+            about = {"path": ".".join((section, on, *path)), "on": f"{clean(on)}{where}"}
+            found.append(Measure(**about, name=name, unit=unit, better=better, values=values, sizes=sizes, **more))
 
     for on in _keys(models, "conversations"):
         add("conversations", on, ("held_out_loss",), "held-out loss", "nats", -1)

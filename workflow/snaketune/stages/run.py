@@ -13,6 +13,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.code import check_code, import_checked, templates
 from snaketune.stages.gpus import claimed_gpus, visible_gpus
 from snaketune.stages.jobs import result_at
+from snaketune.stages.linked import link_payload
 from snaketune.stages.needs import needs_of_gpu, tell
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
@@ -102,3 +103,6 @@ def run(
             device=device,
             keys=keys,
         )
+    if stage.links:
+        # Also where there was nothing to compute: what an older result names may have been linked since.
+        link_payload(out, stage.links)

@@ -33,6 +33,7 @@ class Stage:
         libraries: distributions whose version shapes the result, by its spec and artifacts.
         operation: keys of `Execution` that it goes by; a launched `build` takes them.
         launcher: the module whose `launch` lets `build` run in processes of its own, one per GPU.
+        links: name of a link that is made beside the stages' folders, to the payload that its manifest names there.
         measures: whether its result is of one machine and moment: where it runs again, it is made again.
         by: roles of which one entry of the manifest counts in the place of the content, and which.
         keyed: the module whose `keys` says, on the machine that it runs on, what of its spec counts, and what counts as the
@@ -50,6 +51,7 @@ class Stage:
     libraries: Callable[[Any, Inputs], tuple[str, ...]] = always()
     operation: tuple[str, ...] = ()
     launcher: str = ""
+    links: str = ""
     name: str = "{name}"
     measures: bool = False
     by: dict[str, str] = field(default_factory=dict)
@@ -197,6 +199,7 @@ STAGES: dict[str, Stage] = {
         name="",
         module="snaketune.report.report",
         files=("manifests", "runs"),
+        links="best",
         libraries=always("matplotlib", "jinja2"),
     ),
 }

@@ -1,0 +1,324 @@
+"""The table and the picture of the DPO runs: what differs, in which order, which is the best, and what is missing."""
+
+import csv
+import json
+
+import pytest
+from invented_results import Results
+
+from snaketune.config.measured import FIGURES
+from snaketune.errors import SnaketuneError
+from snaketune.report.findings import Findings
+from snaketune.report.headline import cards
+from snaketune.report.preferences import changes, flips
+from snaketune.report.variants import variants
+
+SORT_BY = "preferences.pairs.reward_accuracy"
+
+
+def findings(results: Results) -> Findings:
+    return Findings(results.named(), **results.files())
+
+
+def begun(results: Results) -> tuple[str, str]:
+    """An SFT run, and packed pairs."""
+    tokenizer = results.tokenizer()
+    model = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)
+    pairs = results.corpus("pairs", kind="preferences")
+    return model, results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference")
+
+
+def swept(results: Results, accuracies: dict[str, float | None], specs: dict[str, dict] | None = None) -> None:
+    """A sweep: an evaluated run for each accuracy."""
+    made = begun(results)
+    for name, accuracy in accuracies.items():
+        results.dpo(name, *made, spec=(specs or {}).get(name))
+        results.evaluate(f"main/dpo-{name}", reference=True, reward_accuracy=accuracy)
+
+
+def table(pages) -> list[dict[str, str]]:
+    with (pages / "variants.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_variants_are_sorted_and_the_first_is_the_best(results):
+    swept(results, {"b0.1": 0.7, "b0.2": 0.9, "b0.3": 0.8}, {f"b0.{n}": {"beta": n / 10} for n in (1, 2, 3)})
+    outcome, pages = results.report(sort_by=SORT_BY)
+    rows = table(pages)
+    assert [(row["variant"], row["best"], row["beta"]) for row in rows] == [
+        ("dpo:b0.2", "yes", "0.2"), ("dpo:b0.3", "", "0.3"), ("dpo:b0.1", "", "0.1"),
+    ]  # fmt: skip
+    assert outcome.about["best"] == {
+        "run": "dpo:b0.2", "sort_by": SORT_BY, "value": 0.9, "payload": "dpo/b0.2/model",
+    }  # fmt: skip
+    page = (pages / "index.html").read_text("utf-8")
+    assert "<b>dpo:b0.2</b> comes first and is linked at <code>results/best</code>" in page
+    # What is the same for all isn't among what differs.
+    assert "loss" not in rows[0]
+
+
+def test_the_headline_is_of_the_best_one(results):
+    swept(results, {"a": 0.7, "b": 0.6})
+    for best in ("dpo:a", "dpo:b"):
+        card = next(card for card in cards(findings(results), best) if card.title == "Exact match")
+        assert card.steps[-1][0] == best
+
+
+def test_of_losses_the_lowest_is_first(results):
+    made = begun(results)
+    for name, right in (("good", 0.9), ("bad", 0.1)):
+        results.dpo(name, *made)
+        results.evaluate(f"main/dpo-{name}", right=right)
+    found = variants(findings(results), "conversations.chat.held_out_loss")
+    assert (found.labels, found.highest_first) == (["dpo:good", "dpo:bad"], False)
+
+
+def test_a_missing_figure_comes_last_and_is_a_gap(results):
+    swept(results, {"a": None, "b": 0.6, "c": None, "d": 0.8})
+    made = begun(results)
+    results.dpo("unevaluated", *made)
+    found = variants(findings(results), SORT_BY)
+    assert found.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
+    assert found.sorted_by.shown("dpo:a") == "–"
+    results.report(sort_by=SORT_BY)
+
+
+def test_equal_ones_are_in_the_order_of_their_names_and_that_is_told(results):
+    swept(results, {"lr-10": 0.8, "lr-2": 0.8, "lr-1": 0.5})
+    found = variants(findings(results), SORT_BY)
+    assert (found.best, found.tied) == ("dpo:lr-2", ["dpo:lr-10"])
+    _, pages = results.report(sort_by=SORT_BY)
+    assert "as of dpo:lr-10, which comes after it by name" in (pages / "index.html").read_text("utf-8")
+
+
+def test_what_nobody_has_is_refused_with_what_there_is(results):
+    swept(results, {"a": None, "b": None})
+    with pytest.raises(SnaketuneError, match=r"reward_accuracy'; did you mean 'preferences.pairs.logp_accuracy'"):
+        results.report(sort_by=SORT_BY)
+    with pytest.raises(SnaketuneError, match=r"known: .*conversations.chat.exact_match.by_task.counting.share, "):
+        results.report(sort_by="zzz")
+
+
+def test_without_sort_by_runs_are_in_the_order_of_their_names_and_none_is_the_best(results):
+    swept(results, {"b": 0.9, "a": 0.1})
+    outcome, pages = results.report()
+    assert [row["variant"] for row in table(pages)] == ["dpo:a", "dpo:b"]
+    assert "best" not in outcome.about
+    assert "<code>results/best</code>: " not in (pages / "index.html").read_text("utf-8")
+
+
+def test_one_run_alone_is_a_table_too(results):
+    swept(results, {"only": 0.7})
+    _, pages = results.report(sort_by=SORT_BY)
+    (row,) = table(pages)
+    assert (row["variant"], row["best"]) == ("dpo:only", "yes")
+    assert "what differs" not in (pages / "index.html").read_text("utf-8")
+
+
+def test_two_sweeps_stand_in_one_table(results):
+    specs = {
+        "beta-0.1": {}, "beta-0.3": {"beta": 0.3},
+        "loss-a": {"loss": {"sigmoid": 1.0, "sft": 0.2}, "training": {"epochs": 2.0}},
+        "loss-b": {"loss": "ipo", "training": {"epochs": 2.0}, "lora": {"rank": 4}},
+    }  # fmt: skip
+    swept(results, {"beta-0.1": 0.1, "beta-0.3": 0.4, "loss-a": 0.3, "loss-b": 0.2}, specs)
+    found = variants(findings(results), SORT_BY)
+    assert found.labels == ["dpo:beta-0.3", "dpo:loss-a", "dpo:loss-b", "dpo:beta-0.1"]
+    assert list(found.keys) == ["loss", "beta", "epochs", "lora"]
+    assert found.keys["loss"]["dpo:loss-a"] == "sigmoid + 0.2 sft"
+    assert found.keys["lora"] == dict.fromkeys(found.labels, "–") | {"dpo:loss-b": "rank 4"}
+    assert found.names["dpo:loss-a"] == "sigmoid + 0.2 sft, beta 0.1, epochs 2"
+    results.report(sort_by=SORT_BY)
+
+
+def test_runs_from_two_models_say_which(results):
+    tokenizer = results.tokenizer()
+    chat = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
+    pairs = results.pack("pairs-demo-128-bb", results.corpus("pairs", kind="preferences"), tokenizer, kind="preference")
+    for name in ("one", "two"):
+        results.dpo(name, results.sft(name, chat, tokenizer), pairs)
+    assert variants(findings(results), None).keys == {"from": {"dpo:one": "one", "dpo:two": "two"}}
+
+
+def test_what_was_ended_early_says_why_and_is_not_the_best(results):
+    reason = "<b>margin</b> -2.1 below -1 at 3 lines of the log"
+    made = begun(results)
+    for name, accuracy, about in (("a", 0.95, {"stopped": {"step": 1200, "reason": reason}}), ("b", 0.7, {})):
+        spec = {"beta": accuracy, "stop_if": {"margin_below": -1.0, "window": 3, "kl_above": None} if about else None}
+        results.dpo(name, *made, spec=spec, logged={"kl": 3000.0 if about else 0.5}, **about)
+        results.pairs(f"main/dpo-{name}", MOVED, reference=MARGINS)
+        results.evaluate(f"main/dpo-{name}", reference=True, reward_accuracy=accuracy)
+    outcome, pages = results.report(sort_by=SORT_BY)
+    assert outcome.about["best"]["run"] == "dpo:b"
+    assert [row["stopped at step"] for row in table(pages)] == ["1200", ""]
+    page = (pages / "index.html").read_text("utf-8")
+    assert "&lt;b&gt;margin&lt;/b&gt; -2.1" in page
+    assert "step 1,200" in page
+    assert "<td>margin_below -1, window 3</td>" in page
+    assert "<b>dpo:b</b> is the first that wasn't ended early and is linked" in page
+    # What went wrong leaves the axes to the others.
+    assert "KL to the reference: 0.5 → 0.5" in page
+    assert "as the reference and dpo:b see them" in page
+    assert "ended early" in (pages / "variants.svg").read_text("utf-8")
+
+
+def test_names_may_hold_dots(results):
+    made = begun(results)
+    results.dpo("a", *made)
+    results.evaluate("main/dpo-a", tasks={"arc.v1.5": {"acc_norm,strict-match": 0.25}})
+    found = variants(findings(results), "tasks.arc.v1.5.acc_norm,strict-match")
+    assert found.sorted_by.values == {"dpo:a": 0.25}
+
+
+def test_a_figure_of_a_detail_can_be_sorted_by(results):
+    swept(results, {"a": 0.5, "b": 0.6})
+    found = variants(findings(results), "conversations.chat.exact_match.by_task.weekday.share")
+    assert found.columns[0] is found.sorted_by
+    assert found.sorted_by.shown("dpo:a") == "50%"
+
+
+def test_every_figure_of_the_plan_is_one_that_the_report_names(sweep):
+    """What `sort_by` may name, what an evaluation writes, and what the table calls it."""
+    found = findings(sweep)
+    for section, on in (("conversations", "chat"), ("preferences", "pairs")):
+        for figure in FIGURES[section]:
+            assert variants(found, f"{section}.{on}.{figure}").sorted_by.name
+
+
+def test_what_a_training_warned_of_is_told(results):
+    made = begun(results)
+    results.dpo("a", *made)
+    results.dpo("b", *made)
+    seen = {
+        "step": 40,
+        "text": "chosen <i>completions</i> are collapsing: 0.21 nats",
+        "numbers": {"x": 1},
+        "kind": "collapse",
+    }
+    warnings = [
+        seen | {"at_end": seen | {"text": "collapsing: 0.5 nats"}},
+        seen | {"kind": "only_rejected", "at_end": None},
+    ]
+    path = results.folder / "results/dpo/b/run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": warnings}))
+    _, pages = results.report()
+    assert [row["warnings"] for row in table(pages)] == ["", "collapse, only rejected"]
+    page = (pages / "index.html").read_text("utf-8")
+    assert (
+        "chosen &lt;i&gt;completions&lt;/i&gt; are collapsing: 0.21 nats</span> At the end: collapsing: 0.5 nats"
+        in page
+    )
+    assert "0.21 nats</span> No longer so at the end." in page
+
+
+MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}
+MOVED = {"up": 0.3, "down": -0.1, "high": 1.5, "low": -0.2}
+
+
+def moved(results: Results, **evaluated) -> list:
+    """A run whose pairs flipped both ways. Args: evaluated: what is known of the models, by name of the argument."""
+    made = begun(results)
+    results.dpo("a", *made, spec={"beta": 0.5})
+    results.pairs("main/dpo-a", MOVED, reference=evaluated.get("reference"))
+    results.evaluate("main/dpo-a")
+    if "sft" in evaluated:
+        results.pairs("main/sft-a", evaluated["sft"])
+        results.evaluate("main/sft-a")
+    return changes(findings(results))
+
+
+@pytest.mark.parametrize("known", [{"sft": MARGINS}, {"reference": MARGINS}, {"sft": MARGINS, "reference": MARGINS}])
+def test_before_is_the_model_that_a_run_began_with_or_its_reference(results, known):
+    (change,) = moved(results, **known)
+    assert change.before == ("sft:a" if "sft" in known else "reference")
+    assert change.outcomes(per_token=True) == {"won": 1, "lost": 1, "right": 1, "wrong": 1}
+    assert [change.ids[place] for won in (True, False) for place in change.flipped(won, 9)] == ["up", "down"]
+    before_P2, after_P2 = change.rewards()
+    assert not before_P2.any()
+    scale = 0.5 if "reference" in known else 1.0
+    assert after_P2[:, 0].tolist() == pytest.approx([scale * 10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
+    results.report()
+
+
+def test_a_reference_that_is_another_model_than_the_start_has_rewards_of_its_own(results):
+    other = {pair: margin + 1 for pair, margin in MARGINS.items()}
+    (change,) = moved(results, sft=MARGINS, reference=other)
+    before_P2, _ = change.rewards()
+    assert before_P2[:, 0].tolist() == pytest.approx([-0.5 * 10] * 4)
+    _, pages = results.report()
+    assert "(outlines: before)" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_a_run_without_a_reference_is_held_against_the_model_it_began_with(results):
+    (change,) = moved(results, sft=MARGINS)
+    assert change.beta is None
+    before_P2, after_P2 = change.rewards()
+    assert not before_P2.any()
+    assert after_P2[:, 0].tolist() == pytest.approx([10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
+    _, pages = results.report()
+    assert "dpo:a: gains, chosen" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_without_a_reference_and_without_what_came_before_nothing_is_told(results):
+    assert moved(results) == []
+    _, pages = results.report()
+    assert "No evaluation asked" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_pairs_that_only_one_of_them_knows_are_left_out(results):
+    (change,) = moved(results, sft={pair: MARGINS[pair] for pair in ("low", "up")})
+    assert sorted(change.ids) == ["low", "up"]
+
+
+def test_whole_answers_and_their_tokens_may_say_otherwise(results):
+    made = begun(results)
+    results.dpo("a", *made)
+    results.pairs("main/dpo-a", {"p": 0.5}, reference={"p": -0.5})
+    results.evaluate("main/dpo-a")
+    (change,) = changes(findings(results))
+    # The same sums, over fewer tokens of the rejected one.
+    change.counts_P2[:] = [[100, 5]]
+    assert change.outcomes(per_token=True)["right"] == 1
+    assert change.outcomes(per_token=False)["won"] == 1
+
+
+def test_flipped_pairs_are_shown_with_their_texts(results):
+    texts = {pair: (f"ask {pair}", f"<i>good {pair}</i>", f"bad {pair} " + "x" * 5000) for pair in MARGINS}
+    tokenizer = results.tokenizer()
+    model = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)
+    pairs = results.texts("pairs", texts)
+    results.dpo("a", model, results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference"))
+    results.pairs("main/dpo-a", MOVED, reference=MARGINS)
+    results.evaluate("main/dpo-a")
+    found = findings(results)
+    (flip,) = flips(found, changes(found)[0], True, 5)
+    assert (flip.prompt, flip.chosen) == ("[user] ask up", "<i>good up</i>")
+    assert len(flip.rejected) < 1000
+    _, pages = results.report()
+    for name in ("index.html", "preferences.html"):
+        page = (pages / name).read_text("utf-8")
+        assert "&lt;i&gt;good up&lt;/i&gt;" in page
+        assert "&lt;i&gt;good down&lt;/i&gt;" in page
+        assert "good high" not in page
+
+
+def test_metrics_that_nobody_here_has_heard_of_are_drawn(results):
+    made = begun(results)
+    logged = {"kl": 0.5, "logps_chosen": -20.0, "logps_rejected": -30.0, "sft_term": 2.0, "grad_norm": 1.0}
+    results.dpo("a", *made, logged=logged)
+    _, pages = results.report()
+    svg = (pages / "dpo.svg").read_text("utf-8")
+    for title in ("KL to the reference: 0.5", "Logps chosen: chosen (solid) and", "Sft term: 2", "Grad norm: 1"):
+        assert title in svg
+    assert "Logps rejected" not in svg
+
+
+def test_a_model_of_before_and_its_answers_stand_beside_what_changed(results):
+    made = begun(results)
+    results.dpo("a", *made)
+    results.evaluate("main/sft-a", text="Sure! The\nanswer is <b>{answer}</b>.")
+    results.evaluate("main/dpo-a", text="The\nanswer is <b>{answer}</b>!")
+    _, pages = results.report()
+    page = (pages / "samples.html").read_text("utf-8")
+    assert "<del>Sure! </del>The\nanswer is &lt;b&gt;7&lt;/b&gt;<del>.</del><ins>!</ins>" in page
+    assert page.count("against sft:a") == page.count("<del>Sure! ") == 3
