@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from benchmarks.families.examine import CPU
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
-from snaketune.models import kernels, pieces, products
+from snaketune.models import kernels, products
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import completion_logprobs, pair_logprobs, separate_token_losses, token_losses
 from snaketune.models.selftest import self_test
@@ -63,9 +63,7 @@ def test_windows_reach_up_the_tree(window, kernel):
     same_as_alone(tiny_config("mistral", sliding_window=window), kernel)
 
 
-@pytest.mark.parametrize("whole", [1, 4])
-def test_segments_in_halves_are_the_same(whole, monkeypatch):
-    monkeypatch.setattr(pieces, "WHOLE", whole)
+def test_one_head_of_keys_serves_all_queries():
     same_as_alone(tiny_config("qwen2", num_key_value_heads=1), "sdpa")
 
 
@@ -95,7 +93,8 @@ def same_as_alone(config, kernel: str) -> None:
 
 def test_a_place_that_predicts_several_tokens_is_projected_once():
     rows = tree_rows(VOCABULARY)
-    batch = collate(rows, "sdpa")
+    # With the free tokens, as they lie in the rows.
+    batch = collate(rows, "dense")
     placed = batch["segments"].layout
     assert len(batch["sources"]) == len(batch["sources"].unique()) < len(batch["targets"])
     supervised = np.flatnonzero((np.concatenate([row["labels"] for row in rows]) != -100) & (placed.parents >= 0))
@@ -137,3 +136,18 @@ def test_completions_of_several_rows_stand_in_their_order():
     ends = [[0, 1, 2, 0], [0, 0, 2, 1, 1, 3], [3, 4, 5, 0, 2, 1]]
     expected = [first + end for first, row in zip((0, 4, 9), ends) for end in row]
     assert layout_of(tree_rows(VOCABULARY)).completions.tolist() == expected
+
+
+def test_free_tokens_are_not_computed_where_shapes_may_differ():
+    rows = tree_rows(VOCABULARY)
+    used = [int(row["segment_lengths"].sum()) for row in rows]
+    batch = collate(rows, "sdpa")
+    ids = [row["input_ids"][:tokens] for row, tokens in zip(rows, used)]
+    assert batch["input_ids"][0].tolist() == np.concatenate(ids).tolist()
+    assert batch["segments"].layout.tokens == batch["segments"].layout.document_tokens == sum(used)
+    whole = collate(rows, "dense")
+    assert whole["segments"].layout.tokens == sum(used) + 7
+    assert torch.equal(batch["targets"], whole["targets"])
+    nothing = {name: np.zeros(5 if name in ("input_ids", "labels") else 0, np.int32) for name in rows[0]}
+    assert collate([nothing, nothing], "sdpa")["input_ids"].shape == (1, 1)
+    assert collate([nothing, rows[0]], "sdpa")["input_ids"].shape == (1, used[0])

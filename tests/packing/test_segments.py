@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.models import pieces
 from snaketune.models.pieces import pieces_of
 from snaketune.packing.segments import layout, mask, varlen_keys
 
@@ -64,12 +63,10 @@ def test_parents_and_positions_follow_from_the_mask(made):
         assert placed.parents[token] == (seen[-2] if len(seen) > 1 else -1)
 
 
-@given(rows(), st.integers(1, 24))
-def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made, whole):
+@given(rows())
+def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made):
     placed = laid_out(made)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "WHOLE", whole)
-        found = pieces_of(placed)
+    found = pieces_of(placed)
     seen = np.zeros((placed.tokens, placed.tokens), int)
     for piece in found:
         queries, keys = piece.stop - piece.start, piece.last - piece.first

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from snaketune.models.kernels import Bounds, segments_for
+from snaketune.models.kernels import ANY_SHAPE, Bounds, segments_for
+from snaketune.packing.reader import TOKENS
 from snaketune.packing.segments import Layout, layout_of
 from snaketune.packing.shards import IGNORED
 
@@ -14,7 +15,7 @@ from snaketune.packing.shards import IGNORED
 def collate(
     rows: Sequence[dict[str, Any]], kernel: str, bounds: Bounds | None = None, prompts: bool = False
 ) -> dict[str, Any]:
-    """B rows, laid end to end (T tokens in all).
+    """B rows, laid end to end (T tokens in all); for kernels that gain from it, without the free tokens of each.
 
     The pair [abCD][EF] of `packing.segments`, C to F supervised: b predicts both C and E, and is projected once.
 
@@ -35,6 +36,8 @@ def collate(
             that several completions go through counts for each of them.
         sequence_members, sequence_pairs: int64, with `prompts`: which of the N tokens are in which pair's chosen sequence.
     """
+    if kernel in ANY_SHAPE:
+        rows = _without_free_tokens(rows)
     placed = layout_of(rows)
     labels_T = np.concatenate([row["labels"] for row in rows])
     ids_T = np.concatenate([row["input_ids"] for row in rows]).astype(np.int64)
@@ -69,6 +72,13 @@ def collate(
         members, pairs = _members(placed, placed.completions[::2], number_T)
         batch |= {"sequence_members": members, "sequence_pairs": pairs}
     return batch
+
+
+def _without_free_tokens(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    used = [int(row["segment_lengths"].sum()) for row in rows]
+    # Of a batch that holds nothing, one token is left for the model to compute.
+    used[0] = used[0] or int(not any(used))
+    return [row | {name: row[name][:tokens] for name in TOKENS} for row, tokens in zip(rows, used) if tokens]
 
 
 def _members(placed: Layout, segments_C: np.ndarray, number_T: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,10 @@
 """Compiling a model's layers with `torch.compile`: when it pays, and so that nothing is compiled again after the first step.
 
 Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
-their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it; everything else
-has the same shapes from shard to loss. Of layers that are checkpointed the parts are compiled: the graph breaks inside the
-checkpoint, and then the whole layer would run as it is, without a word.
+their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it. Everything else
+has the same shapes from shard to loss, or, where free tokens aren't computed, is compiled for any number of tokens. Of layers
+that are checkpointed the parts are compiled: the graph breaks inside the checkpoint, and then the whole layer would run as
+it is, without a word.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import attend, use_attention
 from snaketune.models.devices import Compute
-from snaketune.models.kernels import NOT_COMPILED
+from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED
 
 # FLOPs of a run from which on compiling pays: some 10 s on a CPU, a minute on a GPU, for a tenth of the time that follows.
 # Not the time that they take: the choice, and with it the last bits of the weights, would change from run to run.
@@ -92,4 +93,4 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
         use_attention(model, torch.compiler.disable(attend))
     for layer in layers:
         for module in layer.children() if checkpointing else (layer,):
-            module.compile(dynamic=False)
+            module.compile(dynamic=compute.kernel in ANY_SHAPE)

@@ -263,3 +263,5 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
 SOFTCAP = {"flash_attention_2", "flash_attention_4"}
 # Those whose calls and shapes differ from batch to batch, or whose code no compiler reads: they run as they are.
 NOT_COMPILED = {"sdpa", "flash_attention_4"}
+# Those that take batches of any shape as fast as of one: free tokens aren't computed.
+ANY_SHAPE = {"sdpa"}

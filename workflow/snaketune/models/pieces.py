@@ -22,9 +22,6 @@ import torch
 
 from snaketune.packing.segments import Layout
 
-# More own tokens than this are halved.
-WHOLE = 256
-
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -49,29 +46,14 @@ def pieces_of(rows: Layout) -> tuple[Piece, ...]:
     6 8 6 8 True
     6 8 0 3 False
     """
-    causal: list[Piece] = []
-    seen: list[Piece] = []
-    for start, length in zip(rows.starts.tolist(), rows.lengths.tolist()):
-        _halve(start, start + length, causal, seen)
-    # By where its queries end and what they see: a sibling with the same prefix joins in.
+    starts, stops = rows.starts.tolist(), (rows.starts + rows.lengths).tolist()
+    # By where queries end and what they see: a sibling with the same prefix joins in.
     prefixes: dict[tuple[int, int, int], int] = {}
     for segment in np.flatnonzero(rows.prefix_lengths).tolist():
-        start = int(rows.starts[segment])
-        stop = start + int(rows.lengths[segment])
         for keys in _above(rows, segment):
-            prefixes[stop, *keys] = prefixes.pop((start, *keys), start)
-    seen += [Piece(start, stop, *keys, causal=False) for (stop, *keys), start in prefixes.items()]
-    return (*causal, *seen)
-
-
-def _halve(start: int, stop: int, causal: list[Piece], seen: list[Piece]) -> None:
-    if stop - start <= WHOLE:
-        causal.append(Piece(start, stop, start, stop, causal=True))
-        return
-    middle = (start + stop) // 2
-    _halve(start, middle, causal, seen)
-    _halve(middle, stop, causal, seen)
-    seen.append(Piece(middle, stop, start, middle, causal=False))
+            prefixes[stops[segment], *keys] = prefixes.pop((starts[segment], *keys), starts[segment])
+    causal = [Piece(start, stop, start, stop, causal=True) for start, stop in zip(starts, stops)]
+    return (*causal, *(Piece(start, stop, *keys, causal=False) for (stop, *keys), start in prefixes.items()))
 
 
 def _above(rows: Layout, segment: int) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
 from snaketune.models.compiling import Choice, choose, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
-from snaketune.models.kernels import Bounds
+from snaketune.models.kernels import ANY_SHAPE, Bounds
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import TOLERANCE, self_test
@@ -82,7 +82,7 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def _collate_items(self, items: list[list[dict[str, Any]]]) -> dict[str, Any]:
         rows = [row for some in items for row in some]
-        if self.compiled:
+        if self.compiled and self.run.compute.kernel not in ANY_SHAPE:
             # The last batch of an epoch may be smaller, and so may the last item of each length.
             items = [*items, *[[]] * (self.args.per_device_train_batch_size - len(items))]
             missing = (self.rows.row_length - sum(len(row["input_ids"]) for row in some) for some in items)
@@ -103,9 +103,9 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The Trainer's hook."""
-        placed, supervised = inputs["segments"].layout, len(inputs["targets"])
+        placed = inputs["segments"].layout
         prefixes_D, lengths_D = placed.prefix_lengths[placed.documents], placed.lengths[placed.documents]
-        self.gauge.count(prefixes_D, lengths_D, supervised=supervised, projected=supervised)
+        self.gauge.count(prefixes_D, lengths_D, supervised=len(inputs["targets"]), projected=len(inputs["sources"]))
         loss = self.batch_loss(model, inputs, num_items_in_batch)
         if self.args.world_size > 1:
             # Gradients are averaged over processes, and each process holds a part of the step's items.
