@@ -175,8 +175,10 @@ CODE = {
     "tokenization/tokenize.py": TOKENS | SFT,
     "packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,
-    "packing/reader.py": SFT,
-    "packing/segments.py": SFT,
+    # By which a pack tells what pairs it holds.
+    "packing/same_pairs.py": {"pack"} | SFT,
+    "packing/reader.py": {"pack"} | SFT,
+    "packing/segments.py": {"pack"} | SFT,
     "training/sft.py": SFT,
     "training/raw.py": SFT,
     "training/ref_logps.py": REF,
