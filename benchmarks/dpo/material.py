@@ -34,6 +34,8 @@ SOURCES: dict[str, dict[str, Any]] = {
     "pandalm": {"files": ["pandalm_test/testset-v1.json"]},
     "oasst": {"files": ["oasst1_en_val/en-validation.jsonl"]},
 }
+# Tokens of a row: of oasst1, the replies to one message would often be parted among rows of 1,024, each with the message.
+LENGTHS = {"raschka": 1024, "pandalm": 1024, "oasst": 2048}
 # Pairs of an optimizer step, on both sides: about so many where rows hold what they hold.
 PAIRS_PER_STEP = 16
 BETA = 0.1
@@ -83,17 +85,17 @@ def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size:
         config["tokenizers"] = {"shared": {"adopt": str(Path(trained.payload).resolve())}}
         _write_chats(list(names))
         config["corpora"]["chats"] = {"kind": "conversations", "sources": [{"files": ["chats.jsonl"]}], "held_out": 0}
-        config["sft"] = {"start": _sft(made_model(folder / "base", Path(trained.manifest)))}
-        config["dpo"] = {f"{name}-whole": _dpo(name, 1) for name in names}
+        config["sft"] = {"start": _sft(made_model(folder / "base", Path(trained.manifest), max(LENGTHS.values())))}
+        config["dpo"] = {f"{name}-whole": _dpo(name, name, 1) for name in names}
         for name in names:
             _make(pack_of(_graph(config), f"{name}-whole"))
         for name, (source, count) in runs.items():
             _write_some(source, pack_of(_graph(config), f"{source}-whole"), count, Path(f"{name}.jsonl"))
             config["corpora"][f"{name}-some"] = _corpus({"files": [f"{name}.jsonl"]})
-            config["dpo"][name] = _dpo(f"{name}-some", 1)
+            config["dpo"][name] = _dpo(f"{name}-some", source, 1)
             some = pack_of(_graph(config), name)
             _make(some)
-            config["dpo"][name] = _dpo(f"{name}-some", _rows_per_step(some))
+            config["dpo"][name] = _dpo(f"{name}-some", source, _rows_per_step(some))
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return Material(folder=folder)
 
@@ -155,9 +157,9 @@ def _sft(base: Path) -> dict[str, Any]:
             "packing": {"length": ROW_LENGTH}, "training": training}  # fmt: skip
 
 
-def _dpo(corpus: str, batch_rows: int) -> dict[str, Any]:
+def _dpo(corpus: str, source: str, batch_rows: int) -> dict[str, Any]:
     training = _training(batch_rows) | {"micro_batch_rows": 1}
-    return {"from": "start", "corpus": corpus, "packing": {"length": ROW_LENGTH}, "beta": BETA, "training": training,
+    return {"from": "start", "corpus": corpus, "packing": {"length": LENGTHS[source]}, "beta": BETA, "training": training,
             "operation": {"checkpoint_steps": 10**6}}  # fmt: skip
 
 

@@ -50,15 +50,15 @@ def made(folder: Path, raw: Path, vocab_size: int = 8192) -> Material:
     return Material(raw=raw, tokenizer=tokenizer, pack=pack, base=made_model(folder / "base", tokenizer))
 
 
-def made_model(folder: Path, tokenizer: Path) -> Path:
-    """The folder of a model with random weights for this tokenizer."""
+def made_model(folder: Path, tokenizer: Path, positions: int = ROW_LENGTH) -> Path:
+    """The folder of a model with random weights for this tokenizer, and for sequences of so many tokens."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     known = AutoTokenizer.from_pretrained(tokenizer.parent / "tokenizer")
     config = AutoConfig.for_model(
         "qwen2", vocab_size=len(known), pad_token_id=known.pad_token_id, eos_token_id=known.eos_token_id,
-        bos_token_id=None, use_sliding_window=False, **MODEL,
+        bos_token_id=None, use_sliding_window=False, **MODEL | {"max_position_embeddings": positions},
     )  # fmt: skip
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -31,6 +31,14 @@ class MadePair:
     def sequences(self) -> list[tuple[Token, ...]]:
         return [tuple((token, False) for token in self.prompt) + side for side in (self.chosen, self.rejected)]
 
+    def learned(self) -> list[tuple[Token, ...]]:
+        """Up to the last token that is supervised, which is what is packed."""
+        return [up_to_supervised(sequence) for sequence in self.sequences()]
+
+
+def up_to_supervised(sequence: tuple[Token, ...]) -> tuple[Token, ...]:
+    return sequence[: max((at + 1 for at, (_, supervised) in enumerate(sequence) if supervised), default=0)]
+
 
 def tokenized(
     folder: Path, train: Sequence[MadePair], held_out: Sequence[MadePair] = (), per_batch: int = 3

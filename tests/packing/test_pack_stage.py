@@ -108,7 +108,8 @@ def test_a_split_of_which_nothing_can_be_packed_is_refused_with_the_reasons(pack
 
 
 def check_pairs(packed: Artifact, chat: ChatTokenizer, rows: list[dict]) -> None:
-    """All of them are there: the same tokens as two conversations of their own, of which only completions are supervised."""
+    """All of them are there: the same tokens as two conversations of their own, of which only completions are supervised, but
+    for the line break behind the last turn, from which nothing is learned."""
     by_id, found = {row["id"]: row for row in rows}, read_back(packed)
     assert found.keys() == by_id.keys()
     for name, both in found.items():
@@ -116,9 +117,11 @@ def check_pairs(packed: Artifact, chat: ChatTokenizer, rows: list[dict]) -> None
         context = len(chat.encode([pair["prompt"]])[0].ids)
         for side, tokens in zip(("chosen", "rejected"), both, strict=True):
             whole = chat.encode([pair["prompt"] + pair[side]])[0]
-            assert [token for token, _ in tokens] == whole.ids.tolist()
             spans = [(start, end) for start, end in whole.spans if start >= context]
-            assert [supervised for _, supervised in tokens] == whole.mask(spans).tolist()
+            supervised = whole.mask(spans)
+            kept = np.flatnonzero(supervised)[-1] + 1
+            assert len(whole.ids) == kept + 1
+            assert tokens == tuple(zip(whole.ids[:kept].tolist(), supervised[:kept].tolist()))
 
 
 def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
@@ -129,7 +132,9 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     assert read_table(packed.file("train-00000.arrow")).schema == schema(256, completions=True)
     check_pairs(packed, ChatTokenizer.load(tokenizer.folder), rows)
     counts = packed.manifest["counts"]["train"]
-    assert counts["read_tokens"] == counts["tokens"] + counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
+    assert counts["dropped_tokens"] == {"after_last_supervised": 2 * len(rows)}
+    shared = counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
+    assert counts["read_tokens"] == counts["tokens"] + shared + 2 * len(rows)
 
 
 def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_them(pack):

@@ -66,9 +66,9 @@ def test_every_completion_is_read_back_whole(pairs, length):
         assert counts["read"] == len(found) + sum(counts["dropped"].values())
         for number, own in enumerate(pairs):
             if str(number) in found:
-                assert found[str(number)] == own.sequences()
+                assert found[str(number)] == own.learned()
             else:
-                assert trie_nodes(own.sequences()) > length
+                assert trie_nodes(own.learned()) > length
 
 
 @settings(deadline=None, max_examples=30)
@@ -79,7 +79,7 @@ def test_a_prompts_completions_are_a_trie(pairs):
         made = packed(Path(folder), pairs, 1024)
         by_prompt: dict[tuple[int, ...], list[tuple[Token, ...]]] = {}
         for own in pairs:
-            by_prompt.setdefault(own.prompt, []).extend(own.sequences())
+            by_prompt.setdefault(own.prompt, []).extend(own.learned())
         counts = made.manifest["counts"]["train"]
         assert counts["tokens"] == sum(map(trie_nodes, by_prompt.values())) == PackedRows(made, "train").tokens
 
@@ -93,9 +93,9 @@ def test_whatever_is_cut_off_what_is_left_is_the_beginning(pairs, length):
         cut = 0
         for number, own in enumerate(pairs):
             if str(number) not in found:
-                assert trie_nodes(own.sequences()) > length
+                assert trie_nodes(own.learned()) > length
                 continue
-            whole = own.sequences()
+            whole = own.learned()
             for side, full in zip(found[str(number)], whole, strict=True):
                 assert side == full[: len(side)]
                 assert any(supervised for _, supervised in side)
@@ -180,7 +180,7 @@ def test_a_beginning_that_is_supervised_in_one_of_them_only_stands_twice(tmp_pat
     (row,) = rows_of(tmp_path, [pair("AbC", "ABC")])
     assert row["segment_lengths"].tolist() == [5, 2]
     assert row["prefix_lengths"].tolist() == [0, 3]
-    assert read_back(packed(tmp_path / "b", [pair("AbC", "ABC")], 64))["0"] == pair("AbC", "ABC").sequences()
+    assert read_back(packed(tmp_path / "b", [pair("AbC", "ABC")], 64))["0"] == pair("AbC", "ABC").learned()
 
 
 def test_a_tree_that_is_longer_than_a_row_is_parted(tmp_path):
@@ -190,7 +190,7 @@ def test_a_tree_that_is_longer_than_a_row_is_parted(tmp_path):
     # Those that begin alike are together, and the prompt stands twice.
     assert by_row(made) == [["0", "2", "4"], ["1", "3"]]
     assert made.manifest["counts"]["train"]["shared_prompt_tokens"] == 3 * 2
-    assert read_back(made) == {str(n): own.sequences() for n, own in enumerate(pairs)}
+    assert read_back(made) == {str(n): own.learned() for n, own in enumerate(pairs)}
 
 
 def test_prompts_of_one_hash_that_differ_have_trees_of_their_own(tmp_path, monkeypatch):
@@ -198,17 +198,17 @@ def test_prompts_of_one_hash_that_differ_have_trees_of_their_own(tmp_path, monke
     pairs = [pair("AB", "AC", (90,)), pair("AB", "AD", (91,)), pair("AB", "AE", (90,))]
     made = packed(tmp_path, pairs, 64)
     assert made.manifest["counts"]["train"]["tokens"] == 5 + 4
-    assert read_back(made) == {str(n): own.sequences() for n, own in enumerate(pairs)}
+    assert read_back(made) == {str(n): own.learned() for n, own in enumerate(pairs)}
 
 
 def test_pairs_without_a_prompt_are_read_back_too(tmp_path):
     pairs = [pair("aBC", "bBC", ()), pair("aBC", "aBD", ()), pair("aBC", "bBC", ())]
-    assert read_back(packed(tmp_path, pairs, 64)) == {str(n): own.sequences() for n, own in enumerate(pairs)}
+    assert read_back(packed(tmp_path, pairs, 64)) == {str(n): own.learned() for n, own in enumerate(pairs)}
 
 
 def test_memory_is_given_back_while_trees_grow(tmp_path, monkeypatch):
     monkeypatch.setattr("snaketune.packing.spelling.READ_BEFORE_RELEASE", 1)
     pairs = [pair("AB" * n, "AC" * n, prompt) for prompt in PROMPTS for n in (1, 2, 3)]
     made = packed(tmp_path, pairs, 64)
-    assert read_back(made) == {str(n): own.sequences() for n, own in enumerate(pairs)}
+    assert read_back(made) == {str(n): own.learned() for n, own in enumerate(pairs)}
     assert layout_of([PackedRows(made, "train")[0]]).prefixed

@@ -23,7 +23,7 @@ from snaketune.tokenization.tokenizer import build as build_tokenizer
 from snaketune.tokenization.tokens import TokenWriter
 from tests.packing import chain
 from tests.packing.chain import ROOT, pack_tokens, rows_of
-from tests.packing.made_pairs import Token, encoded, read_back
+from tests.packing.made_pairs import Token, encoded, read_back, up_to_supervised
 
 Made = tuple[tuple[int, ...], tuple[Token, ...], bool]
 
@@ -57,7 +57,8 @@ def row(prompt: str, said: str, label: bool = True) -> Made:
 
 
 def whole(prompt: tuple[int, ...], said: tuple[Token, ...]) -> tuple[Token, ...]:
-    return tuple((token, False) for token in prompt) + said
+    """What is packed of it."""
+    return up_to_supervised(tuple((token, False) for token in prompt) + said)
 
 
 made_rows = st.lists(
@@ -181,7 +182,9 @@ def test_from_a_corpus_to_shards_whatever_the_parts(tmp_path):
         for before, row_ in zip([*own[-2:], *own], own):
             first, second = found[row_["id"]]
             prompt = chat.encode([row_["prompt"]])[0].ids.tolist()
-            assert [token for token, _ in first] == chat.encode([row_["prompt"] + row_["completion"]])[0].ids.tolist()
+            encoding = chat.encode([row_["prompt"] + row_["completion"]])[0]
+            # Without the line break behind the turn.
+            assert [token for token, _ in first] == encoding.ids.tolist()[: np.flatnonzero(encoding.supervised)[-1] + 1]
             said = [token for token, _ in found[before["id"]][0]]
             begin = next(at for at, (_, supervised) in enumerate(found[before["id"]][0]) if supervised)
             assert [token for token, _ in second][len(prompt) :][-len(said[begin:]) :] == said[begin:]

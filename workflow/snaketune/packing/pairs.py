@@ -80,7 +80,8 @@ ARRAYS = tuple(field.name for field in fields(Pairs) if field.name != "mismatche
 
 
 def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
-    """All pairs of a split of which both completions have something supervised.
+    """All pairs of a split of which both completions have something supervised, each up to its last supervised token: what
+    comes after it (the line break that many templates put behind a turn) predicts nothing that is learned.
 
     Args:
         index: what `tokenize` wrote.
@@ -88,19 +89,21 @@ def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
     length, prompt, chosen, common, prompt_hash = (
         index[name].to_numpy() for name in ("length", "prompt", "chosen", "common", "prompt_hash")
     )
-    sequence = np.arange(len(length), dtype=np.int32)
+    sequence, runs = np.arange(len(length), dtype=np.int32), spelling.runs
+    first = runs.last_end(sequence, prompt, prompt + chosen) - prompt
+    second = runs.last_end(sequence, prompt + chosen, length) - prompt - chosen
     pairs = Pairs(
         sequence=sequence,
         second_sequence=sequence,
         second_start=prompt + chosen,
         prompt=prompt,
-        first=chosen,
-        second=length - prompt - chosen,
-        common=common,
+        first=first,
+        second=second,
+        common=np.minimum(common, np.minimum(first, second)),
         prompt_hash=prompt_hash,
     )
     if kind == "preference":
-        return pairs.take(pairs.supervised(spelling.runs))
+        return pairs.take(pairs.supervised(runs))
     pairs = pairs.take(index["supervised"].to_numpy() > 0)
     distance = _most_together(pairs.prompt_hash)
     before = np.roll(pairs.sequence, distance)
@@ -108,7 +111,7 @@ def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
         pairs,
         second_sequence=before,
         second_start=prompt[before],
-        second=chosen[before],
+        second=first[before],
         common=_common(pairs, spelling, distance),
         mismatched=True,
     )
@@ -153,7 +156,9 @@ def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, run
     """
     left_out = np.ones(len(index), bool)
     left_out[whole.sequence] = False
-    losses.drop("nothing_supervised", int(left_out.sum()), int(index["length"].to_numpy()[left_out].sum()))
+    length = index["length"].to_numpy()
+    losses.drop("nothing_supervised", int(left_out.sum()), int(length[left_out].sum()))
+    losses.drop("after_last_supervised", 0, int(length[~left_out].sum() - whole.read.sum()))
     pairs = _fitted(whole, row_length, runs) if whole.mismatched else whole
     too_long = pairs.tokens > row_length
     if not too_long.any():

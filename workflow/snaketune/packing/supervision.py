@@ -47,3 +47,10 @@ class Runs:
         """int32[K]: how many tokens of each stretch are supervised."""
         of, begin, end = self.inside(sequence, start, stop)
         return np.bincount(of, end - begin, minlength=len(sequence)).astype(np.int32)
+
+    def last_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """int32[K]: where the last supervised token of each stretch ends; its start if there is none."""
+        of, _, end = self.inside(sequence, start, stop)
+        found = start.astype(np.int32)
+        np.maximum.at(found, of, end.astype(np.int32))
+        return found
