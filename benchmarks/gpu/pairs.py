@@ -43,9 +43,9 @@ class MadePairs:
 
 
 class MadePairRows(MadeRows):
-    """Rows in memory, as `training.pairs` has them; the reference is zero."""
+    """Rows in memory, as `training.pairs` has them; the reference is zero, and all are from one source."""
 
-    unpaired = False
+    unpaired, sources = False, 1
 
     def __init__(self, ids: np.ndarray, labels: np.ndarray, columns: dict[str, list[np.ndarray]]):
         self.row_length, self.lists = ids.shape[1], (*SEGMENTS, *TREES)
@@ -54,11 +54,15 @@ class MadePairRows(MadeRows):
         self.pairs = sum(map(len, columns["completions"])) // 2
 
     def blank(self, tokens=None):
-        return super().blank(tokens) | {"reference": torch.empty(0, 2)}
+        return super().blank(tokens) | _told(0)
 
     def __getitem__(self, row):
         found = super().__getitem__(row)
-        return found | {"reference": torch.zeros(len(found["completions"]) // 2, 2)}
+        return found | _told(len(found["completions"]) // 2)
+
+
+def _told(pairs: int) -> dict[str, torch.Tensor]:
+    return {"reference": torch.zeros(pairs, 2), "source": torch.zeros(pairs, dtype=torch.int64)}
 
 
 def _column(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

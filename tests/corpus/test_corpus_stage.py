@@ -186,6 +186,24 @@ def test_several_sources(make, chat, tmp_path):
         build(corpus, work, files=[tmp_path / "chat.jsonl"], **inputs)
 
 
+def test_preferences_tell_which_source_they_are_from(tmp_path):
+    first = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(3)]
+    # The second one is there already; a weight doubles the others.
+    second = [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in (7, 1, 8)]
+    for name, rows in (("first", first), ("second", second)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    sources = [{"files": ["first.json"]}, {"files": ["second.json"], "weight": 2}]
+    spec = CorpusSpec(kind="preferences", sources=sources, held_out=0.0)
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    files = [tmp_path / "first.json", tmp_path / "second.json"]
+    build(spec, work, files=files, against=[], against_files=[])
+    rows = read_table(work.payload / "train.arrow").to_pylist()
+    assert [(row["prompt"][0]["content"], row["source"]) for row in rows] == [
+        ("q0", 0), ("q1", 0), ("q2", 0), ("q7", 1), ("q7", 1), ("q8", 1), ("q8", 1)
+    ]  # fmt: skip
+
+
 def message(role, text, *replies, rank=None):
     return {"role": role, "text": text, "replies": list(replies), "rank": rank, "lang": "en"}
 

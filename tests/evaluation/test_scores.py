@@ -8,7 +8,7 @@ from snaketune.config.evaluation import ExactMatch
 from snaketune.config.measured import FIGURES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
 from snaketune.evaluation.pairs import PAIRS, pair_table
-from snaketune.evaluation.preferences import of_same_tokens, preference_scores
+from snaketune.evaluation.preferences import by_source, of_same_tokens, preference_scores
 from snaketune.training.reference import Reference
 
 PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "content": "2+2"}], answer="4")
@@ -69,6 +69,18 @@ def test_preference_scores_with_and_without_a_reference():
     assert scores.keys() - {"pairs", "pairs_with_reference"} == set(FIGURES["preferences"])
 
 
+def test_preference_scores_of_each_source_are_those_of_its_pairs_alone():
+    sums = torch.tensor([[-1.0, -2.0], [-5.0, -3.0], [-4.0, -4.5]], dtype=torch.float64)
+    counts = torch.tensor([[1, 4], [5, 3], [4, 9]])
+    known = {"b": Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)}
+    found = by_source(["a", "b", "c"], [2, 0, 2], sums, counts, known)["by_source"]
+    assert found == {
+        "0": preference_scores(["b"], sums[1:2], counts[1:2], known),
+        "2": preference_scores(["a", "c"], sums[[0, 2]], counts[[0, 2]], {}),
+    }
+    assert by_source(["a", "b", "c"], [1, 1, 1], sums, counts, known) == {}
+
+
 def test_a_reference_over_other_tokens_gives_no_reward(capsys):
     """As where training truncated the pair and the evaluation doesn't."""
     counts = torch.tensor([[5, 3], [9, 3]])
@@ -79,11 +91,11 @@ def test_a_reference_over_other_tokens_gives_no_reward(capsys):
 
 
 def test_pairs_are_told_one_by_one_with_the_reference_where_there_is_one():
-    table = pair_table("c", ["a", "b"], [[-1.0, -2.0], [-5.0, -3.0]], [[1, 4], [5, 3]], {"b": (-7.0, -3.0)})
+    table = pair_table("c", ["a", "b"], [0, 2], [[-1.0, -2.0], [-5.0, -3.0]], [[1, 4], [5, 3]], {"b": (-7.0, -3.0)})
     assert table.schema == PAIRS
     assert table.to_pylist()[1] == {
-        "corpus": "c", "id": "b", "chosen_logp": -5.0, "rejected_logp": -3.0, "chosen_tokens": 5, "rejected_tokens": 3,
-        "reference_chosen_logp": -7.0, "reference_rejected_logp": -3.0,
+        "corpus": "c", "id": "b", "source": 2, "chosen_logp": -5.0, "rejected_logp": -3.0,
+        "chosen_tokens": 5, "rejected_tokens": 3, "reference_chosen_logp": -7.0, "reference_rejected_logp": -3.0,
     }  # fmt: skip
     assert table.to_pylist()[0]["reference_chosen_logp"] is None
-    assert pair_table("c", [], [], [], {}).num_rows == 0
+    assert pair_table("c", [], [], [], [], {}).num_rows == 0

@@ -137,6 +137,16 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     assert counts["read_tokens"] == counts["tokens"] + shared + 2 * len(rows)
 
 
+def test_documents_tell_which_source_a_pair_is_from(pack):
+    rows = [row | {"source": number % 3} for number, row in enumerate(rows_of("preferences", 20))]
+    packed = pack("preference", rows, held_out=4)
+    for split, own in (("train", rows[:-4]), ("held_out", rows[-4:])):
+        assert {place["id"]: place["source"] for place in documents(packed, split)} == {
+            row["id"]: row["source"] for row in own
+        }
+    assert "source" not in read_table(pack("sft", rows_of("chat", 20)).file("documents.arrow")).schema.names
+
+
 def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_them(pack):
     packed = pack("preference", rows_of("preferences", 20))
     older = replace(packed, manifest=packed.manifest | {"format_version": "3.0"})

@@ -82,20 +82,23 @@ class Results(DataResults):
         corpus: str = "pairs",
         reference: dict[str, float] | None = None,
         tokens: int = 10,
+        sources: int = 1,
     ) -> None:
         """The held-out pairs of an evaluation's model.
 
         Args:
             margins: by pair id, chosen less rejected in nats per token; the rejected one has -2 per token.
             reference: the same of the reference, for the pairs that it knows.
+            sources: how many they are from, in turn.
         """
         rows = []
-        for pair, margin in margins.items():
+        for number, (pair, margin) in enumerate(margins.items()):
             known = {} if reference is None or pair not in reference else reference
             rows.append(
                 {
                     "corpus": corpus,
                     "id": pair,
+                    "source": number % sources,
                     "chosen_logp": tokens * (margin - 2),
                     "rejected_logp": -2.0 * tokens,
                     "chosen_tokens": tokens,

@@ -36,8 +36,8 @@ def swept(results: Results, accuracies: dict[str, float | None], specs: dict[str
         results.evaluate(f"main/dpo-{name}", reference=True, reward_accuracy=accuracy)
 
 
-def table(pages) -> list[dict[str, str]]:
-    with (pages / "variants.csv").open(encoding="utf-8", newline="") as file:
+def table(pages, name: str = "variants") -> list[dict[str, str]]:
+    with (pages / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -213,6 +213,27 @@ def test_what_a_training_warned_of_is_told(results):
 
 MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}
 MOVED = {"up": 0.3, "down": -0.1, "high": 1.5, "low": -0.2}
+
+
+def test_what_changed_is_told_by_source_too(results):
+    made = begun(results)
+    kept = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
+    sources = [kept | {"files": [name], "layouts": {}} for name in ("one/<b>.jsonl", "two.jsonl")]
+    results.corpus("pairs", kind="preferences", sources=sources)
+    results.dpo("a", *made, spec={"beta": 0.5})
+    results.pairs("main/dpo-a", MOVED, reference=MARGINS, sources=2)
+    results.evaluate("main/dpo-a", by_source={str(number): {"reward_accuracy": number / 4} for number in (1, 0)})
+    (change,) = changes(findings(results))
+    first, second = change.by_source()
+    # up and high; down and low.
+    assert (first.name, first.pairs, first.before, first.after) == ("0: one/<b>.jsonl", 2, 0.5, 1.0)
+    assert (second.name, second.pairs, second.before, second.after) == ("1: two.jsonl", 2, 0.5, 0.0)
+    assert first.chosen == pytest.approx(0.5 * 10 * (0.8 + 0.5) / 2) and first.rejected == 0
+    _, pages = results.report()
+    page = (pages / "preferences.html").read_text("utf-8")
+    assert "0: one/&lt;b&gt;.jsonl" in page and "50% → 100%" in page
+    shares = {row["measure"]: row["dpo:a"] for row in table(pages, "evaluation") if "source" in row["measure"]}
+    assert shares == {f"chosen gained more than rejected: source {number}": str(number / 4) for number in (0, 1)}
 
 
 def moved(results: Results, **evaluated) -> list:

@@ -36,7 +36,9 @@ def corpus_of(folder, train: dict, held_out: dict | None = None, rows_per_batch:
         count = len(next(iter(rows.values())))
         columns = {name: pa.array(own, MESSAGES) for name, own in rows.items()}
         ids = pa.array([f"{split}-{number}" for number in range(count)], pa.string())
-        write_table(folder / f"{split}.arrow", pa.table({"id": ids, **columns}), rows_per_batch)
+        # Rows come from two sources in turn.
+        source = pa.array(np.arange(count) % 2, pa.int16())
+        write_table(folder / f"{split}.arrow", pa.table({"id": ids, **columns, "source": source}), rows_per_batch)
     return artifact(folder)
 
 

@@ -46,7 +46,8 @@ def packed_pairs(folder: Path, rows: int = 12, kind: str = "preference") -> Arti
         writer.write_batch(row_batch(ids, labels, fill, starts, *columns, (*tree, ends)))
     pairs = [row for row, of in enumerate(made) for _ in range(len(of["completions"]) // 2)]
     documents = [
-        {"split": "train", "row": row, "id": f"p{number}", "tokens": 9, "supervised": 7, "label": number % 3 > 0}
+        {"split": "train", "row": row, "id": f"p{number}", "tokens": 9, "supervised": 7, "source": number % 2}
+        | {"label": number % 3 > 0}
         for number, row in enumerate(pairs)
     ]
     write_table(folder / "shards/documents.arrow", pa.Table.from_pylist(documents, schema=documents_schema(kind)))

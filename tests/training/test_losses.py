@@ -46,6 +46,26 @@ def assert_same(one, other) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("of", ["pairs", "completions"])
+def test_every_source_has_its_own_metrics(pairs, completions, of):
+    """Pairs are from one source and the other in turn."""
+    trained, loss = (pairs, "sigmoid") if of == "pairs" else (completions, "kto")
+    outcome, _ = trained.train("by-source", {"loss": loss}, batch_rows=12, micro_batch_rows=4)
+    (*_, last) = outcome.run["history"]
+    whole = {name: value for name, value in last.items() if f"sources.0/{name}" in last}
+    assert {"margin", "chosen_reward", "chosen_logp", "chosen_tokens", "kl"} <= whole.keys()
+    assert ("accuracy" in whole) == (of == "pairs")
+    assert not any(name.startswith("sources.2/") for name in last)
+    if of == "pairs":
+        # A step has all pairs: as many of one source as of the other, or one more.
+        for name in ("accuracy", "margin", "chosen_reward", "rejected_logp", "chosen_tokens", "kl"):
+            first, second = (last[f"sources.{number}/{name}"] for number in (0, 1))
+            number = outcome.counts["pairs"]
+            expected = (first * -(-number // 2) + second * (number // 2)) / number
+            assert whole[name] == pytest.approx(expected, abs=1e-5), name
+            assert first != second, name
+
+
 @pytest.mark.parametrize("what", TOLD)
 def test_a_step_is_the_same_in_any_micro_batches(pairs, tmp_path, what):
     name, told = what.replace(" ", "-"), TOLD[what]

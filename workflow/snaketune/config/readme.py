@@ -11,20 +11,21 @@ from typing import Any
 
 from snaketune.config.workflow import Workflow
 
-MARKED = re.compile(r"(<!-- keys: (\w+)((?: \w+)*) -->\n\n)((?:\|.*\n)*)")
+MARKED = re.compile(r"(<!-- keys: (\w+)((?: \w+)*) -->\n\n)(?:\|.*\n)*\n*")
 HEAD = "| key | value | default | meaning |\n|---|---|---|---|\n"
 TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "true or false", "object": "mapping"}
 
 
 def with_tables(text: str) -> str:
-    """The text with the tables below its markers written from the models.
+    """The text with the tables below its markers written from the models, and a blank line below each: Markdown takes any
+    other line for one more row.
 
     Raises:
         KeyError: a marker names no model, or no key of it.
     """
     schema = Workflow.model_json_schema(by_alias=True)
     models = schema["$defs"] | {"Workflow": schema}
-    return MARKED.sub(lambda found: found[1] + HEAD + _rows(models, found[2], found[3].split()), text)
+    return MARKED.sub(lambda found: found[1] + HEAD + _rows(models, found[2], found[3].split()) + "\n", text)
 
 
 def _rows(models: dict[str, Any], model: str, keys: list[str]) -> str:

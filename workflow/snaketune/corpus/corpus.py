@@ -21,6 +21,7 @@ from snaketune.config.corpora import Source
 from snaketune.corpus.counts import counts_of
 from snaketune.corpus.decisions import decide
 from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.rows import SCHEMAS
 from snaketune.corpus.scan import Scan
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
@@ -89,7 +90,9 @@ def build(
             f"none of the {found} rows is left; dropped:{dropped}\n{_put_aside(work)}Ask for less, or add rows"
         )
     hashes = np.frombuffer(scan.hashes, np.uint64)
-    write_rows(spool, work.payload, hashes, decisions.times, decisions.held_out)
+    rows_of = [source.rows.stop - source.rows.start for source in sources]
+    from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
+    write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.times, decisions.held_out)
     if decisions.group is not None:
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
     about = {}

@@ -5,7 +5,8 @@ is to speak, and two different completions of it; what is unpaired has one, and 
 came, NUL characters included; only a lone surrogate is refused, because no UTF-8 file can hold it. An id costs 2 µs per row.
 
 A document is a conversation with one turn, whose role is TEXT. A message that isn't supervised says `supervised: False`; in
-memory the key is left out elsewhere, on disk it is always there.
+memory the key is left out elsewhere, on disk it is always there. On disk a preference, and what is unpaired, also tells which
+of the corpus' sources it is from, so that what is measured of pairs can be told by source.
 """
 
 import json
@@ -21,13 +22,14 @@ Message = dict[str, Any]
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("supervised", pa.bool_())]))
 # What a row knows besides its turns: the tools that its prompt offers (see `tools`), and the checkable answer.
 BESIDE = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
+SOURCE = pa.field("source", pa.int16())
 SCHEMAS = {
     "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *BESIDE]),
     "preferences": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE]
+        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE, SOURCE]
     ),
     "unpaired": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), *BESIDE]
+        [("id", pa.string()), ("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), *BESIDE, SOURCE]
     ),
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]

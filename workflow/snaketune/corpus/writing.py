@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,22 +16,33 @@ GROUPS_SHOWN = 1000
 ROWS_SHOWN = 20
 
 
-def write_rows(spool: Spool, folder: Path, hashes: np.ndarray, times: np.ndarray, held_out: np.ndarray) -> None:
+def write_rows(
+    spool: Spool,
+    folder: Path,
+    schema: pa.Schema,
+    hashes: np.ndarray,
+    sources: np.ndarray,
+    times: np.ndarray,
+    held_out: np.ndarray,
+) -> None:
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
 
     Args:
+        schema: of the files, what the spool has and `id`, and `source` if it is asked for.
         hashes: for each row, what its id is made of.
+        sources: int16, the number of its source.
         times: how often it is written; from the second time on its id ends on `-2`, `-3` and so on.
         held_out: where.
     """
-    with Split(folder / "train.arrow", spool) as train, Split(folder / "held_out.arrow", spool) as held:
+    with Split(folder / "train.arrow", schema) as train, Split(folder / "held_out.arrow", schema) as held:
         start = 0
         for batch in progress(spool.batches(), "writing", "batches", -(-len(hashes) // ROWS_PER_BATCH)):
             rows = slice(start, start + batch.num_rows)
             for split, here in ((train, ~held_out[rows]), (held, held_out[rows])):
                 taken = np.repeat(np.arange(batch.num_rows), times[rows] * here)
                 if len(taken):
-                    split.append(batch.take(pa.array(taken)), _ids(hashes[rows], taken))
+                    told = {"id": _ids(hashes[rows], taken), "source": sources[rows][taken]}
+                    split.append(batch.take(pa.array(taken)), told)
             start += batch.num_rows
 
 
@@ -60,9 +72,9 @@ def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.nda
 class Split:
     """One file of the result. Its batches are full, wherever the rows came from, so that the same rows are the same bytes."""
 
-    def __init__(self, path: Path, spool: Spool):
-        self.schema = spool.schema.insert(0, pa.field("id", pa.string()))
-        self.writer = pa.ipc.new_file(str(path), self.schema)
+    def __init__(self, path: Path, schema: pa.Schema):
+        self.schema = schema
+        self.writer = pa.ipc.new_file(str(path), schema)
         self.waiting: list[pa.RecordBatch] = []
         self.rows = 0
 
@@ -74,9 +86,12 @@ class Split:
             self._write(self.rows)
         self.writer.close()
 
-    def append(self, batch: pa.RecordBatch, ids: list[str]) -> None:
-        self.waiting.append(pa.record_batch([pa.array(ids, pa.string()), *batch.columns], schema=self.schema))
-        self.rows += len(ids)
+    def append(self, batch: pa.RecordBatch, told: dict[str, Any]) -> None:
+        """Args: told: by name, the columns that the spool doesn't have."""
+        columns = {field.name: pa.array(told[field.name], field.type) for field in self.schema if field.name in told}
+        columns |= dict(zip(batch.schema.names, batch.columns, strict=True))
+        self.waiting.append(pa.record_batch([columns[name] for name in self.schema.names], schema=self.schema))
+        self.rows += batch.num_rows
         while self.rows >= ROWS_PER_BATCH:
             self._write(ROWS_PER_BATCH)
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-# Summed log-probabilities in nats, and the tokens that they are over. The reference's are null where there is none, or none
-# that can be compared.
+# Which of the corpus' sources a pair is from, counted from 0. Summed log-probabilities in nats, and the tokens that they are
+# over. The reference's are null where there is none, or none that can be compared.
 PAIRS = pa.schema(
     [
         ("corpus", pa.string()),
         ("id", pa.string()),
+        ("source", pa.int16()),
         ("chosen_logp", pa.float64()),
         ("rejected_logp", pa.float64()),
         ("chosen_tokens", pa.int32()),
@@ -23,6 +24,7 @@ PAIRS = pa.schema(
 def pair_table(
     corpus: str,
     ids: Sequence[str],
+    sources: Sequence[int],
     sums_P2: Sequence[Sequence[float]],
     counts_P2: Sequence[Sequence[int]],
     references: Mapping[str, tuple[float, float]],
@@ -30,12 +32,12 @@ def pair_table(
     """The pairs of one corpus as PAIRS.
 
     Args:
-        ids: pair ids.
+        ids, sources: pair ids, and the numbers of their sources.
         sums_P2, counts_P2: log-probabilities and token counts, chosen first.
         references: log-probabilities of the reference, by id; those of some pairs may be missing.
     """
     rows = [
-        (corpus, pair, *sums, *counts, *references.get(pair, (None, None)))
-        for pair, sums, counts in zip(ids, sums_P2, counts_P2, strict=True)
+        (corpus, pair, source, *sums, *counts, *references.get(pair, (None, None)))
+        for pair, source, sums, counts in zip(ids, sources, sums_P2, counts_P2, strict=True)
     ]
     return pa.Table.from_pylist([dict(zip(PAIRS.names, row)) for row in rows], schema=PAIRS)

@@ -33,11 +33,13 @@ def held_out_preferences(
 ) -> tuple[dict[str, Any], pa.Table]:
     """Scores of the held-out rows of one pack, and its pairs one by one (PAIRS, in the order of the rows)."""
     sums_P2, counts_P2 = pair_logprobs_of(model, rows, compute, f"preferences, {name}")
-    ids = [document["id"] for document in documents(pack, "held_out")]
+    held_out = list(documents(pack, "held_out"))
+    ids, sources = ([document[what] for document in held_out] for what in ("id", "source"))
     references = of_same_tokens(ids, counts_P2, references)
     scores = preference_scores(ids, sums_P2, counts_P2, references)
+    scores |= by_source(ids, sources, sums_P2, counts_P2, references)
     known = {pair: (reference.chosen_logp, reference.rejected_logp) for pair, reference in references.items()}
-    return scores, pair_table(name, ids, sums_P2.tolist(), counts_P2.tolist(), known)
+    return scores, pair_table(name, ids, sources, sums_P2.tolist(), counts_P2.tolist(), known)
 
 
 def of_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str, Reference]) -> dict[str, Reference]:
@@ -56,6 +58,22 @@ def of_same_tokens(ids: list[str], counts_P2: torch.Tensor, references: dict[str
     if other := len((references.keys() & counts.keys()) - same.keys()):
         print(f"{other} pairs were truncated otherwise for the reference; they have no reward", flush=True)
     return same
+
+
+def by_source(
+    ids: list[str], sources: list[int], sums_P2: torch.Tensor, counts_P2: torch.Tensor, references: dict[str, Reference]
+) -> dict[str, Any]:
+    """`by_source`: `preference_scores` of the pairs of each source, by its number; nothing where there is one source."""
+    numbers = sorted(set(sources))
+    if len(numbers) < 2:
+        return {}
+    places = {number: [place for place, source in enumerate(sources) if source == number] for number in numbers}
+    return {
+        "by_source": {
+            str(number): preference_scores([ids[place] for place in own], sums_P2[own], counts_P2[own], references)
+            for number, own in places.items()
+        }
+    }
 
 
 def preference_scores(

@@ -21,7 +21,7 @@ from snaketune.packing.lost import lost_to_length, warning
 from snaketune.packing.metadata import packing_metadata
 from snaketune.packing.pairs import Pairs, pairs_of, whole_pairs
 from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
-from snaketune.packing.shards import FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, documents_schema
+from snaketune.packing.shards import FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, TOLD, documents_schema
 from snaketune.packing.spelling import Spelling
 from snaketune.packing.supervision import Runs
 from snaketune.packing.trees import Shared, trees_of
@@ -168,8 +168,9 @@ def _write(work: WorkFolder, split: str, rows: Placed) -> None:
 
 def _documents(kind: str, split: str, rows: Placed, parts: TokenParts) -> Iterator[pa.RecordBatch]:
     """What is in which row, in the order of the rows."""
-    known = ["id", "label"] if kind == "unpaired" else ["id"]
-    told = [column.combine_chunks() for column in parts.index(split, known).columns]
+    schema = documents_schema(kind)
+    index = parts.index(split)
+    told = {name: index[name].combine_chunks() for name in schema.names if name in ("id", *TOLD)}
     sequence, starts = rows.pieces.sequence, rows.starts
     tokens, supervised = rows.pieces.tokens, rows.pieces.supervised
     if rows.completions is not None:
@@ -178,7 +179,12 @@ def _documents(kind: str, split: str, rows: Placed, parts: TokenParts) -> Iterat
     row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(starts))
     for start in range(0, len(sequence), ROWS_PER_BATCH):
         some = slice(start, start + ROWS_PER_BATCH)
-        ids, *labels = (column.take(pa.array(sequence[some])) for column in told)
-        columns = [pa.repeat(split, len(ids)), *map(pa.array, (row_of[some], tokens[some], supervised[some]))]
-        columns.insert(2, ids)
-        yield pa.record_batch([*columns, *labels], schema=documents_schema(kind))
+        of = pa.array(sequence[some])
+        columns = {
+            "split": pa.repeat(split, len(of)),
+            "row": row_of[some],
+            "tokens": tokens[some],
+            "supervised": supervised[some],
+        }
+        columns |= {name: column.take(of) for name, column in told.items()}
+        yield pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)

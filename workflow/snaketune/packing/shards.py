@@ -25,7 +25,8 @@ Completions that are equal end with the same segment.
 
 Shards hold rows of one length; where there are several lengths, those of shorter rows come first. `documents.arrow` beside
 the shards tells which conversation or pair is where: split, row, id, tokens, supervised tokens, in the order of the rows and
-of `completions`. Tokens that pairs share are counted with the first of them.
+of `completions`; of pairs also `source`, which of the corpus' sources they are from, counted from 0. Tokens that pairs share
+are counted with the first of them.
 
 Completions with a label (manifest kind `unpaired`) have format 3.1 too: in the place of the rejected completion stands one of
 another prompt, and `documents.arrow` has a column more, `label`: whether the first one is good.
@@ -52,11 +53,14 @@ DOCUMENTS = pa.schema(
         ("supervised", pa.int32()),
     ]
 )
+# Of pairs, and of completions with a label.
+TOLD = {"source": pa.field("source", pa.int16()), "label": pa.field("label", pa.bool_())}
 
 
 def documents_schema(kind: str) -> pa.Schema:
     """The columns of `documents.arrow`."""
-    return DOCUMENTS.append(pa.field("label", pa.bool_())) if kind == "unpaired" else DOCUMENTS
+    told = {"sft": (), "preference": ("source",), "unpaired": ("source", "label")}[kind]
+    return pa.schema([*DOCUMENTS, *(TOLD[name] for name in told)])
 
 
 def schema(row_length: int, completions: bool = False) -> pa.Schema:

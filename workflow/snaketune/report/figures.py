@@ -62,6 +62,8 @@ def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
 def _logged(runs: list[Result]) -> list[str]:
     """The metrics to draw, known ones first; of two of which one is of the chosen and one of the rejected, the former."""
     found = {key for run in runs for entry in run.history for key, value in entry.items() if _is_number(value)}
+    # Those of single sources (`sources.0/margin`) would hide the others.
+    found = {key for key in found if "/" not in key}
     drawn = {key for key in found - set(NOT_DRAWN) if not ("rejected" in key and _other(key) in found)}
     return [*(key for key in KNOWN if key in drawn), *sorted(drawn - KNOWN.keys())]
 

@@ -15,12 +15,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.findings import Findings, Result, Scored
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
 PROMPT_CHARACTERS, COMPLETION_CHARACTERS = 500, 600
 OUTCOMES = ("won", "lost", "right", "wrong")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSource:
+    """The pairs of one source: how many, in which share of them the chosen completion is the likelier one per token, before and
+    after, and the mean rewards after."""
+
+    name: str
+    pairs: int
+    before: float
+    after: float
+    chosen: float
+    rejected: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +46,7 @@ class Change:
         before_P2, after_P2: float64[P, 2], summed log-probabilities in nats.
         counts_P2: int64[P, 2], tokens.
         reference_P2: float64[P, 2], the reference's, or what was before where the run has none.
+        sources: by name, which of the pairs are from it, bool[P]; in the order of the corpus.
         beta: what log-ratios to the reference are rewards by; None where the run has no reference.
     """
 
@@ -44,6 +59,7 @@ class Change:
     after_P2: np.ndarray
     counts_P2: np.ndarray
     reference_P2: np.ndarray
+    sources: dict[str, np.ndarray]
     beta: float | None
 
     @property
@@ -73,6 +89,21 @@ class Change:
         places = [int(place) for place in places if (after_P[place] > 0) == won]
         return sorted(places, key=lambda place: (-abs(after_P[place] - before_P[place]), self.ids[place]))[:most]
 
+    def by_source(self) -> list[OfSource]:
+        """Of each source, where there are several."""
+        (before_P, after_P), (_, reward_P2) = self.margins(per_token=True), self.rewards()
+        return [
+            OfSource(
+                name=name,
+                pairs=int(own_P.sum()),
+                before=float((before_P[own_P] > 0).mean()),
+                after=float((after_P[own_P] > 0).mean()),
+                **dict(zip(("chosen", "rejected"), reward_P2[own_P].mean(axis=0).tolist())),
+            )
+            for name, own_P in self.sources.items()
+            if len(self.sources) > 1
+        ]
+
     @cached_property
     def gains(self) -> tuple[float, float]:
         """Means of chosen and rejected: log-probability after less before, in nats."""
@@ -101,7 +132,7 @@ def changes(findings: Findings) -> list[Change]:
         for scored in models
         if scored.model in runs and scored.pairs is not None
         for corpus in scored.pairs["corpus"].unique().to_pylist()
-        if (change := _change(evaluation, corpus, runs[scored.model], scored, _before(findings, scored, models)))
+        if (change := _change(findings, corpus, runs[scored.model], scored, _before(findings, scored, models)))
     ]
 
 
@@ -126,7 +157,7 @@ def _before(findings: Findings, scored: Scored, models: list[Scored]) -> Scored 
     return next((one for one in models if one.model == begun and one.pairs is not None), None)
 
 
-def _change(evaluation: str, corpus: str, run: Result, scored: Scored, before: Scored | None) -> Change | None:
+def _change(findings: Findings, corpus: str, run: Result, scored: Scored, before: Scored | None) -> Change | None:
     after = _rows(scored.pairs, corpus)
     logps = {name: _logps(after, name) for name in ("", "reference_")}
     known = {pair: logp for pair, logp in logps["reference_"].items() if np.isfinite(logp).all()}
@@ -144,7 +175,7 @@ def _change(evaluation: str, corpus: str, run: Result, scored: Scored, before: S
         np.array([values[pair] for pair in ids]) for values in (earlier, logps[""], reference, counts)
     )
     return Change(
-        evaluation=evaluation,
+        evaluation=scored.evaluation,
         corpus=corpus,
         run=run,
         before=label,
@@ -153,12 +184,27 @@ def _change(evaluation: str, corpus: str, run: Result, scored: Scored, before: S
         after_P2=after_P2,
         counts_P2=counts_P2,
         reference_P2=reference_P2,
+        sources=_sources(findings, corpus, after, ids),
         beta=run.spec.get("beta") if referenced else None,
     )
 
 
 def _rows(pairs: pa.Table, corpus: str) -> pa.Table:
     return pairs.filter(pc.equal(pairs["corpus"], corpus))
+
+
+def _sources(findings: Findings, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
+    """Which of these pairs are from which source, by its name; of results older than that, all from one."""
+    if "source" not in rows.schema.names:
+        return {}
+    of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
+    source_P = np.array([of[pair] for pair in ids])
+    flow = next((flow for flow in corpus_flows(findings) if flow.name == corpus), None)
+    names = {number: source.name for number, source in enumerate(flow.sources)} if flow else {}
+    return {
+        f"{number}: {names[number]}" if number in names else str(number): source_P == number
+        for number in np.unique(source_P).tolist()
+    }
 
 
 def _logps(rows: pa.Table, whose: str) -> dict[str, np.ndarray]:

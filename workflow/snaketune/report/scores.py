@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -22,6 +23,8 @@ PREFERENCES = {
     "chosen_reward_nats": ("gain of the chosen", "nats", 0),
     "rejected_reward_nats": ("gain of the rejected", "nats", 0),
 }
+# Of these, also what they are on the pairs of each source.
+BY_SOURCE = ("logp_accuracy_per_token", "reward_accuracy", "reward_margin_nats")
 FORMATS = {
     "share": percent, "nats": decimal, "": decimal, "tokens": decimal, "count": whole, "seconds": duration, "rate": short
 }  # fmt: skip
@@ -96,6 +99,13 @@ def measures(models: list[Scored], where: str = "") -> list[Measure]:
         for key, (name, unit, better) in PREFERENCES.items():
             size = "pairs_with_reference" if key.startswith("reward") else "pairs"
             add("preferences", on, (key,), name, unit, better, size)
+        asked = (scored.scores.get("preferences", {}).get(on) for scored in models)
+        sources = unique(source for entry in asked for source in _inside(entry, ["by_source"]))
+        for source, key in product(sorted(sources, key=int), BY_SOURCE):
+            name, unit, better = PREFERENCES[key]
+            size = "pairs_with_reference" if key.startswith("reward") else "pairs"
+            path = ("by_source", source, key)
+            add("preferences", on, path, f"{name}: source {source}", unit, better, size, detail=True)
     for on in _keys(models, "tasks"):
         for metric in sorted(unique(key for scored in models for key in scored.scores.get("tasks", {}).get(on, {}))):
             unit, better = ("share", 1) if metric.startswith(("acc", "exact_match", "f1")) else ("", 0)

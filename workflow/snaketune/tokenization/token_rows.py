@@ -22,6 +22,7 @@ class TokenRows:
         prompt_hash: uint64[n].
         label: bools, null where nothing has one.
         control_text: bool[n].
+        source: int16s, the numbers of their sources; None where these don't matter.
     """
 
     names: pa.StringArray
@@ -32,6 +33,7 @@ class TokenRows:
     prompt_hash: np.ndarray
     label: pa.BooleanArray
     control_text: np.ndarray
+    source: pa.Int16Array | None = None
 
     @cached_property
     def supervised_runs(self) -> tuple[np.ndarray, np.ndarray]:

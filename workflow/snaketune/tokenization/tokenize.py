@@ -10,6 +10,7 @@ Measured on one core, with writing and comparing: 35 MB/s of text over 212 MB; o
 
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -144,11 +145,13 @@ class _Encoder:
         # What holds a control token is never encoded otherwise.
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
+        if kind not in by_kind:
+            return of_conversations(names, encoded, control)
         if kind == "preference":
-            return of_pairs(names, encoded, control.reshape(-1, 2).any(1))
-        if kind == "unpaired":
-            return of_completions(names, encoded, table["label"].combine_chunks(), control)
-        return of_conversations(names, encoded, control)
+            rows = of_pairs(names, encoded, control.reshape(-1, 2).any(1))
+        else:
+            rows = of_completions(names, encoded, table["label"].combine_chunks(), control)
+        return replace(rows, source=table["source"].combine_chunks())
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
         if number % COMPARED_EVERY:

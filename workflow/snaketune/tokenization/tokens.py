@@ -31,6 +31,7 @@ ROWS_PER_BATCH = 4096
 # prompt, chosen, common, prompt_hash: 0 for conversations. Both completions of a pair begin with the same `common` tokens, of
 # which the same are supervised.
 # label: of a completion that has one, whether it is good; else null. It is called `chosen` as that of a pair.
+# source: the number of a pair's or completion's source among those of its corpus; null for conversations.
 # control_text: whether somebody wrote what looks like a control token.
 INDEX = pa.schema(
     [
@@ -44,6 +45,7 @@ INDEX = pa.schema(
         ("common", pa.int32()),
         ("prompt_hash", pa.uint64()),
         ("label", pa.bool_()),
+        ("source", pa.int16()),
         ("control_text", pa.bool_()),
     ]
 )
@@ -72,6 +74,7 @@ class TokenWriter:
             "common": pa.array(rows.common.astype(np.int32)),
             "prompt_hash": pa.array(rows.prompt_hash),
             "label": rows.label,
+            "source": pa.nulls(len(rows.names), pa.int16()) if rows.source is None else rows.source,
             "control_text": pa.array(rows.control_text),
         }
         index = pa.record_batch([columns[name] for name in INDEX.names], schema=INDEX)

@@ -13,11 +13,13 @@ from snaketune.training.course import Course
 from snaketune.training.dpo_loss import Pairs
 from snaketune.training.packed import PackedTrainer
 from snaketune.training.pair_features import pairs_of
-from snaketune.training.preference_metrics import Sums, Tally, added, means
+from snaketune.training.preference_metrics import Sums, Tally, added, by_source, means
 from snaketune.training.reference import check_policy_is_reference
 from snaketune.training.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
 
 COURSE = "course.json"
+# What a row has besides its tokens.
+PER_PAIR = ("reference", "source", "desirable")
 
 
 class DpoTrainer(PackedTrainer):
@@ -30,9 +32,10 @@ class DpoTrainer(PackedTrainer):
     def __init__(self, **arguments: Any):
         super().__init__(**arguments)
         spec = self.run.spec
-        self.tally, self.course = Tally(spec), Course(spec, from_zero=spec.reference is None)
-        # The sums of the steps since the last line of the log.
-        self.unlogged: list[Sums] = []
+        self.tally = Tally(spec, self.rows.sources)
+        self.course = Course(spec, from_zero=spec.reference is None)
+        # The sums of the steps since the last line of the log, by source.
+        self.unlogged: list[list[Sums]] = []
         # Where a loss is of a whole step: the micro-batches of the one that begins.
         self.to_weigh: list[dict[str, Any]] = []
         self.add_callback(_StepEnds(self))
@@ -43,7 +46,7 @@ class DpoTrainer(PackedTrainer):
     def collate(self, rows, kernel, bounds=None):
         batch = collate(rows, kernel, bounds, prompts=needs_prompts(self.run.spec))
         counts_C = torch.bincount(batch["member_completions"], minlength=len(batch["segments"].layout.completions))
-        pairs = {name: torch.cat([row[name] for row in rows]) for name in ("reference", "desirable") if name in rows[0]}
+        pairs = {name: torch.cat([row[name] for row in rows]) for name in PER_PAIR if name in rows[0]}
         # Known here, so that no device is asked for them.
         items = (len(pairs["reference"]), int(counts_C[::2].sum()), len(batch.get("sequence_members", ())))
         return batch | pairs | {"items": items}
@@ -75,7 +78,7 @@ class DpoTrainer(PackedTrainer):
 
     def batch_loss(self, model, batch, totals):
         pairs = pairs_of(model, batch, self.run.spec)
-        self.tally.add(pairs)
+        self.tally.add(pairs, batch["source"])
         if "derivatives" not in batch:
             return loss_of(pairs, self.run.spec, totals)
         share = (features(pairs) * batch["derivatives"]).sum()
@@ -132,7 +135,7 @@ class DpoTrainer(PackedTrainer):
         """Read the steps that are done, in all processes at once, and tell what is seen for the first time."""
         for sums in self.tally.read(self.accelerator.gather if self.args.world_size > 1 else None):
             self.unlogged.append(sums)
-            for text in self.course.step(sums):
+            for text in self.course.step(added(sums)):
                 if self.is_world_process_zero():
                     print(f"warning: {text}", flush=True)
 
@@ -141,7 +144,8 @@ class DpoTrainer(PackedTrainer):
         if "loss" in logs:
             self.watch()
             if self.unlogged:
-                logs |= means(added(self.unlogged), self.run.spec)
+                told = means(added([sums for step in self.unlogged for sums in step]), self.run.spec)
+                logs |= told | by_source(self.unlogged, self.run.spec)
             self.unlogged = []
         super().log(logs, *arguments, **keywords)
 

@@ -1,5 +1,6 @@
-"""Packed pairs, or single completions packed like pairs, together with their reference log-probabilities and labels."""
+"""Packed pairs, or single completions packed like pairs, with their reference log-probabilities, sources and labels."""
 
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +13,13 @@ from snaketune.training.reference import Reference, read_ref_logps
 
 
 class PairRows(PackedRows):
-    """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected; of single
-    completions also `desirable`, bool[p]."""
+    """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected, and
+    `source`, int64[p]: which of the corpus' sources the pairs are from; of single completions also `desirable`, bool[p].
+
+    Attributes:
+        pairs: how many there are.
+        sources: how many sources there are, as far as any pair is from them.
+    """
 
     def __init__(
         self,
@@ -34,7 +40,9 @@ class PairRows(PackedRows):
         known = read_ref_logps(ref_logps, "train") if ref_logps else {}
         self.references: list[list[tuple[float, float]]] = [[] for _ in range(len(self))]
         self.labels: list[list[bool]] = [[] for _ in range(len(self))]
+        self.from_sources: list[list[int]] = [[] for _ in range(len(self))]
         for document in documents(pack, "train"):
+            self.from_sources[document["row"]].append(document["source"])
             if self.unpaired:
                 self.labels[document["row"]].append(document["label"])
             if ref_logps is None:
@@ -53,15 +61,22 @@ class PairRows(PackedRows):
                 )
             self.references[document["row"]].append(log_probabilities(reference, ld_alpha))
         self.pairs = sum(map(len, self.references))
+        self.sources = 1 + max(chain.from_iterable(self.from_sources), default=0)
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
-        labels = {"desirable": torch.empty(0, dtype=torch.bool)} if self.unpaired else {}
-        return super().blank(tokens) | {"reference": torch.empty(0, 2)} | labels
+        return super().blank(tokens) | self._told([], [], [])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        labels = {"desirable": torch.tensor(self.labels[row], dtype=torch.bool)} if self.unpaired else {}
-        reference = torch.tensor(self.references[row], dtype=torch.float32).reshape(-1, 2)
-        return super().__getitem__(row) | {"reference": reference} | labels
+        return super().__getitem__(row) | self._told(self.references[row], self.from_sources[row], self.labels[row])
+
+    def _told(
+        self, references: list[tuple[float, float]], sources: list[int], labels: list[bool]
+    ) -> dict[str, torch.Tensor]:
+        told = {
+            "reference": torch.tensor(references, dtype=torch.float32).reshape(-1, 2),
+            "source": torch.tensor(sources, dtype=torch.int64),
+        }
+        return told | ({"desirable": torch.tensor(labels, dtype=torch.bool)} if self.unpaired else {})
 
 
 def log_probabilities(reference: Reference, ld_alpha: float | None) -> tuple[float, float]:

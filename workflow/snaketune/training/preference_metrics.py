@@ -15,12 +15,15 @@ divergence of the reference from the policy as far as the completions are what t
 both completions became likelier. KTO has mismatched completions for it, and `kl` is its reference point. Of single completions
 chosen are the desirable and rejected the other ones, and there is no accuracy.
 
+Where a corpus has several sources, the same is told of each of them, as `sources.0/accuracy`, numbered as in the config.
+
 Sums stay on the device until a line of the log, a checkpoint or a threshold asks for them.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from snaketune.config.losses import PreferenceLoss
 from snaketune.training.dpo_loss import Pairs
@@ -43,12 +46,16 @@ def rewards(pairs: Pairs, told: PreferenceLoss) -> torch.Tensor:
     return told.beta * (pairs.logps_P2 / pairs.lengths_P2 if PER_TOKEN & told.weights.keys() else pairs.logps_P2)
 
 
-def sums_of(pairs: Pairs, told: PreferenceLoss) -> torch.Tensor:
-    """Of a batch, float[SUMS], in float64 where the device has it.
+def sums_of(pairs: Pairs, told: PreferenceLoss, source_P: torch.Tensor, sources: int) -> torch.Tensor:
+    """Of a batch by source, float[sources, SUMS], in float64 where the device has it.
+
+    Args:
+        source_P: int64.
 
     >>> pair = Pairs(logps_P2=torch.tensor([[-2.0, -6.0]]), reference_P2=torch.tensor([[-3.0, -4.0]]),
     ...              counts_P2=torch.tensor([[4, 6]]), nll_P2=torch.zeros(1, 2))
-    >>> found = dict(zip(SUMS, sums_of(pair, PreferenceLoss(beta=0.5)).tolist()))
+    >>> (row,) = sums_of(pair, PreferenceLoss(beta=0.5), torch.tensor([0]), sources=1).tolist()
+    >>> found = dict(zip(SUMS, row))
     >>> found["margin"], found["kl"], found["difference"], found["longer"]
     (1.5, 0.5, -2.0, 0.0)
     """
@@ -91,12 +98,30 @@ def sums_of(pairs: Pairs, told: PreferenceLoss) -> torch.Tensor:
             "margin_by_difference": margin_P * difference_P,
             "kl": kl_P,
         }
-        return torch.stack([columns[name].to(double).sum() for name in SUMS])
+        columns_PK = torch.stack([columns[name].to(double) for name in SUMS], dim=1)
+        # A product adds up in the same order every time, which scattered additions on a GPU don't.
+        return F.one_hot(source_P, sources).to(double).T @ columns_PK
 
 
 def added(steps: Sequence[Sums]) -> Sums:
     """The sums over some steps."""
     return {name: sum(step[name] for step in steps) for name in SUMS}
+
+
+def by_source(steps: Sequence[Sequence[Sums]], told: PreferenceLoss) -> dict[str, float]:
+    """The metrics of each source over some steps; none where there is one source.
+
+    Args:
+        steps: for each step, the sums of each source.
+    """
+    of_sources = list(zip(*steps, strict=True))
+    if len(of_sources) < 2:
+        return {}
+    return {
+        f"sources.{number}/{name}": value
+        for number, some in enumerate(of_sources)
+        for name, value in means(added(some), told).items()
+    }
 
 
 def means(sums: Sums, told: PreferenceLoss) -> dict[str, float]:
@@ -152,30 +177,30 @@ def length_correlation(sums: Sums) -> float | None:
 class Tally:
     """The sums of every step, in one process until somebody asks."""
 
-    def __init__(self, told: PreferenceLoss):
-        self.told = told
+    def __init__(self, told: PreferenceLoss, sources: int):
+        self.told, self.sources = told, sources
         self.of_step: torch.Tensor | None = None
         self.steps: list[torch.Tensor] = []
 
-    def add(self, pairs: Pairs) -> None:
+    def add(self, pairs: Pairs, source_P: torch.Tensor) -> None:
         """Those of a micro-batch."""
-        sums = sums_of(pairs, self.told)
+        sums = sums_of(pairs, self.told, source_P, self.sources)
         self.of_step = sums if self.of_step is None else self.of_step + sums
 
     def end_step(self) -> None:
         self.steps.append(self.of_step)
         self.of_step = None
 
-    def read(self, gather: Callable[[torch.Tensor], torch.Tensor] | None) -> list[Sums]:
-        """The steps since it was read last, over all processes; every process reads at once.
+    def read(self, gather: Callable[[torch.Tensor], torch.Tensor] | None) -> list[list[Sums]]:
+        """The steps since it was read last, by source, over all processes; every process reads at once.
 
         Args:
             gather: takes float[1, n] of each process and gives float[processes, n] of all; None where there is one.
         """
         if not self.steps:
             return []
-        own_SK = torch.stack(self.steps)
+        sums = torch.stack(self.steps)
         self.steps = []
         if gather is not None:
-            own_SK = gather(own_SK.reshape(1, -1)).sum(0).reshape(own_SK.shape)
-        return [dict(zip(SUMS, row)) for row in own_SK.tolist()]
+            sums = gather(sums.reshape(1, -1)).sum(0).reshape(sums.shape)
+        return [[dict(zip(SUMS, row)) for row in step] for step in sums.tolist()]

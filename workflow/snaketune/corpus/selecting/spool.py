@@ -1,6 +1,6 @@
 """Sound rows on disk, in order, between the pass that reads them and the pass that writes what is kept of them.
 
-An Arrow file in the work folder's state, 1024 rows to a batch, with the columns of the result except the id. It is read
+An Arrow file in the work folder's state, 1024 rows to a batch, with the columns of the result except id and source. It is read
 by plain reads and not by memory map, so that what was read doesn't stay in the process.
 """
 
@@ -17,6 +17,7 @@ from snaketune.corpus.rows import MESSAGES, SCHEMAS, Message, Row
 
 ROWS_PER_BATCH = 1024
 TURN = MESSAGES.value_type
+WRITTEN_LATER = ("id", "source")
 
 
 class Spool:
@@ -24,7 +25,7 @@ class Spool:
 
     def __init__(self, path: Path, kind: str):
         self.path = path
-        self.schema = SCHEMAS[kind].remove(0)
+        self.schema = pa.schema([field for field in SCHEMAS[kind] if field.name not in WRITTEN_LATER])
         self.columns = [field.name for field in self.schema if field.type == MESSAGES]
 
     def __enter__(self) -> Self:
