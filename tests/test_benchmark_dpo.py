@@ -57,17 +57,18 @@ def test_both_sides_learn_the_same_from_the_same_pairs(material):
 
 def test_an_epoch_of_each_side_is_over_the_same_pairs(material):
     found = speed.speed(1, material, "raschka")
-    ours, theirs = (found["rounds"][side][0] for side in ("snaketune", "trl"))
+    ours, theirs, defaults = (found["rounds"][side][0] for side in ("snaketune", "trl", "trl, defaults"))
     assert ours["pairs"] == theirs["pairs"] == theirs["reference"]["pairs"] == found["pairs"]
     assert sorted(number for step in ours["order"] for number in step) == list(range(found["pairs"]))
-    assert ours["tokens"] < theirs["tokens"]
+    assert ours["tokens"] < theirs["tokens"] < defaults["tokens"]
     assert found["ref_speedup_vs_trl_raschka"] > 0
+    assert found["train_speedup_vs_trl_defaults_raschka"] == ours["pairs_per_s"] / defaults["pairs_per_s"]
     # The worst of three counts, and nothing does until all are there.
     details = {"speed-raschka": found}
     assert program.memory(details) == {}
     for name in ("pandalm", "oasst"):
-        details[f"speed-{name}"] = {f"peak_rss_ratio_vs_trl_{name}": 99.0}
-    assert program.memory(details)["peak_rss_ratio_vs_trl"] == 99
+        details[f"speed-{name}"] = {f"peak_rss_ratio_vs_{peer}_{name}": 99.0 for peer in program.PEERS}
+    assert program.memory(details) == {"peak_rss_ratio_vs_trl": 99, "peak_rss_ratio_vs_trl_defaults": 99}
 
 
 def test_the_bound_is_counted_by_tries(material):

@@ -14,6 +14,7 @@ from snaketune.stages.accepted import accept
 from snaketune.stages.code import code_digest
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.jobs import result_at
+from snaketune.stages.libraries import quiet_libraries
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES, option
 from snaketune.stages.work import WORK_ROOT
@@ -22,6 +23,7 @@ from snaketune.stages.work import WORK_ROOT
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 with a plain message on standard error."""
     options = _parser().parse_args(arguments)
+    quiet_libraries()
     print("$ python -m snaketune", shlex.join(sys.argv[1:] if arguments is None else arguments), flush=True)
     try:
         if options.command == "clean":

@@ -92,7 +92,11 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
             # A list or a section is named by its place in the grid.
             shown = grid[dotted].index(value) if isinstance(value, list | dict) else str(value).removeprefix("sft:")
             parts.append(f"{str(dotted).rsplit('.', 1)[-1]}{shown}")
-        made["-".join(parts)] = variant
+        if (called := "-".join(parts)) in made:
+            raise SnaketuneError(
+                f"{key}.grid: a value stands there twice, so that {called!r} is made twice; take one out"
+            )
+        made[called] = variant
     return made
 
 

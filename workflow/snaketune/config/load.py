@@ -99,6 +99,9 @@ def _check_files(config: Workflow) -> None:
     for name, run in config.sft.items():
         if isinstance(run.base, Pretrained) and _is_local(run.base.path):
             _exists(f"sft.{name}.base.path", run.base.path, Path.is_dir, "a folder")
+    for name, run in config.dpo.items():
+        if run.reference and _is_local(run.reference.path):
+            _exists(f"dpo.{name}.reference.path", run.reference.path, Path.is_dir, "a folder")
     for name, tokenizer in config.tokenizers.items():
         if tokenizer.adopt and _is_local(tokenizer.adopt):
             _exists(f"tokenizers.{name}.adopt", tokenizer.adopt, Path.is_dir, "a folder")

@@ -3,6 +3,7 @@
 What a stage uses only for some specs is named only there: a new ftfy says nothing of a corpus that it didn't repair.
 """
 
+import logging
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -20,6 +21,12 @@ from snaketune.stages.specs import (
 )
 
 Inputs = dict[str, list[Artifact]]
+
+
+def quiet_libraries() -> None:
+    """Before anything is imported: peft imports bitsandbytes wherever it is installed, which then misses, in every log, kernels
+    that nobody asked for."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def always(*names: str) -> Callable[[Any, Inputs], tuple[str, ...]]:

@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import logging
 import os
 import signal
 import sys
@@ -23,10 +22,10 @@ from snaketune.models.room import ran_out
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.jobs import result_at
+from snaketune.stages.libraries import quiet_libraries
 from snaketune.stages.locks import locked
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
-from snaketune.tracking.curves import Tracked
 from snaketune.training.failures import record_failure
 from snaketune.training.launch import PARENT_VARIABLE
 from snaketune.training.portions import RAN_OUT, tell_ran_out
@@ -37,6 +36,9 @@ PR_SET_PDEATHSIG = 1
 
 def work_on(job: dict[str, Any]) -> None:
     """Build the job's stage, and write down what it reports."""
+    # It brings libraries that were to be quieted first.
+    from snaketune.tracking.curves import Tracked
+
     stage, work = STAGES[job["stage"]], WorkFolder(Path(job["work"]))
     spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
     tracked = Tracked.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
@@ -111,8 +113,7 @@ def take_gpu() -> None:
 def main(job_file: Path) -> None:
     """Exits with a message where the fault isn't ours."""
     disable_progress_bar()
-    # peft imports it wherever it is installed, and then it misses kernels that nobody asked for.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    quiet_libraries()
     if not is_first_process():
         # All would say the same, into the same log; errors go elsewhere.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
