@@ -30,8 +30,27 @@ def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
     for run in raw["dpo"].values():
         run.pop("grid", None)
         run["loss"] = "simpo"
-    with pytest.raises(SnaketuneError, match=r"no loss of `dpo:` has a reference.* there are logp_accuracy, "):
+    with pytest.raises(SnaketuneError, match=r"takes a loss of pairs with a reference.* there are logp_accuracy, "):
         load(raw)
+
+
+def test_rewards_are_of_the_runs_that_are_asked_about_that_corpus(raw):
+    """Of those there are none, whatever other runs could have."""
+    raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
+    wrong = "none of the runs of `dpo:` that are asked about 'demo-preferences' can have rewards there"
+    run = {key: value for key, value in raw["dpo"]["demo"].items() if key != "stop_if"}
+    raw["corpora"]["labels"] = raw["corpora"]["demo-preferences"] | {"kind": "unpaired"}
+    raw["dpo"] |= {
+        "free": run | {"loss": "simpo"},
+        "labelled": run | {"loss": "kto", "corpus": "labels"},
+        "in-4-bits": run | {"lora": {}, "quantization": {}},
+    }
+    for name in ("free", "labelled", "in-4-bits"):
+        raw["eval"]["demo"]["models"] = [f"dpo:{name}"]
+        with pytest.raises(SnaketuneError, match=wrong):
+            load(raw)
+    raw["eval"]["demo"]["models"] = ["dpo:in-4-bits", "dpo:sweep"]
+    load(raw)
 
 
 def test_names_with_dots_can_be_sorted_by(raw):

@@ -31,7 +31,8 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch) -> Path:
-    for name in ("chat.jsonl", "pairs.jsonl", "own.jinja", "base/config.json", "tasks/t.yaml", "-x.jsonl"):
+    base = ("base/config.json", "base/model.safetensors")
+    for name in ("chat.jsonl", "pairs.jsonl", "own.jinja", *base, "tasks/t.yaml", "-x.jsonl"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("{}\n")
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ import pytest
 from snaketune.config.load import load
 from snaketune.config.runs import Pretrained
 from snaketune.errors import SnaketuneError
+from snaketune.stages.graph import JobGraph
 
 
 @pytest.fixture
@@ -64,6 +65,16 @@ def test_rows_fit_the_model_at_the_beginning(more):
     del more["sft"]["more"]["packing"]
     more["dpo"]["more"] = more["dpo"]["demo"] | {"from": "more", "packing": {"length": 2**15}}
     refused(more, r"dpo\.more\.packing\.length: 32768 tokens")
+
+
+def test_an_adapter_that_is_trained_further_drops_nothing_out_as_its_reference_does(more):
+    more["sft"]["more"]["lora"]["dropout"] = 0.05
+    more["dpo"]["further"] = more["dpo"]["demo"] | {"from": "more", "lora": "continued"}
+    more["dpo"]["anew"] = more["dpo"]["demo"] | {"from": "more", "lora": {"rank": 2, "dropout": 0.1}}
+    graph = JobGraph(*load(more))
+    assert graph.job("sft", "more").spec.lora.dropout == 0.05
+    assert graph.job("dpo", "further").spec.lora.dropout == 0.0
+    assert graph.job("dpo", "anew").spec.lora.dropout == 0.1
 
 
 def test_an_heir_may_start_elsewhere(more):

@@ -15,6 +15,7 @@ from snaketune.models.loading import (
     grow_vocabulary,
     load_base,
     load_folder,
+    own_tokenizer,
     parameter_count,
     read_config,
     read_folder_config,
@@ -121,6 +122,14 @@ class Chat:
 
     def strangers(self, vocabulary: dict[str, int]) -> list[str]:
         return [token for token, id in vocabulary.items() if self.ids.get(token) != id]
+
+
+def test_a_model_that_is_not_there_is_said_not_to_be_there(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert own_tokenizer(Pretrained(path=str(folder))) is None
+    for path in (str(tmp_path / "nowhere"), "no-such/model-anywhere"):
+        with pytest.raises(SnaketuneError, match=f"the model '{path}' can't be loaded"):
+            own_tokenizer(Pretrained(path=path))
 
 
 def test_a_tokenizer_of_another_model_is_refused_and_added_tokens_are_not(folder):

@@ -37,8 +37,6 @@ def test_rows_of_other_lengths_orders_and_parts_hold_the_same_pairs(pairs_of):
     assert pairs_of(rows, length=[128, 512]) == expected
     assert pairs_of(rows, parts=2) == expected
     assert pairs_of([*rows[23::-1], *rows[24:]]) == expected
-    # Used twice, a pair is the same pair.
-    assert pairs_of([rows[0], *rows]) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,6 +47,8 @@ def test_rows_of_other_lengths_orders_and_parts_hold_the_same_pairs(pairs_of):
         lambda rows: [rows[0] | {"chosen": rows[0]["rejected"], "rejected": rows[0]["chosen"]}, *rows[1:]],
         lambda rows: [rows[0] | {"prompt": rows[1]["prompt"]}, *rows[1:]],
         lambda rows: rows[1:],
+        # As a source's weight copies it.
+        lambda rows: [*rows, rows[0] | {"id": f"{rows[0]['id']}-2"}],
     ],
 )
 def test_another_pair_is_another(pairs_of, edit):

@@ -127,6 +127,15 @@ def test_a_mismatched_completion_gets_what_its_row_has_left(tmp_path):
         packed(tmp_path / "raise", rows, length=12, overflow="raise")
 
 
+@pytest.mark.parametrize(("own", "kept", "other"), [(11, 11, 2), (13, 13, 2), (14, 14, 1), (15, 14, 1), (20, 14, 1)])
+def test_a_completion_is_cut_to_what_prompt_and_mismatched_one_leave(tmp_path, own, kept, other):
+    rows = [row("p", "A" * own), row("q", "BC")]
+    made = packed(tmp_path, rows, length=16, overflow="truncate")
+    first, second = read_back(made)["0"]
+    assert (len(first), len(second)) == (1 + kept, 1 + other)
+    assert made.manifest["counts"]["train"]["truncated"] == {"rows": int(own > kept), "tokens": own - kept}
+
+
 def test_no_completion_stands_beside_an_answer_to_its_own_prompt(tmp_path):
     """Good and bad ones of a prompt side by side, and one that is used three times: what a model says there is no measure of
     how far it has moved elsewhere."""

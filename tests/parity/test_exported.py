@@ -1,6 +1,7 @@
 """What `export-ref-logps` writes is what TRL's own precompute gives, and TRL trains on it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,6 +135,9 @@ def test_by_hand_and_what_does_not_belong_together_is_refused(made, tmp_path, to
         export_ref_logps(made.reference, other.pack, made.corpus, "train", tmp_path / "a.jsonl")
     with pytest.raises(SnaketuneError, match="lacks 7 of 12 pairs"):
         export_ref_logps(made.reference, made.pack, other.corpus, "train", tmp_path / "a.jsonl")
+    labelled = replace(made.pack, manifest=made.pack.manifest | {"kind": "unpaired"})
+    with pytest.raises(SnaketuneError, match="is of kind unpaired; TRL takes"):
+        export_ref_logps(made.reference, labelled, made.corpus, "train", tmp_path / "a.jsonl")
     assert not (tmp_path / "a.jsonl").exists()
 
 

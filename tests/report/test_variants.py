@@ -93,10 +93,19 @@ def test_equal_ones_are_in_the_order_of_their_names_and_that_is_told(results):
 
 def test_what_nobody_has_is_refused_with_what_there_is(results):
     swept(results, {"a": None, "b": None})
-    with pytest.raises(SnaketuneError, match=r"reward_accuracy'; did you mean 'preferences.pairs.logp_accuracy'"):
-        results.report(sort_by=SORT_BY)
     with pytest.raises(SnaketuneError, match=r"known: .*conversations.chat.exact_match.by_task.counting.share, "):
         results.report(sort_by="zzz")
+
+
+def test_rewards_that_no_run_turned_out_to_have_sort_nothing_and_cost_no_report(results, capsys):
+    swept(results, {"b": None, "a": None})
+    outcome, pages = results.report(sort_by=SORT_BY)
+    assert "best" not in outcome.about
+    assert [row["variant"] for row in table(pages)] == ["dpo:a", "dpo:b"]
+    said = capsys.readouterr().out
+    assert "reward_accuracy'; did you mean 'preferences.pairs.logp_accuracy'" in said
+    assert "the runs aren't sorted, and none is the best" in said
+    assert "By name, and none is the best: no run has" in (pages / "index.html").read_text("utf-8")
 
 
 def test_without_sort_by_runs_are_in_the_order_of_their_names_and_none_is_the_best(results):

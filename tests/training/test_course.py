@@ -106,6 +106,12 @@ def test_a_training_shorter_than_the_window_is_looked_at_at_its_end():
     assert "over steps 1 to 5" in course.at_end()[0]["text"]
 
 
+def test_a_beginning_without_a_good_completion_is_held_against_nothing():
+    none = {name: 0.0 for name in SUMS if name.startswith("chosen")}
+    begun = [step(0.0, -0.1) | none] * WINDOW
+    assert not kinds(PreferenceLoss(loss="kto"), begun + [step(-4.5, -4.9, logp=-45.0)] * WINDOW, from_zero=False)
+
+
 @pytest.mark.parametrize(("told", "from_zero"), [(FREE, True), (TOLD, False)])
 def test_what_does_not_start_as_its_reference_is_held_against_its_beginning(told, from_zero):
     begun = [step(-4.0, -4.1, logp=-40.0)] * WINDOW

@@ -6,10 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from snaketune.config.losses import PreferenceLoss
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
 from snaketune.training import dpo_trainer
+from snaketune.training.dpo_loss import Pairs
 from snaketune.training.pair_features import pairs_of
+from snaketune.training.step_loss import loss_of
 
 from .preference_runs import Trained
 
@@ -44,6 +47,23 @@ def assert_same(one, other) -> None:
             assert ours[name] == pytest.approx(theirs[name], rel=2e-4, abs=2e-5), (ours["step"], name)
     ours, theirs = (load_file(work.payload / "model.safetensors") for _, work in (one, other))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"loss": "discopop"},
+        *({"f_divergence_type": kind} for kind in ("forward_kl", "js_divergence", "alpha_divergence")),
+    ],
+)
+@pytest.mark.parametrize("nats", [-1000.0, -100.0, 0.0, 100.0, 1000.0])
+def test_long_completions_that_moved_far_have_a_loss_and_a_gradient(told, nats):
+    logps_P2 = torch.tensor([[nats, 0.0], [0.0, nats], [nats, nats]], requires_grad=True)
+    counts_P2 = torch.full((3, 2), 500)
+    pairs = Pairs(logps_P2=logps_P2, reference_P2=torch.zeros(3, 2), counts_P2=counts_P2, nll_P2=torch.zeros(3, 2))
+    loss = loss_of(pairs, PreferenceLoss(beta=1.0, **told), torch.tensor([3, 0, 0]))
+    loss.backward()
+    assert loss.isfinite() and logps_P2.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("of", ["pairs", "completions"])

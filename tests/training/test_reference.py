@@ -172,6 +172,15 @@ def test_an_external_reference_is_known_by_its_name_and_revision(tmp_path):
             check_ref_logps(made, **(HERE | {"spec": other}))
 
 
+def test_an_external_reference_in_a_folder_is_known_by_its_content(tmp_path):
+    """It may have been moved since: what is in it is part of the key."""
+    there, gone = (Pretrained(path=str(tmp_path / name)) for name in ("there", "gone"))
+    (tmp_path / "there").mkdir()
+    spec = SPEC.model_copy(update={"base": gone, "frozen_weights": True})
+    made = artifact(tmp_path, spec=spec, inputs={"model": [], "beneath": [], "pack": ["r"]})
+    check_ref_logps(made, **(HERE | {"spec": run(reference=there)}))
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
 def test_a_key_is_of_what_a_cpu_computes_with(precision, frozen):

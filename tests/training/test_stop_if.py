@@ -47,6 +47,18 @@ def test_it_ends_after_that_step_and_says_why(pairs, capsys):
     assert (work.payload / "model.safetensors").is_file()
 
 
+def test_what_can_never_end_it_is_told(pairs, capsys):
+    told = {"loss": "sigmoid", "stop_if": {"margin_below": 100.0, "from_step": 5, "window": 9}}
+    outcome, _ = pairs.train("never", told)
+    assert "stopped" not in outcome.about
+    assert (
+        "looks at this training from step 9 on (window 9, from_step 5), and it has 9: it never"
+        in capsys.readouterr().out
+    )
+    pairs.train("just", told | {"stop_if": {"margin_below": 100.0, "window": 8}})
+    assert "it never ends it early" not in capsys.readouterr().out
+
+
 def test_what_is_logged_changes_nothing(pairs, stopped):
     seldom = pairs.train("seldom", HOPELESS, log_steps=100)
     assert seldom[0].about["stopped"] == stopped[0].about["stopped"]

@@ -17,6 +17,7 @@ from snaketune.errors import SnaketuneError
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
 # What no shell and no wildcard pattern of Snakemake takes for something else.
 PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, ...]]]]:
@@ -35,7 +36,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
         raise SnaketuneError("the config is wrong:\n" + "\n".join(f"  {line}" for line in lines)) from None
     _check_files(config)
     check_references(config, variants)
-    check_sort_by(config)
+    check_sort_by(config, variants)
     return config, variants
 
 
@@ -97,11 +98,11 @@ def _check_files(config: Workflow) -> None:
             for file in source.files:
                 _exists(f"corpora.{name}.sources.{number}.files", file, Path.is_file, "a file")
     for name, run in config.sft.items():
-        if isinstance(run.base, Pretrained) and _is_local(run.base.path):
-            _exists(f"sft.{name}.base.path", run.base.path, Path.is_dir, "a folder")
+        if isinstance(run.base, Pretrained):
+            _check_model(f"sft.{name}.base.path", run.base.path)
     for name, run in config.dpo.items():
-        if run.reference and _is_local(run.reference.path):
-            _exists(f"dpo.{name}.reference.path", run.reference.path, Path.is_dir, "a folder")
+        if run.reference:
+            _check_model(f"dpo.{name}.reference.path", run.reference.path)
     for name, tokenizer in config.tokenizers.items():
         if tokenizer.adopt and _is_local(tokenizer.adopt):
             _exists(f"tokenizers.{name}.adopt", tokenizer.adopt, Path.is_dir, "a folder")
@@ -112,6 +113,18 @@ def _check_files(config: Workflow) -> None:
             _exists(
                 f"eval.{name}.tasks.folder", evaluation.tasks.folder, _has_tasks, "a folder with task files (*.yaml)"
             )
+
+
+def _check_model(key: str, path: str) -> None:
+    if path and (_is_local(path) or Path(path).exists()):
+        _exists(key, path, Path.is_dir, "a folder")
+        _exists(key, path, _has_model, "a folder with a model (config.json and *.safetensors)")
+    elif not HUB_ID.fullmatch(path):
+        raise SnaketuneError(f"{key}: found {path!r}; expected a folder, or a model of the Hub as `owner/name`")
+
+
+def _has_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def _has_tasks(folder: Path) -> bool:

@@ -30,9 +30,11 @@ REWARDS = ("reward_accuracy", "reward_margin_nats", "chosen_reward_nats", "rejec
 OPEN = {"conversations": "exact_match.by_task."}
 
 
-def check_sort_by(config: Workflow) -> None:
+def check_sort_by(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Refuse a `report.sort_by` that no variant can have, as far as the config alone tells it.
 
+    Args:
+        variants: as `config.load` gives them.
     Raises:
         SnaketuneError: with the names that there are.
     """
@@ -69,8 +71,13 @@ def check_sort_by(config: Workflow) -> None:
     figure = rest.removeprefix(f"{on}.")
     if figure not in FIGURES[section] and not (section in OPEN and figure.startswith(OPEN[section])):
         raise SnaketuneError(f"{key}: {path!r}: {section} have no figure {figure!r}{unknown(figure, FIGURES[section])}")
-    if section == "preferences" and figure in REWARDS and not any(run.needs_reference for run in config.dpo.values()):
-        there = ", ".join(name for name in FIGURES[section] if name not in REWARDS)
-        raise SnaketuneError(
-            f"{key}: {path!r}: no loss of `dpo:` has a reference, so no run has rewards; there are {there}"
-        )
+    if section == "preferences" and figure in REWARDS:
+        names = {name.removeprefix("dpo:") for one in evaluations if on in one.preferences for name in one.models}
+        runs = [config.dpo[run] for name in names for run in variants["dpo"].get(name, ()) if run in config.dpo]
+        # Those of completions with a label are of no pairs; weights in 4 bits are other weights than an evaluation's.
+        if not any(run.needs_reference and not run.unpaired and run.quantization is None for run in runs):
+            there = ", ".join(name for name in FIGURES[section] if name not in REWARDS)
+            raise SnaketuneError(
+                f"{key}: {path!r}: none of the runs of `dpo:` that are asked about {on!r} can have rewards there: that takes a "
+                f"loss of pairs with a reference, without `quantization`; there are {there}"
+            )

@@ -66,7 +66,7 @@ class Pretrained(Model):
     path: LocalPath
     """Local folder (with safetensors) or Hub id."""
     revision: str | None = None
-    """Commit, tag or branch of a Hub model."""
+    """Commit, tag or branch of a Hub model. It stands for the weights: a branch that moves reruns nothing."""
     trust_remote_code: bool = False
     """Runs Python code that comes with the model. Leave it off unless you have read that code."""
 
@@ -247,7 +247,7 @@ class ReferencePass(Model):
     """How the reference's log-probabilities are computed: once for all runs that agree on weights, pairs, data type and kernel.
     Editing these recomputes none that are there already."""
 
-    parts: PositiveInt = 1
+    parts: Annotated[int, Field(ge=1, le=128)] = 1
     """Jobs that share the pairs; their results are gathered into one."""
     token_logps: bool = False
     """Keeps the log-probability of every token too. A loss that needs them asks for them by itself."""
@@ -276,7 +276,7 @@ class Dpo(PreferenceLoss):
         ]
         | None
     ) = None
-    """`continued` trains the adapter of the SFT run further, and what comes out is as its `lora` says."""
+    """`continued` trains the adapter of the SFT run further, without its dropout; what comes out is as its `lora` says."""
     quantization: Quantization | None = None
     operation: Operation = Operation()
 

@@ -80,10 +80,12 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
                 )
         for corpus in evaluation.conversations:
             _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations", "text")
+            _holds_out(f"eval.{name}.conversations", corpus, config)
         if evaluation.conversations and all(config.corpora[c].kind == "text" for c in evaluation.conversations):
             _suits_documents(f"eval.{name}.packing", evaluation.packing)
         for corpus in evaluation.preferences:
             _known_corpus(f"eval.{name}.preferences", corpus, config, "preferences")
+            _holds_out(f"eval.{name}.preferences", corpus, config)
         if evaluation.packing.strategy == "none":
             raise SnaketuneError(f"eval.{name}.packing.strategy: `none` has no packed rows to evaluate on")
         if evaluation.preferences and (
@@ -123,6 +125,13 @@ def _fits(key: str, packing: Packing, run: Sft) -> None:
         raise SnaketuneError(
             f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is "
             f"{run.base.max_positions}; raise the one or lower the other"
+        )
+
+
+def _holds_out(key: str, corpus: str, config: Workflow) -> None:
+    if config.corpora[corpus].held_out == 0:
+        raise SnaketuneError(
+            f"{key}: corpora.{corpus}.held_out is 0, so there is nothing to measure on; hold some of it out, or name another"
         )
 
 

@@ -130,6 +130,8 @@ def own_tokenizer(base: Pretrained) -> Tokenizer | None:
     Raises:
         SnaketuneError: there is no such model.
     """
+    # It says what ails a model that can't be reached; a file that isn't there is no fault.
+    read_config(base)
     try:
         file = cached_file(
             base.path,

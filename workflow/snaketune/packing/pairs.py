@@ -172,7 +172,7 @@ def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, run
     if spec.overflow == "drop":
         losses.drop("longer_than_row", int(too_long.sum()), int(pairs.read[too_long].sum()))
         return pairs.take(~too_long)
-    cut = _truncated(pairs, row_length)
+    cut = _truncated_own(pairs, row_length, runs) if pairs.mismatched else _truncated(pairs, row_length)
     # Completions that differ only in what was cut off tell no preference.
     lost = too_long & (~cut.supervised(runs) | (cut.equal & (not pairs.mismatched)))
     losses.drop("prompt_fills_row", int(lost.sum()), int(pairs.read[lost].sum()))
@@ -186,6 +186,15 @@ def _fitted(pairs: Pairs, row_length: int, runs: Runs) -> Pairs:
     room = np.maximum(row_length - pairs.prompt - pairs.first, 0) + pairs.common
     cut = replace(pairs, second=np.minimum(pairs.second, room))
     return replace(pairs, second=np.where(cut.supervised(runs), cut.second, pairs.second))
+
+
+def _truncated_own(pairs: Pairs, row_length: int, runs: Runs) -> Pairs:
+    """Completions cut to what the prompt leaves of a row, less what a mismatched one needs to have a supervised token."""
+    room, start = np.maximum(row_length - pairs.prompt, 0), pairs.second_start
+    needed = runs.first_end(pairs.second_sequence, start, start + pairs.second) - start
+    first = np.minimum(pairs.first, np.maximum(room - np.maximum(needed - pairs.common, 0), 0))
+    common = np.minimum(pairs.common, first)
+    return replace(pairs, first=first, second=np.minimum(pairs.second, common + room - first), common=common)
 
 
 def _truncated(pairs: Pairs, row_length: int) -> Pairs:

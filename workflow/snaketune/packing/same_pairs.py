@@ -2,7 +2,8 @@
 of the same pairs is known to be the same.
 
 It is over every pair's split, id, and the tokens and supervision of both completions with their prompt, as a model sees them
-(what was truncated is another pair). Order, row lengths and what pairs share in a row don't count, nor how often one is used.
+(what was truncated is another pair). Order, row lengths and what pairs share in a row don't count. A copy that the weight of a
+source made has an id of its own, so it is a pair of its own.
 """
 
 from collections.abc import Iterable, Iterator

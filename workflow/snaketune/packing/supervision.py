@@ -48,6 +48,13 @@ class Runs:
         of, begin, end = self.inside(sequence, start, stop)
         return np.bincount(of, end - begin, minlength=len(sequence)).astype(np.int32)
 
+    def first_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+        """int32[K]: where the first supervised token of each stretch ends; its stop if there is none."""
+        of, begin, _ = self.inside(sequence, start, stop)
+        found = stop.astype(np.int32)
+        np.minimum.at(found, of, begin.astype(np.int32) + 1)
+        return found
+
     def last_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """int32[K]: where the last supervised token of each stretch ends; its start if there is none."""
         of, _, end = self.inside(sequence, start, stop)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from snaketune.config.measured import REWARDS
 from snaketune.config.names import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.report.differing import called, differing
@@ -50,7 +51,8 @@ class Variants:
         names: by label, the run by what differs.
         keys: what differs: by name of the key and label, the value as text.
         columns: what was measured.
-        sort_by, sorted_by, highest_first: what they are sorted by as it was asked for, its column, and which way.
+        sort_by, sorted_by, highest_first: what they are sorted by as it was asked for, its column, and which way; no column
+            where no run was measured against a reference and that is what was asked for.
         best: label of the run that `results/best` links to.
         tied: labels of others with the same value.
         stopped: by label, the runs that were ended early.
@@ -83,6 +85,7 @@ def variants(findings: Findings, sort_by: str | None) -> Variants:
     sorted_by, best, tied, highest_first = None, None, [], bool(sort_by and more_is_better(sort_by))
     if sort_by and runs:
         sorted_by = _sorting(findings, labels, columns, sort_by)
+    if sorted_by:
         values = sorted_by.values
         way = -1 if highest_first else 1
         labels.sort(key=lambda run: (values[run] is None, way * (values[run] or 0.0), natural(run)))
@@ -171,10 +174,16 @@ def inside(scores: Any, path: str) -> Any:
     return None
 
 
-def _sorting(findings: Findings, labels: list[str], columns: list[Measure], path: str) -> Measure:
-    """The column with the figure at `path`, of the first evaluation that has one of a run."""
+def _sorting(findings: Findings, labels: list[str], columns: list[Measure], path: str) -> Measure | None:
+    """The column with the figure at `path`, of the first evaluation that has one of a run. None, with a warning, where it is a
+    reward, and no run has any: that may show only here, and all else is worth a report."""
     values = {label: _figure(findings, label, path) for label in labels}
     if all(value is None for value in values.values()):
+        if path.startswith("preferences.") and path.rpartition(".")[2] in REWARDS:
+            print(
+                f"warning: {_nothing_there(findings, path)}; the runs aren't sorted, and none is the best", flush=True
+            )
+            return None
         raise SnaketuneError(_nothing_there(findings, path))
     for column in columns:
         if column.path == path and column.values == values:

@@ -256,7 +256,9 @@ class _Asked(Starts):
         kind, name = model.split(":")
         trained = self.config.dpo[name].from_ if kind == "dpo" else name
         sft, weights = self.config.sft[trained], self._weights(kind, name)
-        references = self._references(self.config.dpo[name]) if kind == "dpo" else ()
+        # Those of single completions are of none of the pairs that an evaluation asks about.
+        paired = kind == "dpo" and not self.config.dpo[name].unpaired
+        references = self._references(self.config.dpo[name]) if paired else ()
         return self._add(
             Job(
                 stage="eval",

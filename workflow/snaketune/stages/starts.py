@@ -77,7 +77,10 @@ class Starts:
         return Weights(results=(self._sft(run.from_), *beneath.results), base=beneath.base)
 
     def _lora_of(self, run: Dpo) -> Lora | None:
-        return self.config.sft[run.from_].lora if run.lora == "continued" else run.lora
+        if run.lora != "continued":
+            return run.lora
+        # The adapter is in the reference too, which drops nothing out.
+        return self.config.sft[run.from_].lora.model_copy(update={"dropout": 0.0})
 
     def _ref_spec(self, run: Dpo) -> RefLogpsSpec:
         if run.reference:

@@ -140,6 +140,8 @@ def _per_token(sums: Sums, first: Sums | None, told: PreferenceLoss) -> float:
 
 
 def _collapse(sums: Sums, first: Sums | None, told: PreferenceLoss) -> tuple[str, dict[str, float]] | None:
+    if first and not first["chosen"]:
+        return None
     change, found = _per_token(sums, first, told), means(sums, told)
     if not change < -FALL or not _fell(sums, first):
         return None
@@ -152,6 +154,8 @@ def _collapse(sums: Sums, first: Sums | None, told: PreferenceLoss) -> tuple[str
 
 
 def _only_rejected(sums: Sums, first: Sums | None, told: PreferenceLoss) -> tuple[str, dict[str, float]] | None:
+    if first and not (first["chosen"] and first["rejected"]):
+        return None
     chosen, rejected = _changed(sums, first, "chosen"), _changed(sums, first, "rejected")
     # Both below zero, rejected ones further.
     if not rejected < chosen or not chosen < SHARE * rejected or not _fell(sums, first):

@@ -65,7 +65,7 @@ def scores(ratios: torch.Tensor, told: PreferenceLoss) -> torch.Tensor:
     """
     match told.f_divergence_type:
         case "forward_kl":
-            return 1 - torch.exp(-ratios)
+            return -torch.expm1((-ratios).clamp(max=LARGEST_EXPONENT))
         case "js_divergence":
             return math.log(2) + F.logsigmoid(ratios)
         case "alpha_divergence" if abs(power := told.f_alpha_divergence_coef - 1) >= 1e-6:
@@ -168,7 +168,9 @@ def discopop(pairs: Pairs, told: PreferenceLoss) -> torch.Tensor:
     """DiscoPOP (Lu et al., 2024, eq. 5): logistic and exponential loss, mixed by the margin itself."""
     logits_P = told.beta * margins(pairs, told)
     mixed_P = torch.sigmoid(logits_P / told.discopop_tau)
-    return -F.logsigmoid(logits_P) * (1 - mixed_P) + torch.exp(-logits_P) * mixed_P
+    # exp(-margin) times the mixture, which by themselves would be infinity and zero.
+    exponential_P = torch.exp(F.logsigmoid(logits_P / told.discopop_tau) - logits_P)
+    return -F.logsigmoid(logits_P) * (1 - mixed_P) + exponential_P
 
 
 def aot(pairs: Pairs, told: PreferenceLoss) -> torch.Tensor:

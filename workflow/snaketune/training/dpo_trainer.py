@@ -176,6 +176,21 @@ class _StepEnds(TrainerCallback):
     def __init__(self, trainer: DpoTrainer):
         self.trainer = trainer
 
+    def on_train_begin(self, args, state, control, **_):
+        asked = self.trainer.run.spec.stop_if
+        if not asked or not state.is_world_process_zero:
+            return
+        if (first := max(asked.window, asked.from_step)) >= state.max_steps:
+            print(
+                f"note: stop_if looks at this training from step {first} on (window {asked.window}, from_step "
+                f"{asked.from_step}), and it has {state.max_steps}: it never ends it early",
+                flush=True,
+            )
+        labels = self.trainer.rows.kinds_of_labels
+        if len(labels) == 1:
+            have = "good" if labels == {True} else "bad"
+            print(f"note: all completions are {have}: there is no margin, and no reward of the other side", flush=True)
+
     def on_step_end(self, args, state, control, **_):
         trainer = self.trainer
         trainer.tally.end_step()

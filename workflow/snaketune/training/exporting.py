@@ -39,6 +39,10 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
     """
     if out.suffix not in (".parquet", ".jsonl"):
         raise SnaketuneError(f"--out: found {out}; expected a file that ends in .parquet or .jsonl")
+    if (kind := pack.manifest.get("kind")) != "preference":
+        raise SnaketuneError(
+            f"{pack.manifest_path} is of kind {kind}; TRL takes reference log-probabilities of preferences"
+        )
     if pack.manifest.get("pairs") is None or ref_logps.manifest["inputs"].get("pack") != [pack.manifest["pairs"]]:
         raise SnaketuneError(f"{ref_logps.manifest_path} isn't of the pairs in {pack.manifest_path}")
     known = read_ref_logps(ref_logps, split)
@@ -50,7 +54,6 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
         for batch in read_table(corpus.file(f"{split}.arrow")).to_batches(ROWS_PER_BATCH):
             rows = []
             for row in batch.to_pylist():
-                # Used several times, a pair is one all the same.
                 if row["id"] in seen or row["id"] not in tokens:
                     continue
                 seen.add(row["id"])

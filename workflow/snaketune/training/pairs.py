@@ -19,6 +19,7 @@ class PairRows(PackedRows):
     Attributes:
         pairs: how many there are.
         sources: how many sources there are, as far as any pair is from them.
+        kinds_of_labels: of single completions, whether some are good and some are bad; empty for pairs.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PairRows(PackedRows):
                 )
             self.references[document["row"]].append(log_probabilities(reference, ld_alpha))
         self.pairs = sum(map(len, self.references))
+        self.kinds_of_labels = set(chain.from_iterable(self.labels))
         self.sources = 1 + max(chain.from_iterable(self.from_sources), default=0)
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@
     margin                              mean reward of the chosen completion less that of the rejected one
     chosen_reward, rejected_reward      beta * log-ratio to the reference; without one, beta * log-probability, per token where
                                         the loss is of probabilities per token (simpo, orpo)
-    chosen_logp, rejected_logp          log-probability of the policy, in nats per completion
+    chosen_logp, rejected_logp          log-probability of the policy, in nats per completion; with `ld_alpha` as it weighs them
     chosen_logp_per_token, …            the same in nats per token of all those completions
     chosen_tokens, rejected_tokens      mean lengths
     kl                                  how far the policy has moved from its reference, in nats per completion

@@ -24,7 +24,7 @@ from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
 from snaketune.training.keyed import family
 from snaketune.training.ref_pass import compute_logps
-from snaketune.training.reference import FILE, check_finite, in_order, schema
+from snaketune.training.reference import FILE, check_finite, in_order, schema, splits_of
 
 
 def build(
@@ -101,7 +101,7 @@ def _check_parts(
 
 def _check_complete(table: pa.Table, pack: Artifact, parts: str) -> None:
     there = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-    wanted = {(split, document["id"]) for split in SPLITS for document in documents(pack, split)}
+    wanted = {(split, document["id"]) for split in splits_of(pack) for document in documents(pack, split)}
     if missing := sorted(wanted - there):
         raise SnaketuneError(
             f"{parts}: {len(missing)} of {len(wanted)} pairs are in no part, for instance {missing[0][1]}; make the parts again"

@@ -25,7 +25,6 @@ from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
 from snaketune.models.stacked import ADAPTER, Stack
 from snaketune.packing.reader import PackedRows, documents
-from snaketune.packing.shards import SPLITS
 from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
@@ -35,7 +34,7 @@ from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.external import check_same_tokens
 from snaketune.training.fitness import of_libraries
-from snaketune.training.reference import FILE, check_finite, in_order, schema
+from snaketune.training.reference import FILE, check_finite, in_order, schema, splits_of
 
 SECONDS_BETWEEN_CHUNKS = 20.0
 
@@ -77,7 +76,7 @@ def compute_logps(
         result.files()
     compute = resolve_compute(spec.precision)
     tell(of_libraries(spec, compute, look(compute)))
-    rows_by_split = {split: PackedRows(pack, split) for split in SPLITS}
+    rows_by_split = {split: PackedRows(pack, split) for split in splits_of(pack)}
     if tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
     chunks, begun = Chunks(work.state, schema(spec.token_logps)), time.monotonic()

@@ -4,12 +4,13 @@
                     logp float64 (nats, summed over the completion's tokens), tokens int32 (how many these are),
                     and where it was asked for token_logps list<float32> (each token's, in their order)
 
-Sorted by split (train first), id and completion. A pair that is used several times is in it once.
+Sorted by split (train first), id and completion.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
+from snaketune.packing.shards import SPLITS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
 from snaketune.training.keyed import family, named
@@ -66,6 +68,11 @@ def in_order(table: pa.Table) -> pa.Table:
     return table.filter(np.concatenate([[True], ~again]))
 
 
+def splits_of(pack: Artifact) -> tuple[str, ...]:
+    """Those that anybody asks about: evaluations are of pairs, so of single completions none that is held out."""
+    return ("train",) if pack.manifest.get("kind") == "unpaired" else SPLITS
+
+
 def read_ref_logps(artifact: Artifact, split: str) -> dict[str, Reference]:
     """The split's reference log-probabilities by pair id.
 
@@ -110,7 +117,7 @@ def check_ref_logps(
     """
     made, about = artifact.manifest, artifact.manifest["inputs"]
     told = made["spec"]
-    external = spec.reference
+    external, outside = spec.reference, not about.get("model")
     # As the reference is loaded (`training.keyed`): an external one isn't quantized, nor has it masters.
     weights = compute.weights_dtype(frozen=external is not None or spec.lora is not None)
     expected = {
@@ -127,8 +134,11 @@ def check_ref_logps(
             told["quantization"],
         ),
         "adapter apart": (spec.continued and not external, told.get("apart", False)),
-        "reference": (named(external), named(told["base"]) if not about.get("model") else None),
+        "reference": (named(external), named(told["base"]) if outside else None),
     }
+    if outside and external and Path(external.path).is_dir():
+        # Known by its content, wherever it lies.
+        del expected["reference"]
     if any_kernel:
         del expected["kernel"]
     differs = [f"{what}: {found} there, {here} here" for what, (here, found) in expected.items() if found != here]
