@@ -2,6 +2,7 @@
 
 import copy
 import re
+import shutil
 
 import pytest
 
@@ -51,6 +52,11 @@ def test_the_best_model_is_linked_as_the_sweep_changes(project):
     # One that is lost comes back, and nothing is computed for it.
     (project.folder / "results/best").unlink()
     assert project.stale() == {"report"}
+    assert "nothing to compute" in project.snakemake()
+    assert best(project) == "dpo/more/model"
+    # Nor does a link hinder anybody whose model is gone, deleted or on its way to be made again.
+    shutil.rmtree(project.folder / "results/dpo/more")
+    assert "dpo" in project.stale()
     assert "nothing to compute" in project.snakemake()
     assert best(project) == "dpo/more/model"
     # A moved project is as it was.

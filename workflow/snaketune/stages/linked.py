@@ -10,8 +10,15 @@ LINKED = ("sft", "dpo")
 
 
 def check_place(link: Path) -> None:
-    """Raise SnaketuneError where anything but a link is; Snakemake would remove it, as it does with whatever a rule makes."""
-    if link.exists() and not link.is_symlink():
+    """Raise SnaketuneError where anything but a link is; Snakemake would remove it, as it does with whatever a rule makes.
+
+    A link to a model that was deleted, or is just being trained again, is taken away: Snakemake fails at the time of what leads
+    nowhere.
+    """
+    if link.is_symlink():
+        if not link.exists():
+            link.unlink(missing_ok=True)
+    elif link.exists():
         raise SnaketuneError(f"{link} is no link, and report.sort_by links the best model there; move it away")
 
 
