@@ -20,7 +20,7 @@ from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import DOCUMENTS, row_batch
+from snaketune.packing.shards import documents_schema, row_batch
 from snaketune.packing.shards import schema as columns
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
@@ -161,8 +161,10 @@ def preferences(folder, model) -> tuple[Artifact, Artifact]:
     batch = row_batch(ids, labels, np.full(PAIRS, 28), starts, *segments, (*tree, starts))
     with pa.ipc.new_file(str(folder / "shards/train-00000.arrow"), columns(LENGTH, completions=True)) as writer:
         writer.write_batch(batch)
-    documents = [{"split": "train", "row": r, "id": f"p{r}", "tokens": 28, "supervised": 22} for r in range(PAIRS)]
-    write_table(folder / "shards/documents.arrow", pa.Table.from_pylist(documents, schema=DOCUMENTS))
+    of_all = {"split": "train", "tokens": 28, "supervised": 22, "source": 0}
+    documents = [of_all | {"row": number, "id": f"p{number}"} for number in range(PAIRS)]
+    table = pa.Table.from_pylist(documents, schema=documents_schema("preference"))
+    write_table(folder / "shards/documents.arrow", table)
     manifest = {
         "format_version": "3.1",
         "kind": "preference",
