@@ -7,7 +7,7 @@ import pytest
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
 
-from .test_load import put
+from .edits import put
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from snaketune.config.runs import Sft
 from snaketune.config.schedules import POLYNOMIAL_END, SCHEDULES, ScheduleName
 from snaketune.errors import SnaketuneError
 
-from .test_load import put
+from .edits import put
 
 ROOT = Path(__file__).parents[2]
 # What the Trainer gives a schedule.

@@ -1,0 +1,38 @@
+"""Corpora of documents, in a config."""
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.stages.graph import JobGraph
+
+from .edits import put, refused
+
+
+@pytest.mark.parametrize(
+    ("dotted", "value", "said"),
+    [
+        ("sft.demo.packing.train_on", "last", ["sft.demo.packing.train_on", "every token of a document"]),
+        ("sft.demo.packing.strategy", "none", ["sft.demo.packing.strategy", "chat template"]),
+        ("eval.demo.packing.train_on", "last", ["eval.demo.packing.train_on", "every token of a document"]),
+        ("dpo.demo.corpus", "demo-chat", ["dpo.demo.corpus", "holds text", "expected preferences"]),
+        ("corpora.demo-chat.answer_pattern", "(.*)", ["corpora.demo-chat", "answer_pattern is for turns"]),
+    ],
+)
+def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
+    raw["corpora"]["demo-chat"]["kind"] = "text"
+    load(raw)
+    refused(put(raw, dotted, value), said)
+
+
+def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
+    raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
+    raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
+    graph = JobGraph(*load(raw))
+    found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in graph.stage("plan")}
+    assert found == {
+        "demo-chat": ("sft", "truncate"),
+        "demo-preferences": ("preference", "drop"),
+        "book": ("sft", "split"),
+    }
+    tokens = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.train_on) for job in graph.stage("tokenize")}
+    assert tokens["book"] == ("text", "all") and tokens["demo-chat"] == ("sft", "assistant")

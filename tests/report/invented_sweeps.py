@@ -1,0 +1,28 @@
+"""What tests of several DPO runs share: what these begin with, and what is read back of a report."""
+
+import csv
+
+from invented_results import Results
+
+from snaketune.report.findings import Findings
+
+# Margins per token of held-out pairs before and after a run, of which one is won and one lost.
+MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}
+MOVED = {"up": 0.3, "down": -0.1, "high": 1.5, "low": -0.2}
+
+
+def findings(results: Results) -> Findings:
+    return Findings(results.named(), **results.files())
+
+
+def begun(results: Results) -> tuple[str, str]:
+    """An SFT run, and packed pairs."""
+    tokenizer = results.tokenizer()
+    model = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)
+    pairs = results.corpus("pairs", kind="preferences")
+    return model, results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference")
+
+
+def table(pages, name: str = "variants") -> list[dict[str, str]]:
+    with (pages / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
