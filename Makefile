@@ -1,5 +1,6 @@
 # make run    the embedded default, from raw demo files to results/report/pages/index.html
 # make test   the whole test suite
+# make slurm-profile   asks SLURM for its partitions and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
 # make bench-sft    SFT beside TRL on one core, and the demo's time; wants a quiet machine and gsm8k below data/
 # make bench-dpo    DPO beside TRL on one core; wants a quiet machine and the files below data/
@@ -9,7 +10,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test lint docs lock bench-data bench-sft bench-dpo bench-gpu families
+.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu families
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -22,6 +23,9 @@ run: .venv/installed
 # and a process that is done takes tests from the end of the other's queue.
 test: .venv/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest --numprocesses logical --maxprocesses 4 --dist worksteal
+
+slurm-profile: .venv/installed
+	@PYTHONPATH=workflow $(BIN)/python -m snaketune slurm-profile
 
 bench-data: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 RAYON_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \

@@ -14,6 +14,7 @@ ROOMS = (
     "config",
     "artifacts",
     "stages",
+    "cluster",
     "corpus",
     "tokenization",
     "packing",
@@ -36,14 +37,15 @@ COLOURS = (
     "#8b1f5a",
     "#5a5a8b",
     "#444444",
+    "#2f5d50",
 )
 
 HEAD = "| module | what it is |\n|---|---|\n"
 PAGE = f"""# Architecture
 
 Written by `docs/draw_architecture.py` from the code (`make docs`); a test holds it equal. A line goes from a room to one that
-it imports: always upward, since data flows down. Snakemake's files import `config`, `stages` and `report`, and nothing in the
-package imports Snakemake.
+it imports: always upward, since data flows down. Snakemake's files import `config`, `stages`, `cluster` and `report`, and
+nothing in the package imports Snakemake.
 
 ![Rooms and imports](architecture.svg)
 

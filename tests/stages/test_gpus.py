@@ -1,4 +1,4 @@
-"""GPU slots: each job its own, none where the scheduler assigns them."""
+"""GPU slots: each job its own, also of those that SLURM gave to several."""
 
 import os
 
@@ -30,11 +30,21 @@ def test_more_gpus_than_there_are_is_an_error(four_gpus, tmp_path):
         pass
 
 
-def test_slurm_assigns_gpus_itself(four_gpus, tmp_path, monkeypatch):
+def test_of_what_slurm_gives_a_job_it_takes_no_more_than_it_asked_for(four_gpus, tmp_path, monkeypatch):
+    """Two GPUs for one process would be two halves of a batch, by nn.DataParallel, without a word."""
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     with claimed_gpus(1, tmp_path):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,GPU-abc"
-    assert not list(tmp_path.iterdir())
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_jobs_of_slurm_may_number_their_gpus_alike(four_gpus, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with claimed_gpus(1, tmp_path):
+        monkeypatch.setenv("SLURM_JOB_ID", "2")
+        # It is another GPU, or it would be waited for.
+        with claimed_gpus(1, tmp_path) as claimed:
+            assert claimed == ["0"]
 
 
 def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):

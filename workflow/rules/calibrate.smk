@@ -10,11 +10,9 @@ rule calibrate:
         log_of("calibrate"),
     conda:
         "../../envs/train.yaml"
-    threads: 8
+    threads: threads_of("calibrate")
     resources:
-        **operation_of("calibrate"),
-        mem_mb=64000,
-        runtime=120,
+        **resources_of("calibrate"),
     params:
         **params_of("calibrate"),
     shell:

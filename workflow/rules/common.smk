@@ -26,6 +26,9 @@ shell.prefix(
     .replace("}", "}}")
 )
 
+from snaketune.cluster.pending import watch
+from snaketune.cluster.requests import Requests
+from snaketune.cluster.site import read_site, site_file
 from snaketune.stages.code import code_digest
 from snaketune.stages.libraries import installed_version
 from snaketune.stages.status import Results, made_from
@@ -43,6 +46,7 @@ from snaketune.stages.table import STAGES, option
 try:
     # Relative, so that a moved repository has the same input files as before.
     graph = JobGraph(*load(config), root=Path(os.path.relpath(PACKAGE_ROOT.parent)))
+    requests = Requests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 
@@ -69,8 +73,6 @@ def asked_for(job):
     return settings.forceall or not asked.isdisjoint((job.stage, job.manifest, job.payload, job.run))
 
 
-# Executors know a resource `gpu`, which is of the whole job.
-RESOURCES = {"gpus": "gpus_per_node"}
 # A process that runs one job for another one that planned it leaves all decisions to that one.
 DECIDES = workflow.exec_mode == ExecMode.DEFAULT
 DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
@@ -103,6 +105,7 @@ def tell_launch(job):
     if job.manifest in launches_told:
         return
     launches_told.add(job.manifest)
+    requests.ask(job)
     for line in planned(job):
         logger.info(line)
     # Not where the graph is only drawn.
@@ -201,64 +204,75 @@ def params_of(stage):
         "spec": spec,
         "code": code_digest(STAGES[stage].module),
         "reruns_on": graph.config.reruns_on.get(stage, "code"),
+        **operation_of(stage),
     }
 
 
 def operation_of(stage):
-    """How a job is run. As resources and not params: none of it shapes a result."""
+    """How a job is run. None of it shapes a result, and no param reruns anything: manifests decide."""
 
-    def resource_of(key):
-        def resource(wildcards):
+    def param_of(key):
+        def param(wildcards):
             value = getattr(job_of(stage, wildcards).operation, key)
-            # Resources are numbers or texts.
             return str(value).lower() if isinstance(value, bool) or value is None else value
 
+        return param
+
+    return {key: param_of(key) for key in STAGES[stage].operation}
+
+
+def threads_of(stage):
+    """CPUs of a job, on each of its nodes."""
+
+    def threads(wildcards):
+        return ask_of(stage, wildcards).threads
+
+    return threads
+
+
+def resources_of(stage):
+    """What a job asks of the scheduler; on a cluster, where, and in whose name."""
+
+    def resource_of(name):
+        def resource(wildcards, attempt):
+            # A resource that is None isn't there.
+            return requests.resources(job_of(stage, wildcards), attempt).get(name)
+
         return resource
 
-    def all_gpus(wildcards):
-        operation = job_of(stage, wildcards).operation
-        return operation.gpus * (operation.nodes if "nodes" in keys else 1)
-
-    def if_many_nodes(value_of):
-        # A resource that is None isn't there.
-        def resource(wildcards):
-            nodes = job_of(stage, wildcards).operation.nodes
-            return value_of(nodes) if nodes > 1 else None
-
-        return resource
-
-    keys = STAGES[stage].operation
-    asked = {RESOURCES.get(key, key): resource_of(key) for key in keys}
-    if "nodes" in keys:
-        # To the SLURM plugin: one task for each node, and the job itself calls srun.
-        asked |= {
-            "mpi": if_many_nodes(lambda nodes: "srun"),
-            "tasks": if_many_nodes(lambda nodes: nodes),
-            "tasks_per_gpu": if_many_nodes(lambda nodes: 0),
-        }
-    return asked | {"gpu": all_gpus if "gpus" in keys else 0}
+    return {name: resource_of(name) for name in requests.names(stage)}
 
 
-def for_each_process(stage, amount):
-    """Threads or memory of a job on one node: so much for each of the processes there."""
+def ask_of(stage, wildcards):
+    """What a job asks for; refused where it could never start."""
+    try:
+        return requests.ask(job_of(stage, wildcards))
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
 
-    def resource(wildcards):
-        return amount * job_of(stage, wildcards).operation.processes_per_node
 
-    return resource
+def group_of(stage):
+    """The jobs that are sent to a cluster as one."""
+
+    def group(wildcards):
+        return requests.group(stage)
+
+    return group
 
 
 def command_of(stage):
     """The command of one job: what it is told, what it reads by role, how it is run, where it publishes."""
     made = STAGES[stage]
     inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
-    operation = "".join(f" {option(key)} {{resources.{RESOURCES.get(key, key)}:q}}" for key in made.operation)
+    operation = "".join(f" {option(key)} {{params.{key}:q}}" for key in made.operation)
     if made.launcher:
         # The same for all of them. Snakemake formats the command, so braces are doubled.
         tracking = shlex.quote(canonical(graph.config.tracking)).replace("{", "{{").replace("}", "}}")
         operation += f" --tracking {tracking}"
+    # Told to end, a training leaves with a checkpoint, and its shell waits for that.
+    waits = "trap '' TERM; " if made.launcher else ""
     return (
-        f"OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
+        f"{waits}OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
         f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
         " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
     )
@@ -280,3 +294,9 @@ def all_results(wildcards):
     made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
     pages = (f"{last.payload}/{page}" for page in pages_of(graph))
     return [*made, last.manifest, *pages, *link_to_best().values()]
+
+
+onstart:
+    # Whoever waits for hours shouldn't have to wonder why. Jobs that are sent somewhere run without hooks.
+    if not workflow.local_exec:
+        watch(logger.info)

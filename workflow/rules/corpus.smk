@@ -8,13 +8,13 @@ rule corpus:
         **outputs_of("corpus"),
     log:
         log_of("corpus"),
+    group:
+        group_of("corpus")
     conda:
         "../../envs/data.yaml"
-    threads: 1
+    threads: threads_of("corpus")
     resources:
-        **operation_of("corpus"),
-        mem_mb=4000,
-        runtime=120,
+        **resources_of("corpus"),
     params:
         **params_of("corpus"),
     shell:

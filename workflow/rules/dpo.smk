@@ -8,13 +8,13 @@ rule dpo:
         **outputs_of("dpo"),
     log:
         log_of("dpo"),
+    group:
+        group_of("dpo")
     conda:
         "../../envs/train.yaml"
-    threads: for_each_process("dpo", 8)
+    threads: threads_of("dpo")
     resources:
-        **operation_of("dpo"),
-        mem_mb=for_each_process("dpo", 64000),
-        runtime=2880,
+        **resources_of("dpo"),
     params:
         **params_of("dpo"),
     shell:

@@ -8,14 +8,13 @@ rule eval:
         **outputs_of("eval"),
     log:
         log_of("eval"),
+    group:
+        group_of("eval")
     conda:
         "../../envs/eval.yaml"
-    threads: 8
+    threads: threads_of("eval")
     resources:
-        **operation_of("eval"),
-        mem_mb=32000,
-        runtime=480,
-        nodes=1,
+        **resources_of("eval"),
     params:
         **params_of("eval"),
     shell:

@@ -8,13 +8,12 @@ rule pack:
         **outputs_of("pack"),
     log:
         log_of("pack"),
+    localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: 1
+    threads: threads_of("pack")
     resources:
-        **operation_of("pack"),
-        mem_mb=2000,
-        runtime=60,
+        **resources_of("pack"),
     params:
         **params_of("pack"),
     shell:

@@ -8,13 +8,13 @@ rule plan:
         **outputs_of("plan"),
     log:
         log_of("plan"),
+    group:
+        group_of("plan")
     conda:
         "../../envs/data.yaml"
-    threads: 1
+    threads: threads_of("plan")
     resources:
-        **operation_of("plan"),
-        mem_mb=3000,
-        runtime=60,
+        **resources_of("plan"),
     params:
         **params_of("plan"),
     shell:

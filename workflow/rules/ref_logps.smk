@@ -8,14 +8,13 @@ rule ref_logps:
         **outputs_of("ref_logps"),
     log:
         log_of("ref_logps"),
+    group:
+        group_of("ref_logps")
     conda:
         "../../envs/train.yaml"
-    threads: 8
+    threads: threads_of("ref_logps")
     resources:
-        **operation_of("ref_logps"),
-        mem_mb=64000,
-        runtime=480,
-        nodes=1,
+        **resources_of("ref_logps"),
     params:
         **params_of("ref_logps"),
     shell:

@@ -8,14 +8,13 @@ rule ref_pass:
         **outputs_of("ref_pass"),
     log:
         log_of("ref_pass"),
+    group:
+        group_of("ref_pass")
     conda:
         "../../envs/train.yaml"
-    threads: 8
+    threads: threads_of("ref_pass")
     resources:
-        **operation_of("ref_pass"),
-        mem_mb=64000,
-        runtime=480,
-        nodes=1,
+        **resources_of("ref_pass"),
     params:
         **params_of("ref_pass"),
     shell:

@@ -19,13 +19,12 @@ rule report:
         ],
     log:
         log_of("report"),
+    localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: 1
+    threads: threads_of("report")
     resources:
-        **operation_of("report"),
-        mem_mb=4000,
-        runtime=30,
+        **resources_of("report"),
     params:
         **params_of("report"),
     shell:

@@ -8,13 +8,13 @@ rule sft:
         **outputs_of("sft"),
     log:
         log_of("sft"),
+    group:
+        group_of("sft")
     conda:
         "../../envs/train.yaml"
-    threads: for_each_process("sft", 8)
+    threads: threads_of("sft")
     resources:
-        **operation_of("sft"),
-        mem_mb=for_each_process("sft", 64000),
-        runtime=2880,
+        **resources_of("sft"),
     params:
         **params_of("sft"),
     shell:

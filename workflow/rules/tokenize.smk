@@ -8,13 +8,13 @@ rule tokenize:
         **outputs_of("tokenize"),
     log:
         log_of("tokenize"),
+    group:
+        group_of("tokenize")
     conda:
         "../../envs/data.yaml"
-    threads: 1
+    threads: threads_of("tokenize")
     resources:
-        **operation_of("tokenize"),
-        mem_mb=4000,
-        runtime=240,
+        **resources_of("tokenize"),
     params:
         **params_of("tokenize"),
     shell:

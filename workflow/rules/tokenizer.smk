@@ -8,13 +8,13 @@ rule tokenizer:
         **outputs_of("tokenizer"),
     log:
         log_of("tokenizer"),
+    group:
+        group_of("tokenizer")
     conda:
         "../../envs/data.yaml"
-    threads: 4
+    threads: threads_of("tokenizer")
     resources:
-        **operation_of("tokenizer"),
-        mem_mb=16000,
-        runtime=240,
+        **resources_of("tokenizer"),
     params:
         **params_of("tokenizer"),
     shell:

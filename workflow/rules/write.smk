@@ -8,13 +8,13 @@ rule write:
         **outputs_of("write"),
     log:
         log_of("write"),
+    group:
+        group_of("write")
     conda:
         "../../envs/data.yaml"
-    threads: 1
+    threads: threads_of("write")
     resources:
-        **operation_of("write"),
-        mem_mb=3000,
-        runtime=240,
+        **resources_of("write"),
     params:
         **params_of("write"),
     shell:

@@ -2,11 +2,13 @@
 
 import argparse
 import shlex
+import signal
 import sys
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from snaketune.cluster.ends import noted
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
@@ -24,6 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 with a plain message on standard error."""
     options = _parser().parse_args(arguments)
     quiet_libraries()
+    # A shell that waits for a training ignores it, and so would this.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     print("$ python -m snaketune", shlex.join(sys.argv[1:] if arguments is None else arguments), flush=True)
     try:
         if options.command == "clean":
@@ -41,17 +45,23 @@ def main(arguments: list[str] | None = None) -> int:
             written = export_ref_logps(*inputs, options.split, options.out)
             print(f"{written} pairs in {options.out}")
             return 0
+        if options.command == "slurm-profile":
+            from snaketune.cluster.described import write_description
+
+            print(write_description(options.out))
+            return 0
         stage = STAGES[options.command]
-        run(
-            options.command,
-            spec=options.spec,
-            code=options.code or code_digest(stage.module),
-            inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
-            out=options.out,
-            reruns_on=options.reruns_on,
-            operation=_operation({key: getattr(options, key) for key in stage.operation}),
-            tracking=_tracking(options.tracking) if stage.launcher else Tracking(),
-        )
+        with noted(options.out):
+            run(
+                options.command,
+                spec=options.spec,
+                code=options.code or code_digest(stage.module),
+                inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
+                out=options.out,
+                reruns_on=options.reruns_on,
+                operation=_operation({key: getattr(options, key) for key in stage.operation}),
+                tracking=_tracking(options.tracking) if stage.launcher else Tracking(),
+            )
     except SnaketuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -117,6 +127,10 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--split", choices=("train", "held_out"), default="train", help="(default: train)")
     export.add_argument(
         "--out", required=True, type=Path, metavar="FILE", help="a file that ends in .parquet or .jsonl"
+    )
+    described = commands.add_parser("slurm-profile", help="ask SLURM what it gives, and write it down for the profile")
+    described.add_argument(
+        "--out", type=Path, default=Path("profiles/slurm/cluster.yaml"), help="(default: %(default)s)", metavar="FILE"
     )
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")
     return parser

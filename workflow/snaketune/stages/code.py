@@ -27,6 +27,7 @@ SHAPELESS = {
     "artifacts": "describes what was made; what readers go by is digested by content",
     # progress is in the path of the data, so a test holds it to hand on exactly what it gets.
     "stages": "looks up, calls and publishes; what a stage is told and reads is in the fingerprint",
+    "cluster": "what a job asks of a scheduler, and when it has to leave; a training that leaves goes on exactly where it was",
     "tracking": "draws the log of a training, which hands it over and takes nothing back; a test holds the weights equal",
     "report": "draws what was made; in the report itself, everything counts",
     # These count, though they might seem to serve only: training.launch decides precision and processes. training.checkpoints

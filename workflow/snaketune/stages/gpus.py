@@ -1,7 +1,8 @@
 """Each job its own GPUs: Snakemake counts a `gpu` resource but never says which one a job got.
 
-A slot is a lock file per GPU and host; the job that holds it sees that GPU alone, through CUDA_VISIBLE_DEVICES. Under SLURM,
-which assigns GPUs itself, and on machines without any, nothing is claimed.
+A slot is a lock file per GPU and host; the job that holds it sees that GPU alone, through CUDA_VISIBLE_DEVICES. SLURM assigns
+GPUs to its own jobs, and may number each job's from 0; several of ours may be one of these, and a job may be given more than it
+asked for, so slots are taken there too, of that job. On machines without GPUs nothing is claimed.
 """
 
 import os
@@ -47,8 +48,8 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
         SnaketuneError: the machine has GPUs, but fewer than `count`.
     """
     gpus = visible_gpus()
-    if count and (not gpus or "SLURM_JOB_ID" in os.environ):
-        yield gpus[:count]
+    if count and not gpus:
+        yield []
         return
     if count > len(gpus):
         raise SnaketuneError(f"the job asks for {count} GPUs, this machine shows {len(gpus)}; lower operation.gpus")
@@ -77,11 +78,12 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
 
 def _try_all(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list[str]:
     """Lock `count` free slots, or none at all, so that two jobs can't each wait for the other's half."""
+    place = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
     with ExitStack() as attempt:
         claimed = []
         for gpu in gpus:
             name = "".join(letter if letter.isalnum() else "-" for letter in gpu)
-            if not (slot := try_lock(folder / f"{socket.gethostname()}-{name}.lock")):
+            if not (slot := try_lock(folder / f"{place}-{name}.lock")):
                 continue
             attempt.enter_context(slot)
             claimed.append(gpu)

@@ -6,9 +6,13 @@ what the first of them died of as `state/failed/`. No torch is imported here; `t
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.base import Model
@@ -22,6 +26,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder
 from snaketune.training.failures import first_failure, forget_failures
 from snaketune.training.launch_files import write_launch_files
+from snaketune.training.left import after_leaving, forget_left
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
 
@@ -43,7 +48,7 @@ def launch(
         out: where the result will be published; its curves are drawn there meanwhile.
         artifacts, files: by role; the job tells what artifacts held when its fingerprint was computed.
     Raises:
-        SnaketuneError: it can't be started here, or it failed; with what the first process to fail said.
+        SnaketuneError: it can't be started here, or it failed; with what the first process to fail said. Or it had to leave.
     """
     gpus = visible_gpus()
     check_launch(operation, gpus)
@@ -62,12 +67,33 @@ def launch(
     }
     write_json(work.state / JOB_FILE, job)
     write_launch_files(operation, work.state, cpu=not gpus)
-    status = subprocess.run(command(operation, work.state, sys.executable), env=environment(operation)).returncode
+    forget_left(work.state)
+    status = _run(command(operation, work.state, sys.executable), environment(operation))
+    after_leaving(work.state)
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     said = first_failure(work.state) or "what it said stands above. Run again to resume"
     raise SnaketuneError(f"the training process ended early ({how}); {said}")
+
+
+def _run(command: list[str], variables: dict[str, str]) -> int:
+    """Wait for a command, and hand SIGTERM on to the processes that train: they leave with a checkpoint, and whoever launched
+    them waits for that. Returns its exit status."""
+    # What is started meanwhile ignores it, but for those that train.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(command, env=variables)
+        signal.signal(signal.SIGTERM, lambda *_: _tell_to_leave())
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell_to_leave() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            process.terminate()
 
 
 def check_launch(operation: Operation, gpus: list[str]) -> None:
@@ -89,6 +115,8 @@ def environment(operation: Operation) -> dict[str, str]:
     """Of all processes: each computes with its share of the job's threads, and knows whose end is its own."""
     threads = int(os.environ.get("OMP_NUM_THREADS") or cores())
     told = os.environ | {"OMP_NUM_THREADS": str(max(1, threads // operation.processes_per_node))}
+    # torchrun would end its processes after half a minute; they leave by themselves.
+    told["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
     if operation.nodes == 1:
         # On other nodes it would be another process; there SLURM ends them with the job.
         told[PARENT_VARIABLE] = str(os.getpid())

@@ -28,6 +28,7 @@ from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 from snaketune.training.failures import record_failure
 from snaketune.training.launch import PARENT_VARIABLE
+from snaketune.training.left import Left
 from snaketune.training.portions import RAN_OUT, tell_ran_out
 
 # prctl(2)
@@ -118,11 +119,16 @@ def main(job_file: Path) -> None:
         # All would say the same, into the same log; errors go elsewhere.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     job = json.loads(job_file.read_text(encoding="utf-8"))
+    # The launcher ignores it, and so would whoever it starts; before the first step there is nothing to save.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         take_gpu()
         if attempt := read_attempt(job_file.parent):
             attempt.import_code(STAGES[job["stage"]].module)
         work_on(job)
+    except Left as left:
+        # No failure, of which launchers would make tracebacks.
+        print(left, flush=True)
     except Exception as error:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
         if not told and ran_out(error):

@@ -30,6 +30,8 @@ from snaketune.training.checkpoints import (
 )
 from snaketune.training.fitness import Fitness, examine
 from snaketune.training.launched import is_first_process
+from snaketune.training.leaving import Leave
+from snaketune.training.left import leave
 from snaketune.training.order import SetEpoch
 from snaketune.training.portions import Portions, loss_in_percent, read_curve
 from snaketune.training.saving import choose_dtype, gather_trained, save_trained
@@ -260,13 +262,15 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
     Returns:
         The lines of the log that have a loss.
     Raises:
-        SnaketuneError: the training diverged, or a checkpoint doesn't fit.
+        SnaketuneError: the training diverged, or a checkpoint doesn't fit; or it had to leave (`Left`).
     """
     checkpoints = trainer.run.checkpoints
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(MarkComplete())
     trainer.add_callback(Watch())
     trainer.add_callback(SetEpoch(trainer))
+    leaving = Leave(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
+    trainer.add_callback(leaving)
     if trainer.is_world_process_zero():
         remove_incomplete(checkpoints)
     trainer.accelerator.wait_for_everyone()
@@ -286,6 +290,8 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
         if not math.isfinite(mean_loss):
             raise diverged(trainer.state.global_step, f"the mean loss of the steps is {mean_loss}")
         trainer.check_finite()
+    if leaving.why:
+        raise leave(trainer.run.work.state, trainer.state.global_step, leaving.why, trainer.is_world_process_zero())
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 

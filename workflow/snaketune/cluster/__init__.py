@@ -1,0 +1,1 @@
+"""At home on a cluster: what its partitions give, what a job asks of them, why one waits, when one has to end."""

@@ -1,0 +1,33 @@
+"""When a job of the cluster has to end, and how it gets another one."""
+
+import os
+import time
+from datetime import datetime
+
+from snaketune.cluster.slurm import asked
+
+
+def ends_at() -> float | None:
+    """When SLURM ends this job, in seconds since the epoch; None where nothing does, or it doesn't say."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if not number:
+        return None
+    # Of newer versions; the executor takes most of SLURM's variables away from a job's step.
+    if (told := os.environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
+        return float(told)
+    try:
+        return datetime.fromisoformat(
+            (asked("squeue", "--noheader", "--job", number, "--format=%e") or "").strip()
+        ).timestamp()
+    except ValueError:
+        return None
+
+
+def seconds_left(end: float | None) -> float:
+    """Infinitely many where there is no end."""
+    return float("inf") if end is None else end - time.time()
+
+
+def requeued() -> bool:
+    """Put this job back into the queue: SLURM ends it and starts it again, after about two minutes. False if it refuses."""
+    return asked("scontrol", "requeue", os.environ["SLURM_JOB_ID"]) is not None

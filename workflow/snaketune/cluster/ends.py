@@ -1,0 +1,93 @@
+"""How the last attempt of a job ended, so that the next one asks for more of what it ran out of, and of nothing else.
+
+A job notes its number below results/.work/.slurm/ when it begins and takes the note away when it is done. Whoever plans the
+next attempt asks SLURM how that one ended: a process that ran out of memory or time can't say so itself.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from snaketune.cluster.asks import Ask
+from snaketune.cluster.site import minutes
+from snaketune.cluster.slurm import asked, fields, megabytes
+from snaketune.stages.jobs import RESULTS
+from snaketune.stages.work import WORK_ROOT
+
+NOTES = WORK_ROOT / ".slurm"
+MORE = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a job of SLURM ended.
+
+    Attributes:
+        state: as SLURM names it, such as OUT_OF_MEMORY.
+        mem_mb, runtime: what it had asked for; minutes.
+    """
+
+    state: str
+    mem_mb: int
+    runtime: int
+
+
+@contextmanager
+def noted(folder: Path) -> Iterator[None]:
+    """While a job of SLURM makes the result that is published in `folder`, its number is noted, and if it fails, left."""
+    number = os.environ.get("SLURM_JOB_ID")
+    if not number:
+        yield
+        return
+    note = _note(folder)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(f"{number}\n", encoding="utf-8")
+    yield
+    note.unlink(missing_ok=True)
+
+
+def last_end(folder: Path) -> End | None:
+    """How the last attempt ended that left a note; None where there is none, or SLURM doesn't know."""
+    try:
+        number = _note(folder).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    if not number.isdecimal():
+        return None
+    if told := asked("scontrol", "--oneliner", "show", "job", number):
+        found = fields(told)
+        memory = next((part[4:] for part in found.get("TRES", "").split(",") if part.startswith("mem=")), "0")
+        state, limit = found.get("JobState", ""), found.get("TimeLimit", "")
+    elif told := asked("sacct", "-j", number, "-X", "-n", "-P", "-o", "State,ReqMem,Timelimit"):
+        state, memory, limit = told.splitlines()[0].split("|")
+    else:
+        return None
+    runtime = minutes(limit)
+    # `CANCELLED by 1000` is one state.
+    return End(
+        state=state.split()[0] if state else "",
+        mem_mb=megabytes(memory),
+        runtime=runtime if isinstance(runtime, int) else 0,
+    )
+
+
+def raised(ask: Ask, end: End | None) -> Ask:
+    """The ask of the attempt after one that ended so.
+
+    >>> ask = Ask(threads=1, mem_mb=1500, runtime=10)
+    >>> raised(ask, End(state="OUT_OF_MEMORY", mem_mb=1500, runtime=10))
+    Ask(threads=1, mem_mb=3000, runtime=10, gpus=0, nodes=1)
+    >>> raised(ask, End(state="FAILED", mem_mb=1500, runtime=10)) == ask
+    True
+    """
+    if end and end.state == "OUT_OF_MEMORY":
+        return replace(ask, mem_mb=max(ask.mem_mb, MORE * end.mem_mb))
+    if end and end.state == "TIMEOUT":
+        return replace(ask, runtime=max(ask.runtime, MORE * end.runtime))
+    return ask
+
+
+def _note(folder: Path) -> Path:
+    return NOTES / folder.relative_to(RESULTS) if folder.is_relative_to(RESULTS) else NOTES / folder.name

@@ -1,0 +1,51 @@
+"""What becomes of a training that has left before it was done: it is told, and where time was up, the job is queued again.
+
+state/left.json    after which step, and why; a process that leaves writes it, the one that launched it reads it
+"""
+
+import json
+import time
+from pathlib import Path
+
+from snaketune.artifacts.manifest import write_json
+from snaketune.cluster.deadline import requeued
+from snaketune.errors import SnaketuneError
+
+FILE = "left.json"
+# SLURM takes a moment to end a job that it puts back into the queue.
+SECONDS_TO_END = 120
+
+
+class Left(SnaketuneError):
+    """A training has left, and a checkpoint holds all of it."""
+
+
+def leave(state: Path, step: int, why: str, first: bool) -> Left:
+    """The error by which a process ends that leaves. Args: first: whether it is the one that writes."""
+    if first:
+        write_json(state / FILE, {"step": step, "why": why})
+    return Left(f"stopped after step {step}, with a checkpoint")
+
+
+def forget_left(state: Path) -> None:
+    """Before an attempt."""
+    (state / FILE).unlink(missing_ok=True)
+
+
+def after_leaving(state: Path) -> None:
+    """Called when its processes have ended.
+
+    Raises:
+        Left: they had to leave. Where the time limit was the reason and SLURM queues the job again, that ends it first.
+    """
+    try:
+        told = json.loads((state / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    stopped = f"stopped after step {told['step']}, with a checkpoint, since"
+    if told["why"] == "signal":
+        raise Left(f"{stopped} it was told to end (SIGTERM); run again to go on")
+    print(f"{stopped} the job's time is up: it goes back into the queue and goes on from there", flush=True)
+    if requeued():
+        time.sleep(SECONDS_TO_END)
+    raise Left(f"{stopped} the job's time is up, and SLURM didn't queue it again; run again to go on")
