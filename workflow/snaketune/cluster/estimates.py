@@ -47,8 +47,8 @@ DATA = {
 HELD_WHOLE = 4000
 # Jobs of one array get what its first job asks for, so all of a stage ask alike.
 ALIKE = ("tokenize", "write", "ref_pass")
-# Bytes and minutes up to which many jobs are sent to a cluster as one.
-SMALL, SHORT = 200 * MB, 60
+# Up to how many bytes of text the data jobs of a config are short.
+SMALL = 200 * MB
 DATA_THREADS = {"tokenizer": 4}
 COMPUTING_THREADS = 8
 # A model whose name tells its size, such as Qwen2.5-7B.
@@ -71,17 +71,8 @@ class Estimates:
 
     @cached_property
     def little_text(self) -> bool:
-        """Whether all data jobs together are a matter of minutes, so that they are best done as one."""
+        """Whether there is so little of it that each data job takes seconds."""
         return sum(self.text(job) for job in self.jobs if job.stage == "corpus") <= SMALL
-
-    @cached_property
-    def little_computing(self) -> bool:
-        """Whether all trainings and evaluations are, one after the other on one device."""
-        jobs = [job for job in self.jobs if STAGES[job.stage].gpu and job.stage != "calibrate"]
-        asks = [self._alone(job) for job in jobs]
-        alike = {(job.operation.gpus, job.operation.nodes) for job in jobs} <= {(1, 1), (0, 1)}
-        # Jobs with and without a GPU ask for different things.
-        return alike and len({job.operation.gpus for job in jobs}) == 1 and sum(ask.runtime for ask in asks) <= SHORT
 
     def text(self, job: Job) -> float:
         """Bytes of text of the corpora that a job is made of."""
@@ -120,7 +111,7 @@ class Estimates:
         ask = self._computing(job) if computes else self._reading(job)
         before = _facts(job)
         if peak := before.get("peak_memory_mb"):
-            ask["mem_mb"] = 1.5 * peak
+            ask["mem_mb"] = 1.5 * peak * (job.operation.processes_per_node if computes else 1)
         if (seconds := before.get("seconds")) and "tokens_per_second_median" not in before:
             ask["runtime"] = 5 + 1.5 * seconds / 60
         return Ask(
@@ -153,7 +144,7 @@ class Estimates:
             "threads": COMPUTING_THREADS * each,
             # torch and CUDA in each process; weights as they are read and as they are put together; and on a CPU, where
             # only small ones are trained, all that an optimizer has of them.
-            "mem_mb": 3500 * each + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB,
+            "mem_mb": 3000 * each + 6 * parameters / MB + 14 * min(parameters, 1e9) / MB,
             # Weights are read and written first and last.
             "runtime": 5 + 3 * parameters / 1e9 + 1.5 * seconds / 60,
         }

@@ -1,18 +1,17 @@
 """What each job asks of the scheduler: what its work needs, within the cluster's partitions; more where it ran out before."""
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from snaketune.cluster.asks import Ask, within
 from snaketune.cluster.ends import last_end, raised
 from snaketune.cluster.estimates import Estimates
 from snaketune.cluster.site import Site
+from snaketune.cluster.together import SHORT, STAGES_OF, Together, alike
+from snaketune.errors import SnaketuneError
 from snaketune.stages.jobs import Job
 from snaketune.stages.table import STAGES
-
-# Where they are short, the jobs of these stages are one job of the cluster; what gathers data is done where Snakemake runs.
-DATA_STAGES = ("corpus", "tokenizer", "tokenize", "plan", "write")
-MODEL_STAGES = ("sft", "ref_pass", "ref_logps", "dpo", "eval")
 
 
 class Requests:
@@ -20,18 +19,43 @@ class Requests:
 
     def __init__(self, jobs: Iterable[Job], site: Site | None = None):
         """Args: site: the cluster that they are sent to; None where that isn't known, or they aren't sent anywhere."""
-        self.estimates, self.site = Estimates(jobs), site
+        self.jobs, self.site = tuple(jobs), site
+        self.estimates = Estimates(self.jobs)
         self._asks: dict[tuple[str, int], Ask] = {}
 
     def ask(self, job: Job, attempt: int = 1) -> Ask:
         """Raises SnaketuneError if the job can never start there."""
         known = job.manifest, attempt
         if known not in self._asks:
-            found = self.estimates.of(job)
+            group = self.groups.get(self.group(job.stage) or "")
+            found = group.asks[job.manifest] if group else self.estimates.of(job)
             if self.site:
                 found = within(raised(found, last_end(Path(job.folder))), self.site, job.key)
             self._asks[known] = found
         return self._asks[known]
+
+    @cached_property
+    def groups(self) -> dict[str, Together]:
+        """By name, the groups that are sent as one job."""
+        found = {}
+        for name, stages in STAGES_OF.items():
+            jobs = [job for job in self.jobs if job.stage in stages]
+            if not jobs or not (self.estimates.little_text if name == "data" else alike(jobs)):
+                continue
+            together = Together(jobs, self.estimates.of, in_turn=name == "models")
+            if together.whole.runtime <= SHORT and self._fits(together.whole):
+                found[name] = together
+        return found
+
+    def group(self, stage: str) -> str | None:
+        """The group whose jobs are one job of the cluster; None for jobs of their own."""
+        return next((name for name in self.groups if stage in STAGES_OF[name]), None)
+
+    def _fits(self, ask: Ask) -> bool:
+        try:
+            return self.site is None or within(ask, self.site, "") == ask
+        except SnaketuneError:
+            return False
 
     def names(self, stage: str) -> tuple[str, ...]:
         """Of all resources that a job of the stage may ask for."""
@@ -41,26 +65,23 @@ class Requests:
         sent = (*sent, "gpu_model", "constraint", "gres") if self.site else ()
         return ("mem_mb", "runtime", "gpu", "nodes", "mpi", "tasks", "tasks_per_gpu", *sent)
 
-    def group(self, stage: str) -> str | None:
-        """The group whose jobs are one job of the cluster; None for a job of its own."""
-        if stage in DATA_STAGES and self.estimates.little_text:
-            return "data"
-        return "models" if stage in MODEL_STAGES and self.estimates.little_computing else None
-
     def resources(self, job: Job, attempt: int = 1) -> dict[str, int | str]:
         """By the names that executors know; what a job doesn't ask for isn't there."""
-        ask = self.ask(job, attempt)
+        ask, site = self.ask(job, attempt), self.site
         found: dict[str, int | str | None] = {"mem_mb": ask.mem_mb, "runtime": ask.runtime, "gpu": ask.gpus * ask.nodes}
-        if ask.gpus:
+        # A group's numbers are summed; it is on one node by itself.
+        grouped = self.group(job.stage) is not None
+        if ask.gpus and not grouped:
             found["nodes"] = ask.nodes
         if ask.nodes > 1:
             # One task for each node, and the job itself calls srun.
             found |= {"nodes": ask.nodes, "mpi": "srun", "tasks": ask.nodes, "tasks_per_gpu": 0}
-        if self.site:
-            found |= {"slurm_account": self.site.account, "qos": self.site.qos}
-            if ask.gpus:
-                found |= {"gpu_model": self.site.gpu_model, "constraint": self.site.constraint}
-                if self.site.gpus_by == "gres":
-                    model = f"{self.site.gpu_model}:" if self.site.gpu_model else ""
-                    found |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{ask.gpus}"}
+        if site:
+            found |= {"slurm_account": site.account, "qos": site.qos}
+        if site and ask.gpus:
+            found |= {"gpu_model": site.gpu_model, "constraint": site.constraint}
+            if site.gpus_by == "gres" or grouped:
+                # Words aren't summed: the jobs of a group take turns on one GPU.
+                model = f"{site.gpu_model}:" if site.gpu_model else ""
+                found |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{ask.gpus}"}
         return {name: value for name, value in found.items() if value is not None}

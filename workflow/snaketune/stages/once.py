@@ -7,11 +7,13 @@ lets a killed job find its own half-done work.
 
 import platform
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, describe_files
@@ -167,4 +169,12 @@ def _run_facts(started: float) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "cores": cores(),
+        "peak_memory_mb": _peak_memory_mb(),
     }
+
+
+def _peak_memory_mb() -> int:
+    """Of this process, or of the largest that it has waited for."""
+    largest = max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
+    # macOS counts bytes, Linux kilobytes.
+    return largest // (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,0 +1,107 @@
+"""After an attempt that failed: how SLURM says it ended, what the next one asks for; why jobs wait; when one has to end."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from snaketune.cluster.asks import Ask
+from snaketune.cluster.deadline import ends_at
+from snaketune.cluster.ends import last_end, noted, raised
+from snaketune.cluster.pending import waiting
+
+JOB = "JobId=17 JobName=x JobState={state} Reason=None TimeLimit={limit} TRES=cpu=4,mem={memory},node=1,billing=4 {rest}\n"
+ASK = Ask(threads=1, mem_mb=1500, runtime=10)
+FOLDER = Path("results/sft/run")
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """In a folder of its own, a job of SLURM, whose programs say what a test writes into `scontrol.txt` or `sacct.txt`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    (tmp_path / "bin").mkdir()
+    for name in ("scontrol", "sacct", "squeue"):
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/sh\ncat {tmp_path}/{name}.txt\n", encoding="utf-8")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return tmp_path
+
+
+def fail():
+    with pytest.raises(RuntimeError), noted(FOLDER):
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("state", "changed"),
+    [
+        ("OUT_OF_MEMORY", {"mem_mb": 8192}),
+        ("TIMEOUT", {"runtime": 180}),
+        ("FAILED", {}),
+        ("CANCELLED", {}),
+        ("NODE_FAIL", {}),
+        ("PREEMPTED", {}),
+    ],
+)
+def test_more_is_asked_for_of_what_it_ran_out_of_and_of_nothing_else(slurm, state, changed):
+    fail()
+    (slurm / "scontrol.txt").write_text(
+        JOB.format(state=state, limit="01:30:00", memory="4G", rest=""), encoding="utf-8"
+    )
+    assert raised(ASK, last_end(FOLDER)) == Ask(**(vars(ASK) | changed))
+
+
+def test_where_slurm_has_forgotten_the_job_accounting_is_asked(slurm):
+    fail()
+    (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    (slurm / "sacct.txt").write_text("OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)).mem_mb == 4000
+
+
+def test_a_job_that_was_done_or_that_nobody_knows_raises_nothing(slurm):
+    with noted(FOLDER):
+        pass
+    assert last_end(FOLDER) is None
+    fail()
+    for name in ("scontrol", "sacct"):
+        (slurm / "bin" / name).write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)) == ASK
+
+
+def test_without_slurm_nothing_is_noted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_those_that_wait_for_more_than_a_minute_say_why_and_what_to_edit():
+    listed = (
+        "7|PartitionTimeLimit|2026-11-22T10:00:00|rule_sft_wildcards_run|/here\n"
+        "8|Priority|2026-11-22T10:04:30|rule_eval|/here\n"
+        "9|Resources|2026-11-22T10:00:00|rule_eval|/elsewhere\n"
+        "10_[1-3]|SomethingNew|2026-11-22T10:01:00|rule_tokenize|/here\n"
+        "garbage\n"
+    )
+    told = list(waiting(listed, "/here", datetime(2026, 11, 22, 10, 5)))
+    assert [number for number, _, _ in told] == ["7", "10_[1-3]"]
+    assert told[0][2].startswith(
+        "job 7 (sft run) has waited for 5 min: it asks for more time than its partition allows"
+    )
+    assert "max_runtime in the cluster's file (PartitionTimeLimit)" in told[0][2]
+    assert told[1][2].endswith("SLURM's reason is SomethingNew")
+
+
+def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):
+    (slurm / "squeue.txt").write_text("2026-11-22T10:05:00\n", encoding="utf-8")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    assert ends_at() == datetime(2026, 11, 22, 10, 5).timestamp()
+    (slurm / "squeue.txt").write_text("N/A\n", encoding="utf-8")
+    assert ends_at() is None
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
+    assert ends_at() == 1.7e9
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert ends_at() is None

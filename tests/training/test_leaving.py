@@ -1,0 +1,95 @@
+"""A training that has to leave ends with a checkpoint; those that go on with it end with the files of an undisturbed one."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from snaketune.artifacts.manifest import describe_files
+from snaketune.training import leaving, left
+from snaketune.training.dpo_trainer import DpoTrainer
+
+from .preference_runs import Trained
+
+# No checkpoint but those of who leaves.
+SETTINGS = {"every": 100, "micro_batch_rows": 2}
+
+
+@pytest.fixture(autouse=True)
+def own_handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def ending(monkeypatch):
+    """Jobs that end five seconds after they begin, and a queue that has no place for them."""
+    monkeypatch.setattr(leaving, "ends_at", lambda: time.time() + 5)
+
+
+def test_told_to_end_it_leaves_with_a_checkpoint_and_goes_on_exactly(tmp_path, monkeypatch):
+    trained = Trained(tmp_path, "preference")
+    straight, work = trained.train("straight", {"loss": "sigmoid"}, **SETTINGS)
+    with monkeypatch.context() as patch:
+        original, calls = DpoTrainer.batch_loss, []
+
+        def told(*arguments, **keywords):
+            calls.append(1)
+            if len(calls) == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(*arguments, **keywords)
+
+        patch.setattr(DpoTrainer, "batch_loss", told)
+        with pytest.raises(left.Left, match="stopped after step"):
+            trained.train("resumed", {"loss": "sigmoid"}, **SETTINGS)
+    resumed, again = trained.train("resumed", {"loss": "sigmoid"}, **SETTINGS)
+    assert describe_files(again.payload) == describe_files(work.payload)
+    assert (resumed.counts, resumed.about) == (straight.counts, straight.about)
+    # It went on, and didn't begin again.
+    assert resumed.run["steps_of_this_process"] < straight.run["steps_of_this_process"]
+
+
+def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
+    trained = Trained(tmp_path, "preference")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leaving, "ends_at", lambda: None)
+        straight, work = trained.train("straight", {"loss": "sigmoid"}, **SETTINGS)
+    steps = straight.counts["steps"]
+    for done in range(1, steps):
+        with pytest.raises(left.Left, match=f"stopped after step {done}, with a checkpoint"):
+            trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
+    chained, again = trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
+    assert describe_files(again.payload) == describe_files(work.payload)
+    assert chained.run["steps_of_this_process"] == 1
+
+
+def test_a_training_that_stop_if_ends_is_over_and_leaves_nothing_to_go_on_with(tmp_path, ending):
+    trained = Trained(tmp_path, "preference")
+    told = {"loss": "sigmoid", "stop_if": {"margin_below": 1e9, "window": 1}}
+    outcome, work = trained.train("stopped", told, **SETTINGS)
+    assert outcome.about["stopped"]["step"] == 1
+    assert not list((work.state / "checkpoints").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("requeues", [True, False])
+def test_only_a_job_whose_time_is_up_is_queued_again(tmp_path, monkeypatch, requeues):
+    asked = []
+    monkeypatch.setattr(left, "requeued", lambda: asked.append(1) or requeues)
+    monkeypatch.setattr(left, "SECONDS_TO_END", 0)
+    left.after_leaving(tmp_path)
+    left.leave(tmp_path, 7, "signal", first=True)
+    with pytest.raises(left.Left, match="told to end \\(SIGTERM\\); run again"):
+        left.after_leaving(tmp_path)
+    assert not asked
+    left.leave(tmp_path, 7, "deadline", first=False)
+    assert json.loads(Path(tmp_path / left.FILE).read_text(encoding="utf-8"))["why"] == "signal"
+    left.leave(tmp_path, 7, "deadline", first=True)
+    with pytest.raises(left.Left, match="stopped after step 7"):
+        left.after_leaving(tmp_path)
+    assert asked
+    left.forget_left(tmp_path)
+    left.after_leaving(tmp_path)

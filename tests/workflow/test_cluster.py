@@ -1,0 +1,149 @@
+"""Sent to a cluster, seen by dry runs: what jobs ask for, what is sent as one, and what is refused before it is sent."""
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+
+from .command_line import snakemake
+from .conftest import ROOT
+
+SITE = {
+    "account": "me",
+    "qos": "normal",
+    "constraint": "a100",
+    "gpus_per_node": {"gpu": 2},
+    "partitions": {
+        "cpu": {"max_runtime": 60, "max_mem_mb": 8000, "max_threads": 4},
+        "gpu": {"max_runtime": 120, "max_mem_mb": 8000, "max_threads": 16, "max_nodes": 2, "max_gpu": 4},
+    },
+}
+RULE = re.compile(r"^ *(?:local)?rule (\w+):$", re.MULTILINE)
+
+
+class Cluster:
+    """A project whose jobs would be sent to a cluster."""
+
+    def __init__(self, project, monkeypatch):
+        self.project = project
+        self.profile = project.folder / "profiles/slurm"
+        shutil.copytree(ROOT / "profiles/slurm", self.profile, ignore=shutil.ignore_patterns("cluster.yaml"))
+        monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
+
+    def plan(self, *arguments, site=SITE, check=True):
+        (self.profile / "cluster.yaml").write_text(yaml.safe_dump(site), encoding="utf-8")
+        return self.look(*arguments, check=check)
+
+    def look(self, *arguments, check=True):
+        # What this machine has is no limit there.
+        status, said = snakemake(
+            [*self.project.arguments()[:-4], "-n", "--profile", "profiles/slurm", *arguments], self.project.folder
+        )
+        assert not (check and status), said
+        return said
+
+    def asked(self, *arguments, site=SITE):
+        """By rule, what the last of its jobs asks for, as texts."""
+        found = {}
+        _, *parts = RULE.split(self.plan(*arguments, site=site))
+        for rule, body in zip(parts[::2], parts[1::2]):
+            told = dict(re.findall(r"^ +(resources|threads): (.*)$", body, re.MULTILINE))
+            pairs = (pair.split("=", 1) for pair in told["resources"].split(", "))
+            found[rule] = dict(pairs) | {"threads": told.get("threads", "1")}
+        return found
+
+
+def several_gpus(cluster, **operation):
+    run = cluster.project.config["sft"]["run"]
+    run["operation"] = operation
+    run["training"] |= {"batch_rows": 24, "micro_batch_rows": 1}
+
+
+@pytest.fixture
+def cluster(fresh, monkeypatch):
+    return Cluster(fresh, monkeypatch)
+
+
+def test_jobs_ask_for_what_their_work_takes_within_the_partitions(cluster):
+    several_gpus(cluster, gpus=2)
+    asked = cluster.asked()
+    # Of a few kilobytes.
+    assert int(asked["corpus"]["mem_mb"]) < 2000
+    assert int(asked["corpus"]["runtime"]) < 10
+    sft = asked["sft"]
+    assert (sft["gpu"], sft["nodes"], sft["threads"], sft["mem_mb"]) == ("2", "1", "16", "6600")
+    assert (sft["slurm_account"], sft["qos"], sft["constraint"]) == ("me", "normal", "a100")
+    assert "constraint" not in asked["corpus"]
+    # Of a smaller partition they ask for all that it gives.
+    small = SITE | {"partitions": {"one": {"max_gpu": 2, "max_threads": 4, "max_mem_mb": 2000, "max_runtime": 5}}}
+    sft = cluster.asked(site=small)["sft"]
+    assert (sft["threads"], sft["mem_mb"], sft["runtime"]) == ("4", "2000", "5")
+
+
+def test_nothing_on_the_command_line_takes_the_clusters_values_away(cluster):
+    given = ["--default-resources", "disk_mb=1000", "--set-resources", "sft:runtime=33", "--set-threads", "sft=2"]
+    sft = cluster.asked(*given)["sft"]
+    assert (sft["runtime"], sft["threads"]) == ("33", "2")
+    assert (sft["slurm_account"], sft["constraint"], sft["gres"]) == ("me", "a100", "gpu:1")
+
+
+def test_gpus_are_gres_where_the_cluster_knows_only_that(cluster):
+    sft = cluster.asked(site=SITE | {"gpus_by": "gres", "gpu_model": "v100"})["sft"]
+    assert (sft["gres"], sft["gpu"]) == ("gpu:v100:1", "0")
+    assert "gpu_model" not in sft
+
+
+def test_what_ran_before_says_what_its_job_takes(cluster):
+    for facts, runtime, mem_mb in (
+        ({"seconds": 1200, "peak_memory_mb": 1000}, "35", "2000"),
+        ({"seconds": 1200, "tokens_per_second_median": 1.0}, "120", "3600"),
+    ):
+        folder = cluster.project.folder / "results/sft/run"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+        sft = cluster.asked()["sft"]
+        assert (sft["runtime"], sft["mem_mb"]) == (runtime, mem_mb)
+
+
+@pytest.mark.parametrize(
+    ("operation", "told"),
+    [
+        (
+            {"gpus": 4},
+            "sft/run can never start: it asks for 4 GPUs on each of 1 nodes, but partition cpu has no GPUs; partition gpu has",
+        ),
+        ({"gpus": 2, "nodes": 3}, "partition gpu gives 2 nodes"),
+    ],
+)
+def test_what_can_never_start_is_refused_in_the_dry_run(cluster, operation, told):
+    several_gpus(cluster, **operation)
+    assert told in cluster.plan(check=False)
+    assert "lower operation.gpus or operation.nodes" in cluster.plan(check=False)
+
+
+def groups_of(planned):
+    return set(re.findall(r"Group job (\w+)", planned))
+
+
+def test_short_jobs_are_sent_as_one_and_long_ones_alone(cluster):
+    assert groups_of(cluster.plan()) == {"data", "models"}
+    # What would take them all longer than the partition allows isn't one job.
+    short = {**SITE["partitions"]["gpu"], "max_runtime": 20}
+    assert groups_of(cluster.plan(site=SITE | {"partitions": SITE["partitions"] | {"gpu": short}})) == {"data"}
+    cluster.project.config["corpora"]["chat"]["sources"][0]["files"] = ["data/big.jsonl"]
+    big = cluster.project.folder / "data/big.jsonl"
+    with big.open("wb") as file:
+        file.truncate(600_000_000)
+    planned = cluster.plan()
+    assert "data" not in groups_of(planned)
+    # Its parts are an array, where one job speaks for all.
+    asked = cluster.asked()
+    assert asked["tokenize"] == asked["tokenize"] | {"mem_mb": "1400"}
+
+
+def test_without_the_clusters_file_the_profile_says_how_to_make_it(cluster):
+    told = cluster.look(check=False)
+    assert "profiles/slurm/cluster.yaml" in told
+    assert "make slurm-profile" in told
