@@ -54,6 +54,19 @@ def test_more_is_asked_for_of_what_it_ran_out_of_and_of_nothing_else(slurm, stat
     assert raised(ASK, last_end(FOLDER)) == Ask(**(vars(ASK) | changed))
 
 
+def test_a_job_that_slurm_itself_ended_for_its_memory_says_so_in_its_log(slurm):
+    fail()
+    log = slurm / "17.log"
+    log.write_text(
+        "slurmstepd-cpu1: error: StepId=17.0 exceeded memory limit (2996 > 2097), being killed\n", encoding="utf-8"
+    )
+    told = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest=f"StdOut={log}")
+    (slurm / "scontrol.txt").write_text(told, encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)).mem_mb == 8192
+    log.write_text("a corpus about memory limits\n", encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)) == ASK
+
+
 def test_where_slurm_has_forgotten_the_job_accounting_is_asked(slurm):
     fail()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")

@@ -5,6 +5,7 @@ next attempt asks SLURM how that one ended: a process that ran out of memory or 
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from snaketune.stages.work import WORK_ROOT
 
 NOTES = WORK_ROOT / ".slurm"
 MORE = 2
+MEMORY = re.compile(rb"slurmstepd.*(?:exceeded .*memory limit|oom[-_]kill|out of memory)", re.IGNORECASE)
+LAST_BYTES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ def last_end(folder: Path) -> End | None:
         found = fields(told)
         memory = next((part[4:] for part in found.get("TRES", "").split(",") if part.startswith("mem=")), "0")
         state, limit = found.get("JobState", ""), found.get("TimeLimit", "")
+        if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(found.get("StdOut", ""))):
+            state = "OUT_OF_MEMORY"
     elif told := asked("sacct", "-j", number, "-X", "-n", "-P", "-o", "State,ReqMem,Timelimit"):
         state, memory, limit = told.splitlines()[0].split("|")
     else:
@@ -71,6 +76,16 @@ def last_end(folder: Path) -> End | None:
         mem_mb=megabytes(memory),
         runtime=runtime if isinstance(runtime, int) else 0,
     )
+
+
+def _ran_out_of_memory(log: Path) -> bool:
+    """Where it isn't the kernel that ends such a job, SLURM tells so in the job's log alone."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            return MEMORY.search(file.read()) is not None
+    except OSError:
+        return False
 
 
 def raised(ask: Ask, end: End | None) -> Ask:

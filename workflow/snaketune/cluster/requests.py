@@ -28,11 +28,15 @@ class Requests:
         known = job.manifest, attempt
         if known not in self._asks:
             group = self.groups.get(self.group(job.stage) or "")
-            found = group.asks[job.manifest] if group else self.estimates.of(job)
+            found = group.asks[job.manifest] if group else self._alone(job)
             if self.site:
                 found = within(raised(found, last_end(Path(job.folder))), self.site, job.key)
             self._asks[known] = found
         return self._asks[known]
+
+    def _alone(self, job: Job) -> Ask:
+        ask = self.estimates.of(job)
+        return within(ask, self.site, job.key) if self.site else ask
 
     @cached_property
     def groups(self) -> dict[str, Together]:
@@ -42,7 +46,7 @@ class Requests:
             jobs = [job for job in self.jobs if job.stage in stages]
             if not jobs or not (self.estimates.little_text if name == "data" else alike(jobs)):
                 continue
-            together = Together(jobs, self.estimates.of, in_turn=name == "models")
+            together = Together(jobs, self._alone, in_turn=name == "models")
             if together.whole.runtime <= SHORT and self._fits(together.whole):
                 found[name] = together
         return found

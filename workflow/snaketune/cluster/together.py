@@ -31,15 +31,18 @@ class Together:
     """
 
     def __init__(self, jobs: Iterable[Job], estimated: Callable[[Job], Ask], in_turn: bool):
-        """Args: in_turn: whether those of one level take turns."""
+        """Args: in_turn: whether those of one level take turns, and share the threads of one."""
         jobs = list(jobs)
         levels = _levels(jobs)
         widths = Counter(levels.values())
         self.asks = {}
         for job in jobs:
             ask = estimated(job)
-            turns = widths[levels[job.manifest]] if in_turn else 1
-            self.asks[job.manifest] = replace(ask, runtime=ask.runtime * turns)
+            if in_turn:
+                turns = widths[levels[job.manifest]]
+                threads = max(1, ask.threads // max(widths.values()))
+                ask = replace(ask, runtime=ask.runtime * turns, threads=threads)
+            self.asks[job.manifest] = ask
         sums = [[self.asks[name] for name, level in levels.items() if level == one] for one in widths]
         self.whole = Ask(
             threads=max(sum(ask.threads for ask in level) for level in sums),
