@@ -6,7 +6,8 @@ throughput) is in `run.json`, on which nothing depends.
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 
+# Beside the manifest: size, time and inode of each file as it was published.
+PUBLISHED = ".published.json"
 # What a reader goes by besides the payload itself.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "beneath_dtype")
 
@@ -39,11 +42,16 @@ def content_digest(manifest: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A finished result on disk."""
+    """A finished result on disk.
+
+    Attributes:
+        trusted: whether files that are the ones which were published count as verified.
+    """
 
     manifest_path: Path
     manifest: dict[str, Any]
     folder: Path
+    trusted: bool = False
 
     @cached_property
     def content(self) -> str:
@@ -61,12 +69,26 @@ class Artifact:
             raise SnaketuneError(f"{self.manifest_path} lists no file {name!r}")
         if not path.is_file():
             raise SnaketuneError(f"{path} is missing; {self._heal()}")
+        if self.trusted and self._published.get(name) == _stamp(path):
+            return path
         found = digest_file(path)
         if found != entry["digest"]:
             raise SnaketuneError(
                 f"{path} is damaged: its digest is {found}, the manifest says {entry['digest']}; {self._heal()}"
             )
         return path
+
+    def for_part(self, part: int) -> "Artifact":
+        """For the job that computes this one of many parts (from 1) and reads its share of each file: the first verifies all of
+        them for the others, or else each would read all that there is."""
+        return replace(self, trusted=part > 1)
+
+    @cached_property
+    def _published(self) -> dict[str, list[int]]:
+        try:
+            return json.loads((self.manifest_path.parent / PUBLISHED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
 
     def files(self, prefix: str = "") -> list[Path]:
         """All payload files whose name starts with `prefix`, verified, in order of name."""
@@ -80,6 +102,17 @@ def rebuild_command(manifest: Path) -> str:
     """What makes an artifact again, with the config that this run was given."""
     config = os.environ.get("SNAKETUNE_CONFIG", "")
     return f"snakemake{config and f' --configfile {config}'} --forcerun {manifest}"
+
+
+def note_published(folder: Path, payload: Path, names: Iterable[str]) -> None:
+    """Note in a result's folder which files were published there, whose digests had just been verified."""
+    write_json(folder / PUBLISHED, {name: _stamp(payload / name) for name in names})
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes of a file when its content does, and not when it gets another name."""
+    about = path.stat()
+    return [about.st_size, about.st_mtime_ns, about.st_ino]
 
 
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:

@@ -46,7 +46,11 @@ class Requests:
             jobs = [job for job in self.jobs if job.stage in stages]
             if not jobs or not (self.estimates.little_text if name == "data" else alike(jobs)):
                 continue
-            together = Together(jobs, self._alone, in_turn=name == "models")
+            try:
+                together = Together(jobs, self._alone, in_turn=name == "models")
+            except SnaketuneError:
+                # One of them can never start, which is told where it is asked for.
+                continue
             if together.whole.runtime <= SHORT and self._fits(together.whole):
                 found[name] = together
         return found

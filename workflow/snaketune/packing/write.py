@@ -57,6 +57,8 @@ def build(
     Raises:
         SnaketuneError: a damaged input.
     """
+    plan, *inputs = (artifact.for_part(spec.part) for artifact in (plan, *tokens, *corpus))
+    tokens, corpus = inputs[: len(tokens)], inputs[len(tokens) :]
     shards = list(_shards(plan))
     own = shards[len(shards) * (spec.part - 1) // spec.parts : len(shards) * spec.part // spec.parts]
     packed = plan.manifest["format_version"] != RAW_FORMAT_VERSION

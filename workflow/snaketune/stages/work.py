@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
+from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, write_json
 from snaketune.errors import SnaketuneError
 
 WORK_ROOT = Path("results/.work")
@@ -126,6 +126,7 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[
     partial.mkdir(exist_ok=True)
     shutil.rmtree(out / payload, ignore_errors=True)
     partial.rename(out / payload)
+    note_published(out, out / payload, (*artifact.manifest["payload"], *artifact.manifest["records"]))
     if run.is_file():
         shutil.copyfile(run, out / "run.json")
     write_json(out / "manifest.json", artifact.manifest | asked)

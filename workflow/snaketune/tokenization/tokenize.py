@@ -48,6 +48,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     chat = ChatTokenizer.load(tokenizer.folder)
     if spec.kind == TEXT:
         chat = chat.for_documents()
+    corpus = corpus.for_part(spec.part)
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
     encoder = _Encoder(spec, chat)
     try:

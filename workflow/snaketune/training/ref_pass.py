@@ -76,6 +76,7 @@ def compute_logps(
         result.files()
     compute = resolve_compute(spec.precision)
     tell(of_libraries(spec, compute, look(compute)))
+    pack = pack.for_part(part)
     rows_by_split = {split: PackedRows(pack, split) for split in splits_of(pack)}
     if tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
