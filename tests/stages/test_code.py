@@ -63,6 +63,7 @@ def test_every_reason_is_of_something_that_is_there():
 CALLED = {
     "artifacts.digests": {"digest_file"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
+    "config.confidential": {"without_secrets"},
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},

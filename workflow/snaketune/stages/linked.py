@@ -37,6 +37,11 @@ def link_payload(out: Path, name: str) -> None:
         if link.is_symlink() and link.readlink().parts[0] in LINKED:
             link.unlink()
         return
+    parts = Path(named["payload"]).parts
+    if parts[0] not in LINKED or ".." in parts:
+        raise SnaketuneError(
+            f"{out / 'manifest.json'} names {named['payload']!r}, which is no result of ours; remove it and run again"
+        )
     if not (out.parent / named["payload"]).is_dir():
         print(f"{link} isn't made: there is no {out.parent / named['payload']}", flush=True)
         return
