@@ -40,7 +40,9 @@ def base(tmp_path):
     tiny_model("llama").save_pretrained(tmp_path / "base")
     tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(97)}, unk_token="w2"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    made = save_tokenizer(tmp_path / "made", tokenizer, "{{ messages }}", eos_token="w1", pad_token="w0", unk_token="w2")
+    made = save_tokenizer(
+        tmp_path / "made", tokenizer, "{{ messages }}", eos_token="w1", pad_token="w0", unk_token="w2"
+    )
     for path in made.iterdir():
         path.rename(tmp_path / "base" / path.name)
     return tmp_path / "base"
@@ -144,7 +146,9 @@ def test_an_adapter_beside_a_model_is_refused(base, mark, pickled):
         load_folder(base, weights_dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/elsewhere.safetensors", "deep/x.safetensors", "x.bin", 5])
+@pytest.mark.parametrize(
+    "name", ["../elsewhere.safetensors", "/elsewhere.safetensors", "deep/x.safetensors", "x.bin", 5]
+)
 def test_an_index_that_leads_elsewhere_is_refused(base, mark, tmp_path, name):
     (base / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     (base / "x.bin").write_bytes(mark.bomb())

@@ -10,14 +10,13 @@ from snaketune.config.confidential import key_of_secret
 from snaketune.config.expand import expand_runs
 from snaketune.config.measured import check_sort_by
 from snaketune.config.names import unknown
+from snaketune.config.paths import check_plain
 from snaketune.config.runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
 
 # pydantic names the member of a union in its location, between two keys.
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
-# What no shell and no wildcard pattern of Snakemake takes for something else.
-PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -162,10 +161,7 @@ def _is_local(path: str) -> bool:
 
 
 def _exists(key: str, path: str, test: Any, expected: str) -> None:
-    if not PLAIN_PATH.fullmatch(path):
-        raise SnaketuneError(
-            f"{key}: {path!r} holds braces or control characters, which Snakemake can't take; rename it"
-        )
+    check_plain(key, path)
     if path.startswith("-"):
         raise SnaketuneError(f"{key}: {path!r} looks like an option to programs; write ./{path}")
     try:
