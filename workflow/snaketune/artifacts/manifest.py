@@ -95,9 +95,9 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
         raise SnaketuneError(
             f"{manifest_path} is no snaketune manifest: it doesn't describe its payload; remove it and run again"
         )
-    if outside := next((name for part in described for name in part if not _lies_within(name)), None):
+    if outside := [name for part in described for name in part if not _lies_within(name)]:
         raise SnaketuneError(
-            f"{manifest_path} names the file {outside!r}, which lies outside its payload; no stage writes that, so somebody "
+            f"{manifest_path} names the file {outside[0]!r}, which lies outside its payload; no stage writes that, so somebody "
             "else did: remove it and run again"
         )
     return Artifact(manifest_path, manifest, manifest_path.parent / payload)
