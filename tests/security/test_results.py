@@ -7,9 +7,11 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 
 from snaketune.artifacts.manifest import read_artifact, write_json
 from snaketune.errors import SnaketuneError
+from snaketune.models import compiling
 from snaketune.stages.clean import clean
 from snaketune.stages.jobs import result_at
 from snaketune.stages.linked import check_place, link_payload
@@ -187,6 +189,21 @@ def test_a_result_of_somebody_elses_making_is_read_as_data(made, mark):
     artifact = read_artifact(work / "manifest.json", "payload")
     publish(artifact, work / "run.json", folder / "results/demo/y", "rows", {})
     assert not (folder / "results/demo/y/rows/deep/__init__.py").exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o777])
+def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
+    """torch keeps what it compiled in /tmp, in a folder whose name anybody can guess and make first."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    own = compiling._cache_trouble()
+    assert bool(own) == (mode == 0o777)
+    monkeypatch.setattr(compiling.os, "getuid", lambda: 12345)
+    with pytest.raises(SnaketuneError, match="from where it loads code, can be written to by others"):
+        compiling.choose(True, 0.0, torch.device("cpu"))
+    chosen = compiling.choose("auto", 1e30, torch.device("cpu"))
+    assert not chosen.compiled and "TORCHINDUCTOR_CACHE_DIR" in chosen.why
 
 
 def test_an_outcome_has_no_room_for_code():
