@@ -9,6 +9,11 @@ from snakemake.utils import min_version
 
 min_version("9.27")
 
+
+# Before Snakemake reads a config, or, where it was given on the command line, before anything is made of it.
+include: "workflow/rules/checked.smk"
+
+
 # A config given on the command line stands alone: merged with the default one, it would also run the default's stages.
 if not workflow.overwrite_configfiles:
 

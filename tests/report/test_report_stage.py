@@ -9,15 +9,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from invented_data import bad, hit
+from hostile_report import hostile_report
 
 from snaketune.config.load import load
 from snaketune.report.pages import pages_for, pages_of
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.table import STAGES
-
-HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7 }} $\\frac{1}{2}$ & \x00\x1b[31m\u202e"
-
 
 HTML = ("index.html", "corpus.html", "packing.html", "samples.html", "preferences.html")
 
@@ -42,26 +39,6 @@ class Elements(HTMLParser):
 
 def names(pages: Path) -> set[str]:
     return {path.name for path in pages.iterdir()}
-
-
-def hostile_corpus(results):
-    """Markup wherever users, files and evaluations can put some."""
-    quarantined = bad(HOSTILE, 1) | {"file": HOSTILE, "detail": HOSTILE, "excerpt": HOSTILE}
-    layouts = {"layouts": {HOSTILE: 80}, "ignored": {HOSTILE: 7}}
-    found = hit(2, HOSTILE, HOSTILE) | {"ngram": HOSTILE, "file": HOSTILE, "id": HOSTILE}
-    return results.corpus(
-        "chat",
-        quarantined={HOSTILE: 1},
-        near_duplicates={"groups": 1, "largest": 2},
-        contamination={"ngram": 13, "hits": {HOSTILE: 1}},
-        records={
-            "quarantine.jsonl": [quarantined],
-            "duplicates.jsonl": [{"rows": 2, "ids": [HOSTILE], "excerpt": HOSTILE}],
-            "contamination.jsonl": [found],
-        },
-        repeated=1,
-        sources=[{"files": [HOSTILE], "read": 80, "quarantined": 1, "dropped": {HOSTILE: 1}, "kept": 80} | layouts],
-    )
 
 
 def corpora_only(results):
@@ -133,26 +110,7 @@ def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
 
 
 def test_text_of_models_and_data_stays_text(results):
-    tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "supervised_text": [HOSTILE]}])
-    tokenized = {"samples": [[[f"<s>{HOSTILE}", False], [HOSTILE, True]]], "ways": (("reference", HOSTILE),)}
-    pack = results.pack("chat-demo-128-aa", hostile_corpus(results), tokenizer, tokenized=tokenized)
-    pairs = results.texts("pairs", {"p": (HOSTILE, HOSTILE, f"not {HOSTILE}"), "q": (HOSTILE, "yes", HOSTILE)})
-    preferred = results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference")
-    model = results.sft("a", pack, tokenizer)
-    spec = {"loss": {HOSTILE: 0.5}, "lora": {HOSTILE: HOSTILE}}
-    results.dpo("a", model, preferred, spec=spec, logged={HOSTILE: 1.0}, stopped={"step": 1, "reason": HOSTILE})
-    results.dpo("b", model, preferred)
-    path = results.folder / "results/dpo/a/run.json"
-    warned = {"step": 1, "kind": HOSTILE, "text": HOSTILE, "at_end": {"text": f"still {HOSTILE}"}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": [warned]}))
-    for name, before in (("sft-a", ""), ("dpo-a", "Well, "), ("dpo-b", "")):
-        results.pairs(f"main/{name}", {"p": 0.5, "q": -0.5}, reference={"p": -0.5, "q": 0.5} if "dpo" in name else None)
-        results.evaluate(
-            f"main/{name}",
-            text=before + HOSTILE.replace("{", "{{").replace("}", "}}"),
-            task_names=(HOSTILE.replace("\ud800", ""), "plain"),
-        )
-    _, pages = results.report(title="<script>", note="a & b <img>", sort_by="preferences.pairs.logp_accuracy")
+    pages = hostile_report(results)
     for name in HTML:
         page = (pages / name).read_text("utf-8")
         elements = Elements(page)

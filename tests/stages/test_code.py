@@ -64,6 +64,7 @@ CALLED = {
     "artifacts.digests": {"digest_file"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
     "cluster.deadline": {"ends_at", "requeued", "seconds_left"},
+    "config.confidential": {"without_secrets"},
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},

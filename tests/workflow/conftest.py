@@ -18,6 +18,17 @@ from .command_line import snakemake
 ROOT = Path(__file__).parents[2]
 ROWS = {"chat": 120, "preferences": 60}
 
+# Invented.
+SECRETS = {
+    "HF_TOKEN": "hf_SecretSecretSecretSecretSecretSecr",
+    "WANDB_API_KEY": "5ec7e75ec7e75ec7e75ec7e75ec7e75ec7e75ec7",
+    "MLFLOW_TRACKING_PASSWORD": "secret-of-mlflow",
+    "AWS_ACCESS_KEY_ID": "AKIASECRETSECRETSECR",
+    "AWS_SECRET_ACCESS_KEY": "secret/of/aws/secret/of/aws",
+    "OPENAI_API_KEY": "sk-secret-secret-secret-secret",
+    "HTTPS_PROXY": "http://me:secret-of-proxy@127.0.0.1:9",
+}
+
 MICRO: dict[str, Any] = {
     "corpora": {
         "chat": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}], "held_out": 0.2},
@@ -133,10 +144,18 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
+def _run_with_secrets(folder: Path) -> None:
+    """The environment of many users; tests/security looks for what came of it."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in SECRETS.items():
+            environment.setenv(name, value)
+        (folder.parent / "micro.log").write_text(Project(folder).write_data().snakemake(), encoding="utf-8")
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> Project:
     """The micro project after one complete run. Tests copy it; nobody changes it."""
-    return Project(made_once(tmp_path_factory, "micro", lambda folder: Project(folder).write_data().snakemake()))
+    return Project(made_once(tmp_path_factory, "micro", _run_with_secrets))
 
 
 @pytest.fixture

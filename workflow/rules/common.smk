@@ -2,16 +2,12 @@
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod, ExecMode, RerunTrigger
 
-# Of this file, whichever Snakefile includes it.
-PACKAGE_ROOT = Path(str(workflow.current_basedir.get_path_or_uri(secret_free=True))).parent
-sys.path.insert(0, str(PACKAGE_ROOT))
 # Jobs run in their rule's environment, where the package itself isn't installed. The prefix replaces Snakemake's own.
 # Idle threads sleep instead of spinning: nothing lost alone, and no collapse when something else wants a core.
 # Snakemake formats the prefix too, so braces are doubled.

@@ -9,6 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from snaketune.cluster.ends import noted
+from snaketune.config.confidential import without_secrets
+from snaketune.config.files import check_file
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
@@ -34,6 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
             from snaketune.stages.clean import clean
 
             clean(WORK_ROOT, remove=options.remove)
+            return 0
+        if options.command == "check":
+            for file in options.files:
+                check_file(file)
+                print(f"{file} holds plain values alone")
             return 0
         if options.command == "accept":
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
@@ -63,7 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
                 tracking=_tracking(options.tracking) if stage.launcher else Tracking(),
             )
     except SnaketuneError as error:
-        print(f"error: {error}", file=sys.stderr)
+        # Libraries repeat addresses, and these may hold a password.
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
         return 1
     except Exception as error:
         if not (told := disk_trouble(error)):
@@ -132,6 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     described.add_argument(
         "--out", type=Path, default=Path("profiles/slurm/cluster.yaml"), help="(default: %(default)s)", metavar="FILE"
     )
+    check = commands.add_parser(
+        "check", help="config files: whether they hold plain values alone; nothing in them is run"
+    )
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON or YAML")
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")
     return parser
 

@@ -23,10 +23,12 @@ FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "
 
 def write_json(path: Path, value: Any) -> None:
     """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it."""
+    text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(
-        json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    partial.unlink(missing_ok=True)
+    # Made here and now: through a link that somebody else put there, a file elsewhere would be written.
+    with partial.open("x", encoding="utf-8") as file:
+        file.write(text)
     partial.replace(path)
 
 
@@ -126,7 +128,21 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
         raise SnaketuneError(
             f"{manifest_path} is no snaketune manifest: it doesn't describe its payload; remove it and run again"
         )
+    if outside := [name for part in described for name in part if not _lies_within(name)]:
+        raise SnaketuneError(
+            f"{manifest_path} names the file {outside[0]!r}, which lies outside its payload; no stage writes that, so somebody "
+            "else did: remove it and run again"
+        )
     return Artifact(manifest_path, manifest, manifest_path.parent / payload)
+
+
+def _lies_within(name: str) -> bool:
+    """Whether a name in a payload stays in it: a manifest from elsewhere may say anything.
+
+    >>> [_lies_within(name) for name in ("a.arrow", "adapter/b..json", "../a", "a/../../b", "/etc/passwd", "", "a//b")]
+    [True, True, False, False, False, False, False]
+    """
+    return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:

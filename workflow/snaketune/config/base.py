@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+# Of the Hub: a commit, tag or branch as git lets one be called. It becomes a part of paths in the Hub's cache.
+Revision = Annotated[str, Field(pattern=r"^\w[\w.+@-]*(/\w[\w.+@-]*)*$", max_length=200)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, PositiveInt
+from snaketune.config.base import Fraction, Model, PositiveInt, Revision
 from snaketune.config.paths import LocalPath
 
 Layout = Literal[
@@ -38,7 +38,7 @@ class HubDataset(Model):
     """Configuration of the dataset, where it has several."""
     split: str = "train"
     """Which of its splits is read; what is held out is decided here."""
-    revision: str
+    revision: Revision
     """Commit, tag or branch. A commit is the only one that can't change under you."""
 
 

@@ -6,17 +6,17 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from snaketune.config.confidential import key_of_secret
 from snaketune.config.expand import expand_runs
 from snaketune.config.measured import check_sort_by
 from snaketune.config.names import unknown
+from snaketune.config.paths import check_plain
 from snaketune.config.runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
 
 # pydantic names the member of a union in its location, between two keys.
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
-# What no shell and no wildcard pattern of Snakemake takes for something else.
-PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
@@ -28,6 +28,12 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     Raises:
         SnaketuneError: with one line per mistake: the key, what was found, what was expected.
     """
+    # Before anything else, whose messages would quote it. `tracking` has stricter rules of its own.
+    if found := key_of_secret({name: value for name, value in raw.items() if name != "tracking"}):
+        raise SnaketuneError(
+            f"the config is wrong:\n  {found}: holds what looks like a key, a token or a password, no part of a config; "
+            "they belong into the environment (HF_TOKEN, WANDB_API_KEY, ...)"
+        )
     expanded, variants = expand_runs(raw)
     try:
         config = Workflow.model_validate(expanded)
@@ -97,6 +103,8 @@ def _check_files(config: Workflow) -> None:
         for number, source in enumerate(corpus.sources):
             for file in source.files:
                 _exists(f"corpora.{name}.sources.{number}.files", file, Path.is_file, "a file")
+            if source.hub:
+                _check_dataset(f"corpora.{name}.sources.{number}.hub.path", source.hub.path)
     for name, run in config.sft.items():
         if isinstance(run.base, Pretrained):
             _check_model(f"sft.{name}.base.path", run.base.path)
@@ -104,8 +112,10 @@ def _check_files(config: Workflow) -> None:
         if run.reference:
             _check_model(f"dpo.{name}.reference.path", run.reference.path)
     for name, tokenizer in config.tokenizers.items():
-        if tokenizer.adopt and _is_local(tokenizer.adopt):
+        if tokenizer.adopt and (_is_local(tokenizer.adopt) or Path(tokenizer.adopt).exists()):
             _exists(f"tokenizers.{name}.adopt", tokenizer.adopt, Path.is_dir, "a folder")
+        elif tokenizer.adopt:
+            _check_hub_id(f"tokenizers.{name}.adopt", tokenizer.adopt, "a folder, or a model")
         if tokenizer.chat_template:
             _exists(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
     for name, evaluation in config.eval.items():
@@ -119,8 +129,22 @@ def _check_model(key: str, path: str) -> None:
     if path and (_is_local(path) or Path(path).exists()):
         _exists(key, path, Path.is_dir, "a folder")
         _exists(key, path, _has_model, "a folder with a model (config.json and *.safetensors)")
-    elif not HUB_ID.fullmatch(path):
-        raise SnaketuneError(f"{key}: found {path!r}; expected a folder, or a model of the Hub as `owner/name`")
+    else:
+        _check_hub_id(key, path, "a folder, or a model")
+
+
+def _check_hub_id(key: str, path: str, expected: str) -> None:
+    if not HUB_ID.fullmatch(path):
+        raise SnaketuneError(f"{key}: found {path!r}; expected {expected} of the Hub as `owner/name`")
+
+
+def _check_dataset(key: str, path: str) -> None:
+    _check_hub_id(key, path, "a dataset")
+    if Path(path).exists():
+        raise SnaketuneError(
+            f"{key}: {path!r} lies here too (in {Path.cwd()}), and `datasets` would read that in the Hub's place, where no "
+            "change is noticed; name its files under `files`, or move it away"
+        )
 
 
 def _has_model(folder: Path) -> bool:
@@ -137,10 +161,7 @@ def _is_local(path: str) -> bool:
 
 
 def _exists(key: str, path: str, test: Any, expected: str) -> None:
-    if not PLAIN_PATH.fullmatch(path):
-        raise SnaketuneError(
-            f"{key}: {path!r} holds braces or control characters, which Snakemake can't take; rename it"
-        )
+    check_plain(key, path)
     if path.startswith("-"):
         raise SnaketuneError(f"{key}: {path!r} looks like an option to programs; write ./{path}")
     try:

@@ -1,10 +1,29 @@
 """One spelling for a path, so that `./data/x` and `data//x` are the same file to every job."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
+
+from snaketune.errors import SnaketuneError
+
+# What no shell and no wildcard pattern of Snakemake takes for something else.
+PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
+
+
+def check_plain(key: str, path: str) -> str:
+    """The path itself, also one that was found in a folder and not given; SnaketuneError if Snakemake would fill in its braces.
+
+    Args:
+        key: who names it, for the message.
+    """
+    if not PLAIN_PATH.fullmatch(path):
+        raise SnaketuneError(
+            f"{key}: {path!r} holds braces or control characters, which Snakemake can't take; rename it"
+        )
+    return path
 
 
 def one_spelling(path: str) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt
+from snaketune.config.base import NAME_PATTERN, Fraction, Model, Name, PositiveFloat, PositiveInt, Revision
 from snaketune.config.corpora import regex
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, MicroBatchRows, Operation
@@ -65,7 +65,7 @@ class Pretrained(Model):
 
     path: LocalPath
     """Local folder (with safetensors) or Hub id."""
-    revision: str | None = None
+    revision: Revision | None = None
     """Commit, tag or branch of a Hub model. It stands for the weights: a branch that moves reruns nothing."""
     trust_remote_code: bool = False
     """Runs Python code that comes with the model. Leave it off unless you have read that code."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
 
 TASKS = (".yaml", ".yml")
@@ -71,6 +72,8 @@ def task_files(folder: str) -> TaskFiles:
                 waiting.append(path)
     known = {path.resolve() for path in inside}
     outside = {str(path) for path in named if path.resolve() not in known}
+    for path in (*map(str, inside), *outside):
+        check_plain(folder, path)
     return TaskFiles(tuple(sorted(map(str, inside))), tuple(sorted(outside)))
 
 

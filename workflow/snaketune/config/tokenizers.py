@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from snaketune.config.base import Fraction, Model, Name
+from snaketune.config.base import Fraction, Model, Name, Revision
 from snaketune.config.paths import LocalPath
 
 
@@ -29,7 +29,7 @@ class Tokenizer(Model):
     train: TokenizerTraining | None = None
     adopt: LocalPath | None = None
     """Local folder or Hub id of a model whose fast tokenizer is taken."""
-    revision: str | None = None
+    revision: Revision | None = None
     """Commit, tag or branch of an adopted Hub tokenizer."""
     chat_template: LocalPath | None = None
     """Jinja file with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from snaketune.config.base import Model, Name
+from snaketune.config.confidential import TOKEN
 
 SECRET_NAME = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 # Weights & Biases' keys and Hugging Face's tokens; and what stands before an address' host.
@@ -80,7 +81,7 @@ class Tracking(Model):
 
 def _secret(given: Any, key: str = "") -> str | None:
     """What in a config looks like a secret, without saying it."""
-    if isinstance(given, str) and SECRET_VALUE.fullmatch(given):
+    if isinstance(given, str) and (SECRET_VALUE.fullmatch(given) or TOKEN.search(given)):
         return f"the value of {key} looks like an API key" if key else "found what looks like an API key"
     if isinstance(given, list):
         return next((found for item in given if (found := _secret(item, key))), None)

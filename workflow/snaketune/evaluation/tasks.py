@@ -40,7 +40,7 @@ def run_tasks(
         raise SnaketuneError(
             f"eval.tasks.names: {', '.join(missing)} not found in {folder}; it has {', '.join(manager.all_tasks) or 'none'}"
         )
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
     wrapped = HFLM(
         pretrained=model,
         tokenizer=tokenizer,

@@ -7,7 +7,10 @@ that are checkpointed the parts are compiled: the graph breaks inside the checkp
 it is, without a word.
 """
 
+import os
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -60,11 +63,27 @@ def choose(setting: Literal["auto"] | bool, flops: float, device: torch.device) 
 
 def _trouble(device: torch.device) -> str:
     """Why nothing can be compiled, for instance for want of a C++ compiler; empty if something can."""
+    if told := _cache_trouble():
+        return told
     try:
         torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
     except Exception as error:
         return (str(error).strip().splitlines() or [type(error).__name__])[0]
     return ""
+
+
+def _cache_trouble() -> str:
+    """Why what torch compiled before isn't to be loaded: who may write to its folder, by default in /tmp, runs code here."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+    try:
+        about = folder.stat()
+    except OSError:
+        return ""
+    if about.st_uid == os.getuid() and not about.st_mode & stat.S_IWOTH:
+        return ""
+    return f"{folder}, from where it loads code, can be written to by others; name another folder in TORCHINDUCTOR_CACHE_DIR"
 
 
 def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -1,5 +1,7 @@
 """Models from scratch, from a folder or the Hub, and from an earlier stage. Safetensors only; remote code only if asked."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,13 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.utils import cached_file
+from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, cached_file
 
 from snaketune.config.runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
+
+OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def load_base(
@@ -49,8 +53,9 @@ def load_folder(
     """A causal language model from a local folder or the Hub.
 
     Raises:
-        SnaketuneError: no such model, no safetensors, or weights that lack something.
+        SnaketuneError: no such model, no safetensors, or weights that lack something or lie elsewhere.
     """
+    _check_own_weights(path, revision)
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             str(path),
@@ -132,19 +137,48 @@ def own_tokenizer(base: Pretrained) -> Tokenizer | None:
     """
     # It says what ails a model that can't be reached; a file that isn't there is no fault.
     read_config(base)
+    file = _file_of(base.path, base.revision, "tokenizer.json")
+    return file and Tokenizer.from_file(file)
+
+
+def _file_of(path: Path | str, revision: str | None, name: str) -> str | None:
+    """Where a file of a model lies; None where it has none of that name."""
     try:
-        file = cached_file(
-            base.path,
-            "tokenizer.json",
-            revision=base.revision or "main",
+        return cached_file(
+            str(path),
+            name,
+            revision=revision or "main",
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
             _raise_exceptions_for_gated_repo=False,
         )
     except (OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0]
-        raise SnaketuneError(f"the model {base.path!r} can't be loaded: {first_line}") from None
-    return file and Tokenizer.from_file(file)
+        raise SnaketuneError(f"the model {str(path)!r} can't be loaded: {first_line}") from None
+
+
+def _check_own_weights(path: Path | str, revision: str | None) -> None:
+    """Refuse a model that leads to files which aren't its own safetensors: nobody asked for them, and no fingerprint has them.
+
+    transformers lays an adapter that lies beside a model upon it, pickled ones too, or goes on to the model that it names; and
+    it takes shards from wherever an index says.
+    """
+    if _file_of(path, revision, ADAPTER_CONFIG_NAME):
+        raise SnaketuneError(
+            f"the model {str(path)!r} comes with an adapter ({ADAPTER_CONFIG_NAME}), which would be added to its weights or "
+            "lead to others; merge it into the weights, or take the file away"
+        )
+    if not (index := _file_of(path, revision, SAFE_WEIGHTS_INDEX_NAME)):
+        return
+    try:
+        shards = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()
+        strange = [name for name in shards if not OWN_SHARD.fullmatch(name)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SnaketuneError(f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} can't be read: {error!r}") from None
+    if strange:
+        raise SnaketuneError(
+            f"the model {str(path)!r}: {SAFE_WEIGHTS_INDEX_NAME} names {strange[0]!r}; expected *.safetensors beside it"
+        )
 
 
 def _check_loaded(path: str, loaded: dict[str, Any]) -> None:

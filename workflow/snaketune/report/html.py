@@ -41,7 +41,7 @@ class Pages:
         # Both the overview and the page of its own show a figure; it is drawn once.
         self.panels = {name: _panels(chart) for name, chart in charts.items()}
         self.shared = {
-            "spec": spec,
+            "spec": spec.model_copy(update={"title": text.clean(spec.title), "note": text.clean(spec.note)}),
             "styles": model_styles(findings.models),
             "colours": COLOURS,
             "charts": charts,

@@ -86,8 +86,23 @@ def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({column: _no_formula(value) for column, value in row.items()} for row in rows)
     return buffer.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """Text as a spreadsheet takes it for text: columns of somebody's data may be called `=HYPERLINK(...)`.
+
+    >>> [_no_formula(value) for value in ("=1+1", "@x", "-x", "a=b", -1.5, "-1.5", "")]
+    ["'=1+1", "'@x", "'-x", 'a=b', -1.5, '-1.5', '']
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _write(path: Path, content: str) -> None:

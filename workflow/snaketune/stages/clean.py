@@ -28,6 +28,9 @@ def clean(work_root: Path, *, remove: bool) -> None:
                 ) from None
     total = 0
     for folder in sorted(path for path in work_root.glob("[!.]*/*") if path.is_dir() and path.name not in current):
+        if link := next((path for path in (folder.parent, folder) if path.is_symlink()), None):
+            print(f"kept {folder}: {link} is a link, and what it leads to is no work of ours; remove the link by hand")
+            continue
         if why := _in_use(folder):
             print(f"kept {folder}: {why}")
             continue

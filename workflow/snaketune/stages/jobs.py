@@ -8,6 +8,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
+from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
@@ -70,9 +71,9 @@ def short_digest(spec: Model, *made_of: str) -> str:
 
 
 def files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The files below `folder` that fit one of the patterns, in order."""
+    """The files below `folder` that fit one of the patterns, in order; SnaketuneError if Snakemake can't take a name."""
     found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
-    return tuple(sorted(str(path) for path in found))
+    return tuple(sorted(check_plain(folder, str(path)) for path in found))
 
 
 def result_at(manifest: Path) -> Artifact:

@@ -34,9 +34,14 @@ def link_payload(out: Path, name: str) -> None:
     named = json.loads((out / "manifest.json").read_text(encoding="utf-8")).get(name)
     if not named:
         # One that a report made; what else may lie beside a stage run by hand isn't ours.
-        if link.is_symlink() and link.readlink().parts[0] in LINKED:
+        if link.is_symlink() and link.readlink().parts[:1] in {(stage,) for stage in LINKED}:
             link.unlink()
         return
+    parts = Path(named["payload"]).parts
+    if not parts or parts[0] not in LINKED or ".." in parts:
+        raise SnaketuneError(
+            f"{out / 'manifest.json'} names {named['payload']!r}, which is no result of ours; remove it and run again"
+        )
     if not (out.parent / named["payload"]).is_dir():
         print(f"{link} isn't made: there is no {out.parent / named['payload']}", flush=True)
         return

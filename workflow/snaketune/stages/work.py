@@ -75,14 +75,16 @@ class WorkFolder:
     def start(self) -> None:
         """An empty `payload`, beside whatever state an earlier attempt left."""
         for leftover in (self.payload, self.finished):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
+        if self.state.is_symlink():
+            remove(self.state)
         self.payload.mkdir(parents=True)
         self.state.mkdir(exist_ok=True)
 
     def discard(self) -> None:
         """Nothing of what was begun here is to be gone on with."""
         for begun in (self.payload, self.state):
-            shutil.rmtree(begun, ignore_errors=True)
+            remove(begun)
 
     def finish(self, manifest: dict[str, Any], run: dict[str, Any]) -> None:
         """The payload is written: give it its final name, the manifest last; only then is the state not needed any more."""
@@ -106,6 +108,13 @@ def sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def remove(path: Path) -> None:
+    """Remove a folder with all that is in it; of a link the link alone, for what it leads to isn't ours."""
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[str, Any]) -> None:
     """Make a finished result appear at `out`: payload by hard link (copy where there are none), manifest last.
 
@@ -115,7 +124,9 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").unlink(missing_ok=True)
     partial = out / f".{payload}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    for leftover in (partial, out / payload):
+        remove(leftover)
+    partial.mkdir()
     for name in sorted((*artifact.manifest["payload"], *artifact.manifest["records"])):
         target = partial / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,10 +134,9 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[
             os.link(artifact.folder / name, target)
         except OSError:
             shutil.copyfile(artifact.folder / name, target)
-    partial.mkdir(exist_ok=True)
-    shutil.rmtree(out / payload, ignore_errors=True)
     partial.rename(out / payload)
     note_published(out, out / payload, (*artifact.manifest["payload"], *artifact.manifest["records"]))
     if run.is_file():
+        (out / "run.json").unlink(missing_ok=True)
         shutil.copyfile(run, out / "run.json")
     write_json(out / "manifest.json", artifact.manifest | asked)

@@ -6,7 +6,10 @@ second and no torch), so a template means here what it means wherever else the t
 """
 
 import re
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ TEXT = "text"
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SHIPPED = "resources/chat_templates"
+# Of CPU time, for all conversations of one call; a thousand of them take a twentieth of one.
+SECONDS = 60.0
 
 
 def shipped() -> str:
@@ -36,6 +41,32 @@ def marks_generation(template: str) -> bool:
     True
     """
     return GENERATION_MARKER.search(template) is not None
+
+
+class Endless(Exception):
+    """A template that loops on and on."""
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Raise Endless where this takes too long. Templates come with models, and their sandbox lets them loop.
+
+    Signals arrive in the main thread alone; in others there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise Endless
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def render(
@@ -56,8 +87,25 @@ def render(
     Returns:
         Per conversation its text and its generation spans (start, end) in characters.
     Raises:
-        SnaketuneError: the template refuses a conversation.
+        SnaketuneError: the template refuses a conversation, or takes far too long.
     """
+    try:
+        with _in_time():
+            return _rendered(template, conversations, variables, add_generation_prompt, tools)
+    except Endless:
+        raise SnaketuneError(
+            f"the chat template takes more than {SECONDS:.0f} s for {len(conversations)} conversations, and may never end; "
+            f"name another one under `chat_template` ({SHIPPED} has some)"
+        ) from None
+
+
+def _rendered(
+    template: str,
+    conversations: Sequence[list[Message]],
+    variables: dict[str, Any],
+    add_generation_prompt: bool,
+    tools: Tools,
+) -> tuple[list[str], list[list[Span]]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     def rendered(some: Sequence[list[Message]], offered: str | None) -> tuple[list[str], list[list[Span]]]:
@@ -77,10 +125,14 @@ def render(
     try:
         parts = [rendered(*run) for run in runs(conversations, tools)]
         return [text for texts, _ in parts for text in texts], [own for _, spans in parts for own in spans]
+    except Endless:
+        raise
     except Exception as error:
         for conversation, offered in zip(conversations, tools or [None] * len(conversations)):
             try:
                 rendered([conversation], offered)
+            except Endless:
+                raise
             except Exception as own:
                 roles = ", ".join(str(message.get("role")) for message in conversation)
                 start = str(conversation[0].get("content"))[:80] if conversation else ""

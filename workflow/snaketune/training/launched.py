@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.config.confidential import without_secrets
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
@@ -135,6 +136,7 @@ def main(job_file: Path) -> None:
             told = f"out of memory: {str(error).strip()}"
             if not (job_file.parent / RAN_OUT).is_file():
                 tell_ran_out(job_file.parent, None, error)
+        told = told and without_secrets(told)
         record_failure(job_file.parent, error, told)
         if not told:
             raise

@@ -27,7 +27,7 @@ class RawRows:
         found = pack.manifest.get("format_version")
         if found != RAW_FORMAT_VERSION:
             raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
         self.conversations = Dataset.from_list(
             [
                 {

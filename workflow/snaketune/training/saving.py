@@ -120,7 +120,7 @@ def tell_other_tokenizer(folder: Path) -> None:
     """
     own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(PROBE, add_special_tokens=False).ids
     try:
-        plain = AutoTokenizer.from_pretrained(folder)
+        plain = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         # It comes with code of its own, which isn't run for a look.
         return

@@ -1,0 +1,12 @@
+"""Fixtures of hostile inputs, and the micro project of the workflow's tests."""
+
+import sys
+
+from tests.workflow.conftest import ROOT, finished, fresh, project
+
+from .hostile import mark
+
+# Where the report's tests invent results.
+sys.path.insert(0, str(ROOT / "tests/report"))
+
+__all__ = ["finished", "fresh", "mark", "project"]

@@ -1,0 +1,210 @@
+"""Results that somebody else may write to: manifests that name other files, links that lead out, who may read what is made."""
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from snaketune.artifacts.manifest import read_artifact, write_json
+from snaketune.errors import SnaketuneError
+from snaketune.models import compiling
+from snaketune.stages.clean import clean
+from snaketune.stages.jobs import result_at
+from snaketune.stages.linked import check_place, link_payload
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.work import WorkFolder, publish
+from tests.stages.test_once import run
+
+OUTSIDE = [
+    "../secret",
+    "../../../secret",
+    "deep/../../secret",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "deep//secret",
+    "deep/./x",
+    "a\0b",
+]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A result and its work folder, beside a file and a folder that are none of their business."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("years of work")
+    (tmp_path / "results/demo/secret").parent.mkdir(parents=True)
+    (tmp_path / "results/demo/x").mkdir()
+    (tmp_path / "results/demo/x/secret").write_text("a secret")
+    manifest = run(tmp_path)
+    (work,) = (tmp_path / "results/.work/demo").iterdir()
+    yield tmp_path, manifest, work
+    assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
+    assert sorted(path.name for path in (tmp_path / "precious").iterdir()) == ["thesis.txt"]
+
+
+def rename_in(manifest: Path, name: str) -> None:
+    told = json.loads(manifest.read_text())
+    told["payload"][name] = told["payload"].pop("deep/rows.txt")
+    manifest.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_manifest_names_files_of_its_payload_alone(made, name):
+    """Whoever changed it, or sent it along with results: nothing else is read, linked or written by it."""
+    folder, manifest, work = made
+    rename_in(manifest, name)
+    with pytest.raises(SnaketuneError, match=r"names the file .* which lies outside its payload"):
+        read_artifact(manifest, "rows")
+    rename_in(work / "manifest.json", name)
+    # What is kept is no more believed, and is made again.
+    built: list = []
+    run(folder, built=built)
+    assert len(built) == 1
+    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
+
+
+def test_of_a_manifest_by_itself_only_the_stage_counts(made, mark):
+    _, manifest, _ = made
+    for stage in ("../../etc", "os", 5, None, {"a": 1}):
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stage": stage}))
+        with pytest.raises(SnaketuneError, match="is no snaketune manifest"):
+            result_at(manifest)
+
+
+@pytest.mark.parametrize("place", [".rows.partial", "rows"])
+def test_publishing_follows_no_link(made, place):
+    folder, manifest, _ = made
+    shutil.rmtree(manifest.parent / "rows")
+    (manifest.parent / place).symlink_to(folder / "precious")
+    run(folder)
+    assert not (manifest.parent / "rows").is_symlink()
+    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".manifest.json.partial", "run.json"])
+def test_no_file_is_written_through_a_link(made, name):
+    folder, manifest, _ = made
+    for path in (manifest.parent / name, manifest.parent / "run.json"):
+        path.unlink(missing_ok=True)
+    (manifest.parent / name).symlink_to(folder / "precious/thesis.txt")
+    run(folder)
+    assert not manifest.is_symlink() and not (manifest.parent / "run.json").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["payload.partial", "payload", "state"])
+def test_work_goes_through_no_link(made, name):
+    folder, _, work = made
+    (work / "manifest.json").unlink()
+    if (work / name).exists():
+        shutil.rmtree(work / name)
+    (work / name).symlink_to(folder / "precious")
+
+    built: list = []
+    run(folder, built=built)
+    assert len(built) == 1
+    WorkFolder(work).discard()
+
+
+def test_a_file_of_a_payload_that_is_a_link_is_still_held_against_its_digest(made):
+    folder, manifest, _ = made
+    path = manifest.parent / "rows/deep/rows.txt"
+    path.unlink()
+    path.symlink_to(folder / "precious/thesis.txt")
+    with pytest.raises(SnaketuneError, match="is damaged"):
+        read_artifact(manifest, "rows").file("deep/rows.txt")
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_cleaning_follows_no_link(made, remove, capsys):
+    folder, _, work = made
+    (folder / "elsewhere/precious").mkdir(parents=True)
+    (folder / "elsewhere/precious/x").write_text("x")
+    (folder / "results/.work/sft").symlink_to(folder / "elsewhere")
+    (work.parent / "0123").symlink_to(folder / "precious")
+    (work.parent / "4567").mkdir()
+    (work.parent / "4567/inside").symlink_to(folder / "precious")
+    clean(folder / "results/.work", remove=remove)
+    assert (folder / "elsewhere/precious/x").exists()
+    assert capsys.readouterr().out.count("is a link, and what it leads to is no work of ours") == 2
+    assert (work.parent / "4567").exists() != remove
+
+
+def test_results_may_lie_elsewhere_as_a_whole(tmp_path):
+    """A link to another disk is the user's own, and followed."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "disk")
+    manifest = run(tmp_path)
+    clean(tmp_path / "results/.work", remove=True)
+    assert read_artifact(manifest, "rows").files()
+
+
+@pytest.mark.parametrize("payload", ["../precious", "sft/../../precious", "/etc", "corpus/x/rows", "."])
+def test_the_link_to_the_best_leads_to_a_result_alone(made, payload):
+    folder, _, _ = made
+    (folder / "results/report").mkdir()
+    write_json(folder / "results/report/manifest.json", {"best": {"payload": payload}})
+    with pytest.raises(SnaketuneError, match="no result of ours"):
+        link_payload(folder / "results/report", "best")
+    assert not (folder / "results/best").exists()
+
+
+def test_what_lies_at_the_place_of_the_best_is_not_removed(made):
+    folder, _, _ = made
+    (folder / "results/best").mkdir()
+    with pytest.raises(SnaketuneError, match="is no link"):
+        check_place(folder / "results/best")
+    (folder / "results/best").rmdir()
+    (folder / "results/best").symlink_to(folder / "precious")
+    check_place(folder / "results/best")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_get_no_more_rights_than_the_user_gives(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        run(tmp_path)
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "results").rglob("*") if not path.is_symlink()]
+    assert made
+    assert not [path for path in made if stat.S_IMODE(path.stat().st_mode) & mask]
+    assert not [path for path in made if path.is_file() and path.stat().st_mode & 0o111]
+
+
+def test_a_result_of_somebody_elses_making_is_read_as_data(made, mark):
+    """A whole work folder put there: what it says is published, and none of it is run."""
+    folder, _, work = made
+    (work / "state").mkdir()
+    for name in ("attempt.json", "outcome.json", "job.json", "accelerate.yaml"):
+        (work / "state" / name).write_bytes(mark.bomb())
+    (work / "payload/deep/__init__.py").write_text(mark.code())
+    run(folder)
+    mark.check()
+    artifact = read_artifact(work / "manifest.json", "payload")
+    publish(artifact, work / "run.json", folder / "results/demo/y", "rows", {})
+    assert not (folder / "results/demo/y/rows/deep/__init__.py").exists()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o777])
+def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
+    """torch keeps what it compiled in /tmp, in a folder whose name anybody can guess and make first."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    own = compiling._cache_trouble()
+    assert bool(own) == (mode == 0o777)
+    monkeypatch.setattr(compiling.os, "getuid", lambda: 12345)
+    with pytest.raises(SnaketuneError, match="from where it loads code, can be written to by others"):
+        compiling.choose(True, 0.0, torch.device("cpu"))
+    chosen = compiling.choose("auto", 1e30, torch.device("cpu"))
+    assert not chosen.compiled and "TORCHINDUCTOR_CACHE_DIR" in chosen.why
+
+
+def test_an_outcome_has_no_room_for_code():
+    assert set(Outcome.__dataclass_fields__) == {"counts", "about", "records", "run"}

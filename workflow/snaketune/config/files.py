@@ -1,0 +1,127 @@
+"""What a config file may hold, looked at before its values are used: plain values, each key once, nothing that runs.
+
+Snakemake loads a config through YTE, which runs what begins with `?` as Python where the file says `__use_yte__`, and with a
+reader that takes the last of two equal keys without a word and goes wherever aliases lead. Here a file is gone through event by
+event: nothing in it is built or run, and its size is known without being written out. So a stranger's file can be asked about
+first: `python -m snaketune check FILE`.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from snaketune.errors import SnaketuneError
+
+# Of the longest recipe there are some 200.
+MOST_VALUES = 100_000
+DEEPEST = 50
+MERGE, RUNS = "<<", "__use_yte__"
+PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")} | {"!"}
+# libyaml's, where PyYAML was built with it: the same events ten times as fast.
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def check_file(path: Path) -> None:
+    """Look at a config file, JSON or YAML; one that isn't there is for others to miss.
+
+    Raises:
+        SnaketuneError: it can't be read, says something twice, or holds what is no plain value; with the line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise SnaketuneError(f"{path} can't be read: {error}") from None
+    try:
+        # As Snakemake, which takes a file for YAML if it is no JSON.
+        json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
+    except RecursionError:
+        raise SnaketuneError(f"{path} is nested too deeply for a config") from None
+    except ValueError:
+        _check_yaml(path, text)
+
+
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        _check_key(f"{path}", name, names.count(name) > 1)
+    return dict(pairs)
+
+
+def _check_key(where: str, name: str, twice: bool) -> None:
+    if name == RUNS:
+        raise SnaketuneError(
+            f"{where}: `{RUNS}` lets Snakemake run what the config says as Python, and a config is no program here: write its "
+            "values out. Whoever began Snakemake with this file (--configfile) has run it by now; ask about others' files "
+            "first, with: python -m snaketune check FILE"
+        )
+    if twice:
+        raise SnaketuneError(
+            f"{where}: the key {name!r} stands there twice, and only the last one would count; join the two"
+        )
+
+
+class _Open:
+    """A list or mapping whose end hasn't come yet.
+
+    Attributes:
+        keys: of a mapping, those so far; None of a list.
+        size: values in it so far, those behind aliases counted each time.
+    """
+
+    def __init__(self, anchor: str | None, keys: set[str] | None):
+        self.anchor, self.keys, self.size = anchor, keys, 1
+        self.at_key = keys is not None
+
+
+def _check_yaml(path: Path, text: str) -> None:
+    try:
+        _check_events(path, yaml.parse(text, Loader=LOADER))
+    except yaml.YAMLError as error:
+        raise SnaketuneError(f"{path} can't be read as YAML: {' '.join(str(error).split())}") from None
+
+
+def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
+    open_ones = [_Open(None, None)]
+    sizes: dict[str, int] = {}
+    for event in events:
+        where, size = f"{path}, line {event.start_mark.line + 1}", 0
+        if getattr(event, "tag", None) not in (None, *PLAIN_TAGS):
+            raise SnaketuneError(f"{where}: found {event.tag}; a config holds texts, numbers, lists and mappings alone")
+        match event:
+            case yaml.AliasEvent():
+                if event.anchor not in sizes:
+                    raise SnaketuneError(f"{where}: *{event.anchor} stands within itself, or before what it names")
+                size = sizes[event.anchor]
+            case yaml.ScalarEvent():
+                size = 1
+                inside = open_ones[-1]
+                if inside.keys is not None and inside.at_key:
+                    _check_key(where, event.value, event.value in inside.keys and event.value != MERGE)
+                    inside.keys.add(event.value)
+                if event.anchor:
+                    sizes[event.anchor] = 1
+            case yaml.CollectionStartEvent():
+                keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
+                open_ones.append(_Open(event.anchor, keys))
+                if len(open_ones) > DEEPEST:
+                    raise SnaketuneError(f"{where}: nested too deeply for a config ({DEEPEST} levels)")
+                continue
+            case yaml.CollectionEndEvent():
+                closed = open_ones.pop()
+                size = closed.size
+                if closed.anchor:
+                    sizes[closed.anchor] = size
+            case _:
+                continue
+        inside = open_ones[-1]
+        inside.size += size
+        inside.at_key = inside.keys is not None and not inside.at_key
+        if inside.size > MOST_VALUES:
+            raise SnaketuneError(
+                f"{where}: with what its aliases stand for, the config has more than {MOST_VALUES:,} values; write less"
+            )
