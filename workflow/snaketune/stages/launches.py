@@ -1,8 +1,8 @@
 """How a training is started: the command line of each node, as a plan tells it and as `training.launch` runs it.
 
-`accelerate launch` starts the processes of one node and watches them. On one machine they meet at a port that torchrun itself
-opens, so no two trainings can choose the same. On several, SLURM starts one `accelerate launch` on each node, and they meet on
-the node that the job runs on, by SLURM's own variables.
+A single process is started as it is. Of several, `accelerate launch` starts those of one node and watches them. On one machine
+they meet at a port that torchrun itself opens, so no two trainings can choose the same. On several, SLURM starts one
+`accelerate launch` on each node, and they meet on the node that the job runs on, by SLURM's own variables.
 """
 
 import os
@@ -20,6 +20,7 @@ from snaketune.stages.table import STAGES
 from snaketune.stages.work import WORK_ROOT, WorkFolder
 
 ACCELERATE_FILE, DEEPSPEED_FILE, JOB_FILE = "accelerate.yaml", "deepspeed.json", "job.json"
+MODULE = "snaketune.training.launched"
 # torchrun reads its options from such variables too: an own store on a port that the kernel chooses as it is opened. The
 # address is given, since the host's name may be one that nobody can look up.
 ALONE = ("env", "PET_STANDALONE=1", "PET_LOCAL_ADDR=127.0.0.1")
@@ -33,8 +34,10 @@ def command(operation: Operation, state: Path, python: str = "python") -> list[s
     """The command that starts all processes of a training and waits for them."""
     if operation.nodes > 1:
         return [*_steps(operation), "bash", "-c", f"exec {_on_node('$SLURM_NODEID', state, python)}"]
-    alone = ALONE if operation.launch != "single" else ()
-    return [*alone, *_accelerate(state, python), *_module(state)]
+    if operation.launch == "single":
+        # There is nothing to set up, and accelerate would import torch to find that out.
+        return [python, "-m", MODULE, str(state / JOB_FILE)]
+    return [*ALONE, *_accelerate(state, python), *_module(state)]
 
 
 def node_lines(operation: Operation, state: Path) -> list[str]:
@@ -119,4 +122,4 @@ def _accelerate(state: Path, python: str) -> list[str]:
 
 
 def _module(state: Path) -> list[str]:
-    return ["--module", "snaketune.training.launched", str(state / JOB_FILE)]
+    return ["--module", MODULE, str(state / JOB_FILE)]

@@ -1,4 +1,4 @@
-"""Start a stage through `accelerate launch`, one process per GPU on each of its nodes, and wait for it.
+"""Start a stage in processes of its own, one per GPU on each of its nodes, and wait for them.
 
 What the processes are told travels as `state/job.json` in the work folder, their result comes back as `state/outcome.json`, and
 what the first of them died of as `state/failed/`. No torch is imported here; `training.launched` is what runs in the processes.

@@ -90,7 +90,7 @@ def parent_is_gone() -> bool:
 
 
 def die_with_launcher() -> None:
-    """On Linux: if `accelerate launch` dies, nobody watches over the processes of a training any more."""
+    """On Linux: if its launcher dies, nobody watches over the processes of a training any more."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -21,7 +21,6 @@ from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
 from snaketune.training.launched import is_first_process
 from snaketune.training.packed import PackedTrainer
-from snaketune.training.raw import RawRows, RawTrainer
 from snaketune.training.saving import tell_other_tokenizer
 from snaketune.training.trainer import Run
 
@@ -77,5 +76,8 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artif
     if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
     else:
+        # TRL takes a second to import.
+        from snaketune.training.raw import RawRows, RawTrainer
+
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
     return pipeline.train(trainer, rows, run, start.load, start.config(), start.named_base, made=start.new_config())
