@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,12 @@ def work_on(job: dict[str, Any]) -> None:
     files = {role: [Path(path) for path in some] for role, some in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
     # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
-    with lock if is_first_process() else nullcontext():
+    with lock if is_first_process() else nullcontext() as lease:
+        work = replace(work, lease=lease)
         build = import_module(stage.module).build
         outcome = build(spec, work, operation=operation, tracked=tracked, **stage.arguments(artifacts, files))
         if is_first_process():
+            work.check_held()
             write_json(work.state / "outcome.json", asdict(outcome))
 
 
