@@ -217,3 +217,32 @@ def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
     clean(root, remove=True)
     (kept,) = root.glob("demo/*")
     assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
+
+
+@pytest.mark.parametrize("which", ["published", "kept"])
+def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which):
+    """One digit of a count: still JSON, still the payload's digests, and not what was written."""
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    whole = manifest.read_bytes()
+    (kept,) = tmp_path.glob("results/.work/demo/*/manifest.json")
+    damaged = manifest if which == "published" else kept
+    damaged.write_bytes(damaged.read_bytes().replace(b'"read": 1', b'"read": 3'))
+    if which == "published":
+        with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged.*remove it and run again"):
+            read_artifact(manifest, "rows")
+        monkeypatch.chdir(tmp_path)
+        standing = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
+        assert standing.why == ("its manifest.json is damaged",)
+    manifest.unlink()
+    run(tmp_path, built=built)
+    assert manifest.read_bytes() == whole
+    assert len(built) == (2 if which == "kept" else 1)
+
+
+def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
+    manifest = run(tmp_path)
+    described = json.loads(manifest.read_text())
+    del described["manifest_digest"]
+    manifest.write_text(json.dumps(described))
+    assert read_artifact(manifest, "rows").file("notes.txt").is_file()

@@ -14,6 +14,8 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file, digest_json
 from snaketune.errors import SnaketuneError
 
+# Where a manifest has its own digest.
+SEAL = "manifest_digest"
 # What a reader goes by besides the payload itself.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "beneath_dtype")
 
@@ -25,6 +27,20 @@ def write_json(path: Path, value: Any) -> None:
         json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
     )
     partial.replace(path)
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """With a digest of all that it says, so that a damaged one is known for what it is."""
+    said = {key: value for key, value in manifest.items() if key != SEAL}
+    # As it will be read: keys that are numbers here are texts there.
+    write_json(path, said | {SEAL: digest_json(json.loads(json.dumps(said)))})
+
+
+def is_damaged(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest isn't as it was written; one from before they had a digest can't tell."""
+    return SEAL in manifest and manifest[SEAL] != digest_json(
+        {key: value for key, value in manifest.items() if key != SEAL}
+    )
 
 
 def content_digest(manifest: dict[str, Any]) -> str:
@@ -93,6 +109,8 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
         raise SnaketuneError(
             f"{manifest_path} is no snaketune manifest: it doesn't describe its payload; remove it and run again"
         )
+    if is_damaged(manifest):
+        raise SnaketuneError(f"{manifest_path} is damaged: it isn't as it was written; remove it and run again")
     return Artifact(manifest_path, manifest, manifest_path.parent / payload)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, read_artifact, write_json
+from snaketune.artifacts.manifest import Artifact, read_artifact, write_json, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.stages.leases import Lease
 
@@ -101,7 +101,7 @@ class WorkFolder:
         self.check_held()
         self.payload.rename(self.finished)
         write_json(self.run, run)
-        write_json(self.manifest, manifest)
+        write_manifest(self.manifest, manifest)
         shutil.rmtree(self.state, ignore_errors=True)
 
 
@@ -140,4 +140,4 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[
     partial.rename(out / payload)
     if run.is_file():
         shutil.copyfile(run, out / "run.json")
-    write_json(out / "manifest.json", artifact.manifest | asked)
+    write_manifest(out / "manifest.json", artifact.manifest | asked)

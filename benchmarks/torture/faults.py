@@ -1,0 +1,66 @@
+"""The faults, one row each: where each strikes, how often, and the function that does it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.torture import kills
+from benchmarks.torture.chain import STAGES
+from benchmarks.torture.trials import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something that happens to a chain.
+
+    Attributes:
+        what: as the table of docs/reliability.md says it.
+        trials: at each place.
+        strikes: how often it happens in one trial, each time somewhere else.
+    """
+
+    what: str
+    places: tuple[str, ...]
+    trials: int
+    do: Callable[[Trial], None]
+    strikes: int = 1
+
+
+FAULTS = {
+    "kill": Fault(
+        what=f"`kill -9` of all processes, {kills.KILLS_PER_CHAIN} times in a chain, at random times",
+        places=("whole chain",),
+        trials=25,
+        do=kills.anywhere,
+        strikes=kills.KILLS_PER_CHAIN,
+    ),
+    "kill-between": Fault(
+        what="`kill -9` of all processes between two writes of a training, or of its publishing",
+        places=tuple(kills.PLACES),
+        trials=5,
+        do=kills.between,
+    ),
+    "signal": Fault(
+        what="a signal",
+        places=tuple(
+            f"{name}, {times}, {whom}"
+            for name in kills.SIGNALS
+            for times in ("once", "twice")
+            for whom in ("driver", "job")
+        ),
+        trials=10,
+        do=kills.by_signal,
+    ),
+    "orphan": Fault(
+        what="the driver alone killed, and run again while its job lives",
+        places=("corpus", "tokenizer", "sft", "ref_pass", "dpo"),
+        trials=2,
+        do=kills.with_orphan,
+    ),
+    "two-drivers": Fault(
+        what="two drivers at once, with `--nolock`",
+        places=("whole chain", "after pack"),
+        trials=5,
+        do=kills.two_drivers,
+    ),
+}
+assert STAGES
