@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torture.faults import FAULTS, Fault
-from benchmarks.torture.trials import SECONDS, Failed, Reference, Trial
-from benchmarks.torture.written import RESULTS, read, write
+from benchmarks.torture.trials import Failed, Reference, Trial
+from benchmarks.torture.written import RESULTS, read, write, write_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Planned:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--fault", nargs="*", choices=FAULTS, metavar="NAME", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAULTS)}")
     parser.add_argument("--place", help="only places that contain this")
     parser.add_argument("--trials", type=int, help="at each place (default: as many as the fault's row says)")
     parser.add_argument("--seed", type=int, default=0)
@@ -54,7 +54,7 @@ def main() -> None:
     found = read(chosen.out, seed=chosen.seed)
     if chosen.again:
         found = {key: entry for key, entry in found.items() if key not in {one.key for one in planned}}
-    left = [one for one in planned if one.key not in found]
+    left = [one for one in planned if not found.get(one.key, {}).get("passed")]
     reference = Reference.make(chosen.folder.resolve() / "undisturbed")
     print(f"{len(left)} trials, {len(planned) - len(left)} known; undisturbed in {reference.seconds:.0f} s", flush=True)
     begun = time.monotonic()
@@ -64,6 +64,8 @@ def main() -> None:
             one, entry = running[future], future.result()
             found[one.key] = entry
             write(chosen.out, found, reference, seed=chosen.seed)
+            if chosen.out == RESULTS:
+                write_page(found, reference)
             rest = (time.monotonic() - begun) / done * (len(left) - done)
             how = f"{entry['ended']} ({entry['seconds']:.0f} s; {rest / 60:.0f} min left)"
             print(f"{done}/{len(left)} {one.key}: {how}", flush=True)
@@ -76,6 +78,8 @@ def plan(chosen: argparse.Namespace) -> list[Planned]:
     table = FAULTS
     if chosen.slurm:
         from benchmarks.torture.slurm_faults import FAULTS as table
+    if unknown := set(chosen.fault) - set(table):
+        raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
     found = [
         (number, Planned(name=name, fault=fault, place=place, number=number))
         for name, fault in table.items()
@@ -109,10 +113,10 @@ def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> d
         "ended": ended,
         "told": trial.told,
         "counts": trial.counts,
+        "strikes": one.fault.strikes,
         "seconds": round(time.monotonic() - begun, 1),
     }
 
 
 if __name__ == "__main__":
-    assert SECONDS
     main()

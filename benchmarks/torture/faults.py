@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.torture import kills
+from benchmarks.torture import damage, disks, kills
 from benchmarks.torture.chain import STAGES
 from benchmarks.torture.trials import Trial
 
@@ -45,7 +45,7 @@ FAULTS = {
             f"{name}, {times}, {whom}"
             for name in kills.SIGNALS
             for times in ("once", "twice")
-            for whom in ("driver", "job")
+            for whom in ("driver", "job", "terminal")
         ),
         trials=10,
         do=kills.by_signal,
@@ -56,6 +56,54 @@ FAULTS = {
         trials=2,
         do=kills.with_orphan,
     ),
+    "disk-full": Fault(
+        what="no room for what a stage writes, then room again",
+        places=STAGES,
+        trials=10,
+        do=disks.full,
+    ),
+    "read-only": Fault(
+        what="results that may not be written to, then may",
+        places=("results",),
+        trials=3,
+        do=disks.read_only,
+    ),
+    "unknown-calls": Fault(
+        what="a file system without locks, or without hard links; all processes killed there once",
+        places=tuple(disks.UNKNOWN),
+        trials=3,
+        do=disks.unknown_calls,
+    ),
+    "flip-payload": Fault(
+        what="one bit of a published file, before the next stage reads it",
+        places=damage.PAYLOADS,
+        trials=1,
+        do=damage.in_payload,
+    ),
+    "flip-checkpoint": Fault(
+        what="one bit of a checkpoint, before the training resumes",
+        places=damage.CHECKPOINT,
+        trials=2,
+        do=damage.in_checkpoint,
+    ),
+    "flip-manifest": Fault(
+        what="one bit of a manifest",
+        places=damage.MANIFESTS,
+        trials=2,
+        do=damage.in_manifest,
+    ),
+    "source": Fault(
+        what="a corpus file that changes while it is read, and is put back",
+        places=("corpus/chat",),
+        trials=3,
+        do=damage.source_changed,
+    ),
+    "clock": Fault(
+        what="a clock that goes wrong during a training, which is killed and resumed",
+        places=tuple(damage.CLOCKS),
+        trials=3,
+        do=damage.wrong_clock,
+    ),
     "two-drivers": Fault(
         what="two drivers at once, with `--nolock`",
         places=("whole chain", "after pack"),
@@ -63,4 +111,3 @@ FAULTS = {
         do=kills.two_drivers,
     ),
 }
-assert STAGES

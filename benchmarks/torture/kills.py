@@ -1,5 +1,6 @@
 """Processes that end: all at once at any time, between two files, by a signal, or all but one that goes on unseen."""
 
+import os
 import signal
 import time
 
@@ -84,7 +85,7 @@ def in_a_training(trial: Trial, chain: Chain) -> None:
 
 
 def by_signal(trial: Trial) -> None:
-    """A signal, once or twice, to the driver (as Ctrl-C or a shutdown sends it) or to the job's own processes."""
+    """A signal, once or twice: to the driver (as a shutdown sends it), the job's own process, or all in a terminal (Ctrl-C)."""
     name, times, whom = trial.place.split(", ")
     chain = trial.before("sft")
     running = chain.start(*trial.targets)
@@ -94,7 +95,13 @@ def by_signal(trial: Trial) -> None:
         begins(chain, "snaketune")
         time.sleep(trial.drawn.uniform(0, 8))
     for _ in range(2 if times == "twice" else 1):
-        send([running.pid] if whom == "driver" else stages(chain, "snaketune"), SIGNALS[name])
+        if running.poll() is not None:
+            break
+        if whom == "terminal":
+            # All that a terminal has in its foreground.
+            os.killpg(running.pid, SIGNALS[name])
+        else:
+            send([running.pid] if whom == "driver" else stages(chain, "snaketune"), SIGNALS[name])
         time.sleep(0.5)
     said = chain.wait(running, SECONDS)
     trial.check_told(said, fails=None)

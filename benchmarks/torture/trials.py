@@ -101,6 +101,10 @@ class Trial:
         self.aim(to or stage)
         return self.having(STAGES[: STAGES.index(stage)])
 
+    def until(self, stage: str) -> Chain:
+        """With what comes before a stage and its own results, to be run to its end."""
+        return self.having(STAGES[: STAGES.index(stage) + 1])
+
     def aim(self, stage: str) -> None:
         """Go no further than this stage."""
         self.targets = ["--", *(f"results/{place}" for place in self.reference.state if place.split("/")[0] == stage)]
@@ -111,19 +115,21 @@ class Trial:
         Args:
             fails: whether it has to; None where it may.
         """
-        check(said)
+        check(said, ours_alone=True)
         if said.status != 0:
             self.told += [line for line in said.text.splitlines() if line.startswith("error: ")][-1:]
+            self.counts["said"] = (self.told or [last_words(said)])[-1]
         if fails is not None and fails != (said.status != 0):
             raise Failed(f"exit status {said.status} of the run that met the fault")
 
-    def recover(self, *, unlock: bool) -> None:
+    def recover(self, *, unlock: bool, orders: dict[str, Any] | None = None) -> None:
         """Run again as the README and the messages say, until it is done; then compare.
 
         Args:
             unlock: whether Snakemake itself was killed.
+            orders: what goes on to be so; see meddling.py.
         """
-        self.chain.order()
+        self.chain.order(**(orders or {}))
         if unlock:
             check(self.chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log"))
         more: list[str] = []
@@ -164,12 +170,19 @@ class Trial:
             raise Failed(f"two writers: {wrong}")
 
 
-def check(said: Said) -> None:
-    """Raise if a run hung or printed a traceback."""
+def check(said: Said, *, ours_alone: bool = False) -> None:
+    """Raise if a run hung or printed a traceback.
+
+    Args:
+        ours_alone: one that Snakemake prints of itself doesn't count, as after a second Ctrl-C.
+    """
     if said.status is None:
         raise Failed(f"no end within {SECONDS:.0f} s: {last_words(said)}")
-    if found := TRACEBACK.search(said.text):
-        raise Failed(f"a traceback: {said.text[found.start() :].strip()[:1500]}")
+    for found in TRACEBACK.finditer(said.text):
+        frames = re.match(r"[^\n]*\n((?:[ \n][^\n]*\n|\n)*)", said.text[found.start() :])[1]
+        of_snakemake = "/snakemake/" in frames and "/workflow/snaketune/" not in frames
+        if not (ours_alone and of_snakemake):
+            raise Failed(f"a traceback: {said.text[found.start() :].strip()[:1500]}")
 
 
 def last_words(said: Said) -> str:

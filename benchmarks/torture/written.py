@@ -10,11 +10,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.torture.faults import FAULTS
 from benchmarks.torture.trials import Reference
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results/bench/torture.json"
+PAGE = ROOT / "docs/reliability.md"
 LIBRARIES = ("snakemake", "torch", "transformers", "accelerate", "pyarrow", "safetensors")
+
+HEAD = """# Reliability
+
+What happens to a run that is broken, as `make torture` finds out: a small chain with every stage is broken in each of these
+ways, run again as the README says, and held against one that nobody disturbed. A trial passes where every published manifest,
+and with it the digest of every file, is the undisturbed one, at once or after doing what a message asks for. It fails with any
+other result, a traceback, a hang of more than five minutes, or two attempts that write into one work folder at the same time.
+
+{passed} of {made} trials passed. {date}; {versions}; `{command}`. Undisturbed, the chain takes {seconds:.0f} s; all trials
+together took {hours:.1f} hours.
+
+| fault | where | strikes | passed | of | how it ended | seconds each |
+|---|---|---|---|---|---|---|
+"""
 
 
 def read(path: Path, *, seed: int) -> dict[str, Any]:
@@ -42,6 +58,42 @@ def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int
     partial.replace(path)
 
 
+def write_page(trials: dict[str, Any], reference: Reference) -> None:
+    """docs/reliability.md."""
+    PAGE.write_text(as_markdown(trials, reference.seconds), encoding="utf-8")
+
+
+def as_markdown(trials: dict[str, Any], undisturbed: float) -> str:
+    """The whole page: a row for each fault and place, and how it ended."""
+    versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    places = [(fault, place, at) for fault, by_place in faults(trials).items() for place, at in by_place.items()]
+    made, passed = (sum(at[key] for *_, at in places) for key in ("trials", "passed"))
+    hours = sum(at["seconds"] for *_, at in places) / 3600
+    command = shlex.join(["python", "-m", "benchmarks.torture", *sys.argv[1:]])
+    head = HEAD.format(
+        date=time.strftime("%Y-%m-%d"),
+        command=command,
+        versions=versions,
+        made=made,
+        passed=passed,
+        seconds=undisturbed,
+        hours=hours,
+    )
+    lines = []
+    for fault, place, at in places:
+        ended = "; ".join(f"{count} {how}" for how, count in sorted(at["ended"].items()))
+        cells = (
+            FAULTS[fault].what if fault in FAULTS else fault,
+            place,
+            at["strikes"],
+            at["passed"],
+            at["trials"],
+            ended,
+        )
+        lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + f" | {at['mean']:.0f} |")
+    return head + "\n".join(lines) + "\n"
+
+
 def faults(trials: dict[str, Any]) -> dict[str, Any]:
     """By fault and place: how many trials there were, and how they ended."""
     found: dict[str, Any] = {}
@@ -50,5 +102,7 @@ def faults(trials: dict[str, Any]) -> dict[str, Any]:
         at["trials"] += 1
         at["passed"] += entry["passed"]
         at["ended"] = dict(Counter(at["ended"]) + Counter([entry["ended"].split(":")[0]]))
+        at["strikes"] = at.get("strikes", 0) + entry["strikes"]
         at["seconds"] = round(at.get("seconds", 0) + entry["seconds"], 1)
+        at["mean"] = round(at["seconds"] / at["trials"], 1)
     return found

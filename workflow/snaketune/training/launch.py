@@ -62,7 +62,9 @@ def launch(
     }
     write_json(work.state / JOB_FILE, job)
     write_launch_files(operation, work.state, cpu=not gpus)
-    status = subprocess.run(command(operation, work.state, sys.executable), env=environment(operation)).returncode
+    # In a group of their own: Ctrl-C in a terminal reaches this process, which ends them.
+    started = command(operation, work.state, sys.executable)
+    status = subprocess.run(started, env=environment(operation), process_group=0).returncode
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
     how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -32,6 +34,7 @@ from snaketune.training.portions import RAN_OUT, tell_ran_out
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def work_on(job: dict[str, Any]) -> None:
@@ -89,6 +92,19 @@ def parent_is_gone() -> bool:
     return False
 
 
+def end_with_parent() -> None:
+    """In a thread of its own: a successor may already be at work in the folder, however long a step or an import takes here."""
+
+    def watch() -> None:
+        while not parent_is_gone():
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        # At once: nobody reads what this process has to say, and it would stand among a successor's files.
+        os._exit(1)
+
+    if PARENT_VARIABLE in os.environ:
+        threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
 def die_with_launcher() -> None:
     """On Linux: if `accelerate launch` dies, nobody watches over the processes of a training any more."""
     if sys.platform == "linux":
@@ -131,7 +147,9 @@ def main(job_file: Path) -> None:
             told = f"out of memory: {str(error).strip()}"
             if not (job_file.parent / RAN_OUT).is_file():
                 tell_ran_out(job_file.parent, None, error)
-        record_failure(job_file.parent, error, told)
+        if not parent_is_gone():
+            # What an orphan dies of isn't what its successor does.
+            record_failure(job_file.parent, error, told)
         if not told:
             raise
         sys.exit(f"error: {told}")
@@ -139,4 +157,5 @@ def main(job_file: Path) -> None:
 
 if __name__ == "__main__":
     die_with_launcher()
+    end_with_parent()
     main(Path(sys.argv[1]))
