@@ -56,6 +56,12 @@ FAULTS = {
         trials=2,
         do=kills.with_orphan,
     ),
+    "other-machine": Fault(
+        what="a machine hangs, another one without shared locks takes over, and the first one wakes up",
+        places=("wakes up too late", "wakes up in time"),
+        trials=3,
+        do=kills.other_machine,
+    ),
     "disk-full": Fault(
         what="no room for what a stage writes, then room again",
         places=STAGES,

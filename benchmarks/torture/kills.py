@@ -1,5 +1,6 @@
 """Processes that end: all at once at any time, between two files, by a signal, or all but one that goes on unseen."""
 
+import errno
 import os
 import signal
 import time
@@ -122,6 +123,28 @@ def with_orphan(trial: Trial) -> None:
     kill([running.pid])
     running.wait()
     trial.counts["orphans"] = len(stages(chain, f"snaketune {trial.place}"))
+    trial.recover(unlock=True)
+
+
+def other_machine(trial: Trial) -> None:
+    """A machine without shared locks hangs in a training, another one takes the work over, and the first one wakes up again."""
+    chain = trial.before("sft")
+    chain.order(no_flock=errno.ENOLCK)
+    chain.extra["TORTURE_BOOT"] = "first"
+    running = chain.start(*trial.targets)
+    in_a_training(trial, chain)
+    first = everything_in(chain.folder)
+    send(first, signal.SIGSTOP)
+    chain.extra["TORTURE_BOOT"] = "second"
+    chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log")
+    second = chain.start(*trial.targets, log="second.log")
+    if trial.place == "wakes up in time":
+        time.sleep(trial.drawn.uniform(5, 60))
+    elif not wait_for(lambda: "resuming from" in chain.read("second.log"), SECONDS):
+        raise Failed("the second machine never took the work over")
+    send(first, signal.SIGCONT)
+    for said in (chain.wait(running, SECONDS), chain.wait(second, SECONDS, "second.log")):
+        trial.check_told(said, fails=None)
     trial.recover(unlock=True)
 
 

@@ -6,6 +6,8 @@ Notes are lines of `events.jsonl`; orders are in `orders.json`, read when a proc
     no_flock: errno, no_links: errno        what these calls fail with below `results`
     clock: seconds                          how far the clock goes wrong once `clock-is-wrong` is there
 
+A process whose environment has TORTURE_BOOT takes itself for one of another machine.
+
 Python tells of opened, renamed, linked and removed files before it is done (`sys.addaudithook`); what safetensors writes is
 told as if it did.
 """
@@ -142,6 +144,18 @@ def refuse(orders: dict) -> None:
         os.link = no_link
 
 
+def pretend_machine(boot: str) -> None:
+    """As if another kernel ran this process."""
+    import pathlib
+
+    read = pathlib.Path.read_text
+
+    def read_text(path, *arguments, **keywords):
+        return boot if str(path) == "/proc/sys/kernel/random/boot_id" else read(path, *arguments, **keywords)
+
+    pathlib.Path.read_text = read_text
+
+
 def set_clock(seconds: float) -> None:
     """Of this process, as soon as the file is there that says so."""
     real, real_ns = time.time, time.time_ns
@@ -163,6 +177,8 @@ if CHAIN:
         os.environ[ATTEMPT] = f"{os.getpid()}-{monotonic()}"
     given = read_orders()
     refuse(given)
+    if "TORTURE_BOOT" in os.environ:
+        pretend_machine(os.environ["TORTURE_BOOT"])
     if "clock" in given:
         set_clock(given["clock"])
     sys.addaudithook(Meddler(given))

@@ -43,15 +43,15 @@ class Reference:
     state: dict[str, Any]
 
     @classmethod
-    def make(cls, folder: Path) -> "Reference":
-        """Run it; or take the one that is there."""
+    def make(cls, folder: Path, *targets: str) -> "Reference":
+        """Run it, as far as these files; or take the one that is there."""
         chain, took = Chain(folder), folder / "seconds"
         code = code_of(ROOT)
         if not took.is_file() or (folder / "code").read_text() != code:
             shutil.rmtree(folder, ignore_errors=True)
             chain = Chain(folder).write()
             begun = time.monotonic()
-            said = chain.snakemake(seconds=4 * SECONDS)
+            said = chain.snakemake(*targets, seconds=4 * SECONDS)
             if said.status != 0:
                 raise SystemExit(f"the chain doesn't run undisturbed:\n{said.text[-4000:]}")
             (folder / "code").write_text(code)
