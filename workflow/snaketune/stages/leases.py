@@ -130,7 +130,12 @@ class Lease:
         holder, beat = there
         if holder and holder.is_known:
             return holder.is_dead
-        return self._now() - beat > DEAD_SECONDS
+        try:
+            now = self._now()
+        except OSError:
+            # A full disk, which is to be cleaned.
+            now = time.time()
+        return now - beat > DEAD_SECONDS
 
     def holder(self) -> Holder | None:
         """Who has it, as far as the file says."""
