@@ -9,6 +9,7 @@ What is finished is kept in the json; the same command goes on where it was.
 
 import argparse
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -93,7 +94,7 @@ def plan(chosen: argparse.Namespace) -> list[Planned]:
 
 def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> dict[str, Any]:
     """Make a trial, and tell how it ended."""
-    folder = reference.chain.folder.parent / one.key.replace("/", "-").replace(" ", "-").replace(",", "")
+    folder = reference.chain.folder.parent / re.sub(r"\W+", "-", one.key)
     shutil.rmtree(folder, ignore_errors=True)
     trial = Trial(reference=reference, folder=folder, place=one.place, drawn=random.Random(f"{chosen.seed} {one.key}"))
     begun, ended = time.monotonic(), ""

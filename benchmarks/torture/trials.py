@@ -21,6 +21,16 @@ TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
 FORCE = re.compile(r"snakemake(?: --configfile \S+)? --forcerun (\S+/manifest\.json)")
 REMOVE = re.compile(r"remove (\S+?)[;,)]? (?:and run again|to begin again)")
 RUNS_AGAIN = 4
+# By stage, how far a chain must go for all of its files to have been read.
+READ_BY = {
+    **dict.fromkeys(("corpus", "tokenizer", "tokenize"), "write"),
+    **dict.fromkeys(("plan", "write"), "pack"),
+    **dict.fromkeys(("pack", "sft"), "ref_pass"),
+    "ref_pass": "ref_logps",
+    "ref_logps": "dpo",
+    "dpo": "eval",
+    "eval": "report",
+}
 # What a stage writes for others to know that it is there, before it holds anything.
 CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")
 
@@ -102,7 +112,8 @@ class Trial:
         return self.having(STAGES[: STAGES.index(stage)])
 
     def until(self, stage: str) -> Chain:
-        """With what comes before a stage and its own results, to be run to its end."""
+        """With what comes before a stage and its own results, to be run as far as all that reads them."""
+        self.aim(READ_BY[stage])
         return self.having(STAGES[: STAGES.index(stage) + 1])
 
     def aim(self, stage: str) -> None:
@@ -180,8 +191,8 @@ def check(said: Said, *, ours_alone: bool = False) -> None:
         raise Failed(f"no end within {SECONDS:.0f} s: {last_words(said)}")
     for found in TRACEBACK.finditer(said.text):
         frames = re.match(r"[^\n]*\n((?:[ \n][^\n]*\n|\n)*)", said.text[found.start() :])[1]
-        of_snakemake = "/snakemake/" in frames and "/workflow/snaketune/" not in frames
-        if not (ours_alone and of_snakemake):
+        ours = "/workflow/snaketune/" in frames or "/accelerate/" in frames
+        if ours or not ours_alone:
             raise Failed(f"a traceback: {said.text[found.start() :].strip()[:1500]}")
 
 
