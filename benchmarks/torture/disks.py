@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.torture.chain import Chain
 from benchmarks.torture.processes import kill_chain
-from benchmarks.torture.trials import SECONDS, Trial
+from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 # What an empty file, or a folder, takes of a tmpfs.
 PAGE = 4096
@@ -58,6 +58,8 @@ def unknown_calls(trial: Trial) -> None:
         kill_chain(chain.folder)
         running.wait()
     trial.recover(unlock=True, orders=orders)
+    if "no_flock" in orders and "no flock in" not in chain.read("first.log") + chain.read("again.log"):
+        raise Failed("nobody missed flock")
 
 
 def may_mount() -> bool:
