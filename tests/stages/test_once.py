@@ -17,6 +17,7 @@ from snaketune.stages.jobs import Job
 from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.run import bring_back_from_the_future
 from snaketune.stages.status import Results
 
 
@@ -246,3 +247,14 @@ def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
     del described["manifest_digest"]
     manifest.write_text(json.dumps(described))
     assert read_artifact(manifest, "rows").file("notes.txt").is_file()
+
+
+def test_results_of_a_later_time_get_that_of_now(tmp_path):
+    """After a clock was set back; Snakemake removes what is made of them."""
+    manifest = run(tmp_path)
+    past, future = time.time() - 86400, time.time() + 86400
+    os.utime(manifest, (past, past))
+    os.utime(manifest.parent / "rows", (future, future))
+    bring_back_from_the_future([read_artifact(manifest, "rows")])
+    assert manifest.stat().st_mtime == past
+    assert (manifest.parent / "rows").stat().st_mtime <= time.time()
