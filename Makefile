@@ -7,10 +7,11 @@
 # make bench-gpu    the engine on a CUDA GPU: its kernels checked, then shares of the peak, beside TRL; within 9 minutes
 # make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
+# make torture   a small chain broken in every way there is (kills, full disks, flipped bits ...); hours, and docs/reliability.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu families
+.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -42,6 +43,9 @@ bench-gpu: .venv/installed
 
 families: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families
+
+torture: .venv/installed
+	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.torture $(TORTURE)
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from snaketune.stages.jobs import Job
 from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.run import bring_back_from_the_future
 from snaketune.stages.status import Results
 
 
@@ -217,3 +218,43 @@ def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
     clean(root, remove=True)
     (kept,) = root.glob("demo/*")
     assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
+
+
+@pytest.mark.parametrize("which", ["published", "kept"])
+def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which):
+    """One digit of a count: still JSON, still the payload's digests, and not what was written."""
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    whole = manifest.read_bytes()
+    (kept,) = tmp_path.glob("results/.work/demo/*/manifest.json")
+    damaged = manifest if which == "published" else kept
+    damaged.write_bytes(damaged.read_bytes().replace(b'"read": 1', b'"read": 3'))
+    if which == "published":
+        with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged.*remove it and run again"):
+            read_artifact(manifest, "rows")
+        monkeypatch.chdir(tmp_path)
+        standing = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
+        assert standing.why == ("its manifest.json is damaged",)
+    manifest.unlink()
+    run(tmp_path, built=built)
+    assert manifest.read_bytes() == whole
+    assert len(built) == (2 if which == "kept" else 1)
+
+
+def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
+    manifest = run(tmp_path)
+    described = json.loads(manifest.read_text())
+    del described["manifest_digest"]
+    manifest.write_text(json.dumps(described))
+    assert read_artifact(manifest, "rows").file("notes.txt").is_file()
+
+
+def test_results_of_a_later_time_get_that_of_now(tmp_path):
+    """After a clock was set back; Snakemake removes what is made of them."""
+    manifest = run(tmp_path)
+    past, future = time.time() - 86400, time.time() + 86400
+    os.utime(manifest, (past, past))
+    os.utime(manifest.parent / "rows", (future, future))
+    bring_back_from_the_future([read_artifact(manifest, "rows")])
+    assert manifest.stat().st_mtime == past
+    assert (manifest.parent / "rows").stat().st_mtime <= time.time()

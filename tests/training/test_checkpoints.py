@@ -1,6 +1,7 @@
 """Checkpoints: no pickle in them, exact states out of them, half-written ones ignored."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from snaketune.training.checkpoints import (
     COMPLETE,
+    MarkComplete,
     last_checkpoint,
     load_optimizer,
     remove_incomplete,
@@ -84,8 +86,27 @@ def test_the_newest_complete_checkpoint_counts_and_half_written_ones_go(tmp_path
     for number, complete in ((5, True), (10, True), (100, False)):
         (tmp_path / f"checkpoint-{number}").mkdir()
         if complete:
-            (tmp_path / f"checkpoint-{number}" / COMPLETE).touch()
+            (tmp_path / f"checkpoint-{number}" / COMPLETE).write_text("{}")
     assert last_checkpoint(tmp_path).name == "checkpoint-10"
     remove_incomplete(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-5"]
     assert last_checkpoint(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "shards/random-1.safetensors", "trainer_state.json", COMPLETE])
+def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path, capsys, name):
+    """A single byte of its weights would train on, to other weights than those of an undisturbed run."""
+    newest = tmp_path / "checkpoint-10"
+    for file in ("weights.safetensors", "shards/random-1.safetensors", "trainer_state.json"):
+        (newest / file).parent.mkdir(parents=True, exist_ok=True)
+        (newest / file).write_text(f"of {file}")
+    state = SimpleNamespace(is_world_process_zero=True, global_step=10)
+    MarkComplete().on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    remove_incomplete(tmp_path)
+    assert last_checkpoint(tmp_path) == newest
+    content = bytearray((newest / name).read_bytes())
+    content[1] ^= 1
+    (newest / name).write_bytes(content)
+    remove_incomplete(tmp_path)
+    assert last_checkpoint(tmp_path) is None
+    assert f"checkpoint-10/{name} is damaged" in capsys.readouterr().out

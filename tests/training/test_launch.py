@@ -202,7 +202,7 @@ def launched_with(
     record_failure(work.state, SnaketuneError("of an earlier attempt"), "of an earlier attempt")
     seen = []
 
-    def run(command, env):
+    def run(command, env, process_group):
         seen.append((command, yaml.safe_load((work.state / "accelerate.yaml").read_text(encoding="utf-8")), env))
         if outcome:
             (work.state / "outcome.json").write_text(outcome)
@@ -268,6 +268,31 @@ def test_a_process_knows_whether_its_parent_lives(monkeypatch):
     gone.wait()
     monkeypatch.setenv(launch.PARENT_VARIABLE, str(gone.pid))
     assert launched.parent_is_gone()
+
+
+def test_a_process_ends_soon_after_its_parent_whatever_it_does(tmp_path):
+    """Its successor may be at work already, and what this one dies of isn't what that one does."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    script = (
+        "import time\nfrom snaketune.training import launched\n"
+        "launched.SECONDS_BETWEEN_LOOKS = 0.05\nlaunched.end_with_parent()\ntime.sleep(60)"
+    )
+    told = os.environ | {launch.PARENT_VARIABLE: str(gone.pid)}
+    assert subprocess.run([sys.executable, "-c", script], env=told, timeout=50).returncode == 1
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_an_orphan_dies_of_is_no_failure_of_its_successor(tmp_path, monkeypatch, gone):
+    def fails(job):
+        raise SnaketuneError("no")
+
+    monkeypatch.setattr(launched, "work_on", fails)
+    monkeypatch.setattr(launched, "parent_is_gone", lambda: gone)
+    (tmp_path / "job.json").write_text('{"stage": "sft"}', encoding="utf-8")
+    with pytest.raises(SystemExit):
+        launched.main(tmp_path / "job.json")
+    assert (tmp_path / "failed/0.json").exists() != gone
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -1,5 +1,11 @@
 """`python -m snaketune <stage> ...`: run one stage by hand, with the arguments that its rule logs."""
 
+from snaketune.interrupts import install
+
+if __name__ == "__main__":
+    install()
+
+# isort: split
 import argparse
 import shlex
 import signal

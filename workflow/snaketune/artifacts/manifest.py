@@ -17,6 +17,8 @@ from snaketune.errors import SnaketuneError
 
 # Beside the manifest: size, time and inode of each file as it was published.
 PUBLISHED = ".published.json"
+# Where a manifest has its own digest.
+SEAL = "manifest_digest"
 # What a reader goes by besides the payload itself.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "beneath_dtype")
 
@@ -30,6 +32,20 @@ def write_json(path: Path, value: Any) -> None:
     with partial.open("x", encoding="utf-8") as file:
         file.write(text)
     partial.replace(path)
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """With a digest of all that it says, so that a damaged one is known for what it is."""
+    said = {key: value for key, value in manifest.items() if key != SEAL}
+    # As it will be read: keys that are numbers here are texts there.
+    write_json(path, said | {SEAL: digest_json(json.loads(json.dumps(said)))})
+
+
+def is_damaged(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest isn't as it was written; one from before they had a digest can't tell."""
+    return SEAL in manifest and manifest[SEAL] != digest_json(
+        {key: value for key, value in manifest.items() if key != SEAL}
+    )
 
 
 def content_digest(manifest: dict[str, Any]) -> str:
@@ -133,6 +149,8 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
             f"{manifest_path} names the file {outside[0]!r}, which lies outside its payload; no stage writes that, so somebody "
             "else did: remove it and run again"
         )
+    if is_damaged(manifest):
+        raise SnaketuneError(f"{manifest_path} is damaged: it isn't as it was written; remove it and run again")
     return Artifact(manifest_path, manifest, manifest_path.parent / payload)
 
 

@@ -9,13 +9,15 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.locks import try_lock
+from snaketune.stages.locks import NoLocks, try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
 SECONDS_BETWEEN_TRIES = 1.0
@@ -76,6 +78,16 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
+def _try_slot(folder: Path, name: str) -> TextIO | None:
+    """Lock a slot if it is free; where the results' file system has no locks, in this host's own folder for such things."""
+    try:
+        return try_lock(folder / name)
+    except NoLocks:
+        own = Path(tempfile.gettempdir()) / f"snaketune-gpus-{os.getuid()}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        return try_lock(own / name)
+
+
 def _try_all(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list[str]:
     """Lock `count` free slots, or none at all, so that two jobs can't each wait for the other's half."""
     place = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
@@ -83,7 +95,7 @@ def _try_all(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list
         claimed = []
         for gpu in gpus:
             name = "".join(letter if letter.isalnum() else "-" for letter in gpu)
-            if not (slot := try_lock(folder / f"{place}-{name}.lock")):
+            if not (slot := _try_slot(folder, f"{place}-{name}.lock")):
                 continue
             attempt.enter_context(slot)
             claimed.append(gpu)

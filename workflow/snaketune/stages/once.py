@@ -86,7 +86,8 @@ def run_once(
                 same = WorkFolder(work_root / key.stage / name)
                 if same.manifest.is_file() and _published(same, attempt, counted, out, payload, told):
                     return
-    with locked(work.folder / "lock", f"{stage} {found}"):
+    with locked(work.folder / "lock", f"{stage} {found}") as lease:
+        work = replace(work, lease=lease)
         # Files may have changed while their digests were computed, or while somebody else held the folder.
         attempt.check_files()
         result = None if anew else work.result()
@@ -118,6 +119,7 @@ def run_once(
             print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         else:
             _say_known(stage, out, work)
+        work.check_held()
         publish(result, work.run, out, payload, asked)
 
 

@@ -1,12 +1,17 @@
 """Run one stage from paths and texts, as its rule and the command line give them."""
 
 import json
-from contextlib import nullcontext
+import os
+import time
+from collections.abc import Iterable
+from contextlib import nullcontext, suppress
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
@@ -20,6 +25,19 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
+
+
+def bring_back_from_the_future(read: Iterable[Artifact]) -> None:
+    """Give results that were read the time of now where theirs is yet to come, as after a clock was set back.
+
+    Snakemake refuses what was made of a file of a later time, and removes it. Times of results decide nothing else.
+    """
+    for artifact in read:
+        for path in (artifact.manifest_path, artifact.folder, artifact.folder / ".snakemake_timestamp"):
+            # What may not be touched is left to Snakemake, which says what it thinks of it.
+            with suppress(OSError):
+                if path.stat().st_mtime > time.time():
+                    os.utime(path)
 
 
 def run(
@@ -103,6 +121,7 @@ def run(
             device=device,
             keys=keys,
         )
+    bring_back_from_the_future(chain.from_iterable(artifacts.values()))
     if stage.links:
         # Also where there was nothing to compute: what an older result names may have been linked since.
         link_payload(out, stage.links)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import content_digest
+from snaketune.artifacts.manifest import content_digest, is_damaged
 from snaketune.stages.accepted import accepted_codes
 from snaketune.stages.jobs import Job
 from snaketune.stages.outside import entries, outside_digest
@@ -78,6 +78,8 @@ class Results:
             return Standing()
         try:
             manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
+            if is_damaged(manifest):
+                return Standing(why=("its manifest.json is damaged",))
             content = content_digest(manifest)
             versions = tuple(
                 (library, made_with, here)

@@ -1,7 +1,7 @@
 """Work folders, what is in one: where stages work, and where a finished result waits to be published, now or again.
 
     results/.work/<stage>/<fingerprint>/
-        lock                 held while somebody works here
+        lock, lock.lease     held while somebody works here (locks.py, leases.py)
         state/               what survives a killed attempt (checkpoints; attempt.json, what it goes by)
         payload.partial/     what is being written
         payload/             complete, once manifest.json exists
@@ -19,17 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, write_json
+from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, write_json, write_manifest
 from snaketune.errors import SnaketuneError
+from snaketune.stages.leases import Lease
 
 WORK_ROOT = Path("results/.work")
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """One fingerprint's folder. `payload` is what the stage fills; `state` outlives a killed attempt."""
+    """One fingerprint's folder. `payload` is what the stage fills; `state` outlives a killed attempt.
+
+    Attributes:
+        lease: of whoever works here; None where somebody calls a stage's function by hand.
+    """
 
     folder: Path
+    lease: Lease | None = None
 
     @property
     def payload(self) -> Path:
@@ -50,6 +56,11 @@ class WorkFolder:
     @property
     def run(self) -> Path:
         return self.folder / "run.json"
+
+    def check_held(self) -> None:
+        """Before anything is written that another process might write; SnaketuneError if one has taken the folder over."""
+        if self.lease:
+            self.lease.check()
 
     def result(self) -> Artifact | None:
         """The complete, verified result, or None. A damaged one is removed, so that it is made again."""
@@ -89,9 +100,10 @@ class WorkFolder:
     def finish(self, manifest: dict[str, Any], run: dict[str, Any]) -> None:
         """The payload is written: give it its final name, the manifest last; only then is the state not needed any more."""
         sync_folder(self.payload)
+        self.check_held()
         self.payload.rename(self.finished)
         write_json(self.run, run)
-        write_json(self.manifest, manifest)
+        write_manifest(self.manifest, manifest)
         shutil.rmtree(self.state, ignore_errors=True)
 
 
@@ -139,4 +151,4 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[
     if run.is_file():
         (out / "run.json").unlink(missing_ok=True)
         shutil.copyfile(run, out / "run.json")
-    write_json(out / "manifest.json", artifact.manifest | asked)
+    write_manifest(out / "manifest.json", artifact.manifest | asked)

@@ -2,8 +2,8 @@
 
 A checkpoint holds what training changes under the module's own names (a result's names are the Hub's, which split and rename
 some weights), and optimizer, schedule and random states, as safetensors plus JSON. It is read back whole or not at all, by as
-many processes as there are then. It counts once its `complete` file is there; a killed save leaves none, and the checkpoint
-before it is used.
+many processes as there are then. It counts once its `complete` file is there, which has the digest of every other file; a
+killed save leaves none, and the checkpoint before it is used.
 """
 
 import json
@@ -18,6 +18,8 @@ from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
+from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.work import sync_folder
 from snaketune.training.random_states import file_of, restore, save_random_state
@@ -32,10 +34,31 @@ TUPLE = "(tuple)"
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Remove checkpoints that a killed save left behind."""
+    """Remove checkpoints that a killed save left behind, and damaged ones, whose weights would go on unnoticed."""
     for checkpoint in folder.glob("checkpoint-*"):
         if not (checkpoint / COMPLETE).is_file():
             shutil.rmtree(checkpoint)
+        elif wrong := _damaged(checkpoint):
+            print(f"{checkpoint / wrong} is damaged: it isn't what was written; the checkpoint is left out", flush=True)
+            shutil.rmtree(checkpoint)
+
+
+def _damaged(checkpoint: Path) -> str | None:
+    """The first file of a complete checkpoint that isn't there as it was written."""
+    try:
+        written = json.loads((checkpoint / COMPLETE).read_text(encoding="utf-8"))
+        names = sorted(written)
+    except (ValueError, TypeError):
+        return COMPLETE
+    return next((name for name in names if _digest(checkpoint / name) != written[name]), None)
+
+
+def _digest(path: Path) -> str:
+    return digest_file(path) if path.is_file() else "missing"
+
+
+def _files_in(checkpoint: Path) -> list[str]:
+    return sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -55,7 +78,8 @@ class MarkComplete(TrainerCallback):
         folder = Path(args.output_dir)
         newest = folder / f"checkpoint-{state.global_step}"
         sync_folder(newest)
-        (newest / COMPLETE).touch()
+        # What every file holds, so that a checkpoint that a disk has damaged is never gone on from.
+        write_json(newest / COMPLETE, {name: _digest(newest / name) for name in _files_in(newest)})
         for older in folder.glob("checkpoint-*"):
             if older != newest:
                 shutil.rmtree(older)

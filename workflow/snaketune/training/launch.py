@@ -83,9 +83,15 @@ def _run(command: list[str], variables: dict[str, str]) -> int:
     # What is started meanwhile ignores it, but for those that train.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        process = subprocess.Popen(command, env=variables)
+        # In a group of their own: Ctrl-C in a terminal reaches this process, which ends them.
+        process = subprocess.Popen(command, env=variables, process_group=0)
         signal.signal(signal.SIGTERM, lambda *_: _tell_to_leave())
-        return process.wait()
+        try:
+            return process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -5,8 +5,10 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from snaketune.training.portions import RAN_OUT, tell_ran_out
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def work_on(job: dict[str, Any]) -> None:
@@ -51,10 +54,12 @@ def work_on(job: dict[str, Any]) -> None:
     files = {role: [Path(path) for path in some] for role, some in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
     # An orphan may still be writing there. The first process locks for all: the others would wait for it, and it for them.
-    with lock if is_first_process() else nullcontext():
+    with lock if is_first_process() else nullcontext() as lease:
+        work = replace(work, lease=lease)
         build = import_module(stage.module).build
         outcome = build(spec, work, operation=operation, tracked=tracked, **stage.arguments(artifacts, files))
         if is_first_process():
+            work.check_held()
             write_json(work.state / "outcome.json", asdict(outcome))
 
 
@@ -87,6 +92,19 @@ def parent_is_gone() -> bool:
     except PermissionError:
         pass
     return False
+
+
+def end_with_parent() -> None:
+    """In a thread of its own: a successor may already be at work in the folder, however long a step or an import takes here."""
+
+    def watch() -> None:
+        while not parent_is_gone():
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        # At once: nobody reads what this process has to say, and it would stand among a successor's files.
+        os._exit(1)
+
+    if PARENT_VARIABLE in os.environ:
+        threading.Thread(target=watch, daemon=True, name="parent").start()
 
 
 def die_with_launcher() -> None:
@@ -137,7 +155,9 @@ def main(job_file: Path) -> None:
             if not (job_file.parent / RAN_OUT).is_file():
                 tell_ran_out(job_file.parent, None, error)
         told = told and without_secrets(told)
-        record_failure(job_file.parent, error, told)
+        if not parent_is_gone():
+            # What an orphan dies of isn't what its successor does.
+            record_failure(job_file.parent, error, told)
         if not told:
             raise
         sys.exit(f"error: {told}")
@@ -145,4 +165,5 @@ def main(job_file: Path) -> None:
 
 if __name__ == "__main__":
     die_with_launcher()
+    end_with_parent()
     main(Path(sys.argv[1]))

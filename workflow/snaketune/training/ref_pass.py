@@ -80,7 +80,7 @@ def compute_logps(
     rows_by_split = {split: PackedRows(pack, split) for split in splits_of(pack)}
     if tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
-    chunks, begun = Chunks(work.state, schema(spec.token_logps)), time.monotonic()
+    chunks, begun = Chunks(work, schema(spec.token_logps)), time.monotonic()
     wanted = {split: _Wanted.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
     model, tested = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()))
     known, computed, tokens = chunks.known(), 0, 0
@@ -189,8 +189,8 @@ def _columns(
 class Chunks:
     """What is computed, in files that a later attempt goes on with."""
 
-    def __init__(self, state: Path, columns: pa.Schema):
-        self.folder, self.schema = state / "chunks", columns
+    def __init__(self, work: WorkFolder, columns: pa.Schema):
+        self.work, self.folder, self.schema = work, work.state / "chunks", columns
         self.folder.mkdir(parents=True, exist_ok=True)
         self._waiting: list[pa.Table] = []
         self._last = time.monotonic()
@@ -219,6 +219,7 @@ class Chunks:
             self._write()
 
     def _write(self) -> None:
+        self.work.check_held()
         last = max((int(path.name[:6]) for path in self._files()), default=-1)
         partial = self.folder / f"{last + 1:06d}.partial"
         write_table(partial, pa.concat_tables(self._waiting))

@@ -115,6 +115,7 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
 
     def _save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
         self.gauge.stop()
+        self.run.work.check_held()
         super()._save_checkpoint(*arguments, **keywords)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:

@@ -1,0 +1,123 @@
+"""Faults, as a command: a small chain with every stage is broken in every way there is, and held against an undisturbed one.
+
+    python -m benchmarks.torture                          all; writes results/bench/torture.json and docs/reliability.md
+    python -m benchmarks.torture --fault kill --trials 3  some of some
+    python -m benchmarks.torture --slurm                  those of a cluster, where there is one
+
+What is finished is kept in the json; the same command goes on where it was.
+"""
+
+import argparse
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.torture.faults import FAULTS, Fault
+from benchmarks.torture.trials import Failed, Reference, Trial
+from benchmarks.torture.written import RESULTS, read, write, write_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A trial that is to be made."""
+
+    name: str
+    fault: Fault
+    place: str
+    number: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}/{self.place}/{self.number}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--place", help="only places that contain this")
+    parser.add_argument("--trials", type=int, help="at each place (default: as many as the fault's row says)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trials side by side (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of trials that fail")
+    parser.add_argument("--again", action="store_true", help="forget what is finished of these faults")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "snaketune-torture")
+    parser.add_argument("--slurm", action="store_true", help="the faults of a cluster instead")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="(default: %(default)s)")
+    chosen = parser.parse_args()
+    planned = plan(chosen)
+    found = read(chosen.out, seed=chosen.seed)
+    if chosen.again:
+        found = {key: entry for key, entry in found.items() if key not in {one.key for one in planned}}
+    left = [one for one in planned if not found.get(one.key, {}).get("passed")]
+    reference = Reference.make(chosen.folder.resolve() / "undisturbed")
+    print(f"{len(left)} trials, {len(planned) - len(left)} known; undisturbed in {reference.seconds:.0f} s", flush=True)
+    begun = time.monotonic()
+    with ThreadPoolExecutor(chosen.jobs) as several:
+        running = {several.submit(attempt, one, reference, chosen): one for one in left}
+        for done, future in enumerate(as_completed(running), 1):
+            one, entry = running[future], future.result()
+            found[one.key] = entry
+            write(chosen.out, found, reference, seed=chosen.seed)
+            if chosen.out == RESULTS:
+                write_page(found, reference)
+            rest = (time.monotonic() - begun) / done * (len(left) - done)
+            how = f"{entry['ended']} ({entry['seconds']:.0f} s; {rest / 60:.0f} min left)"
+            print(f"{done}/{len(left)} {one.key}: {how}", flush=True)
+    failed = [key for one in planned if not found[key := one.key]["passed"]]
+    sys.exit(f"{len(failed)} of {len(planned)} trials failed: {', '.join(failed)}" if failed else 0)
+
+
+def plan(chosen: argparse.Namespace) -> list[Planned]:
+    """All trials asked for, first one of each place, so that an end in between has seen all."""
+    table = FAULTS
+    if chosen.slurm:
+        from benchmarks.torture.slurm_faults import FAULTS as table
+    if unknown := set(chosen.fault) - set(table):
+        raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
+    found = [
+        (number, Planned(name=name, fault=fault, place=place, number=number))
+        for name, fault in table.items()
+        if not chosen.fault or name in chosen.fault
+        for place in fault.places
+        if not chosen.place or chosen.place in place
+        for number in range(chosen.trials or fault.trials)
+    ]
+    return [one for _, one in sorted(found, key=lambda entry: entry[0])]
+
+
+def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Make a trial, and tell how it ended."""
+    folder = reference.chain.folder.parent / re.sub(r"\W+", "-", one.key)
+    shutil.rmtree(folder, ignore_errors=True)
+    trial = Trial(reference=reference, folder=folder, place=one.place, drawn=random.Random(f"{chosen.seed} {one.key}"))
+    begun, ended = time.monotonic(), ""
+    try:
+        one.fault.do(trial)
+    except Failed as error:
+        ended = f"FAILED: {error}"
+    passed = not ended
+    if passed:
+        ended = "told what to do, then undisturbed results" if trial.told else "undisturbed results"
+    if passed or not chosen.keep:
+        trial.chain.remove()
+    return {
+        "fault": one.name,
+        "place": one.place,
+        "passed": passed,
+        "ended": ended,
+        "told": trial.told,
+        "counts": trial.counts,
+        "strikes": one.fault.strikes,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()

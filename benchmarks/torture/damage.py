@@ -1,0 +1,145 @@
+"""Files that change: one byte of a result, of half-done work or of a manifest; a source while it is read. And wrong clocks."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.torture.chain import STAGES
+from benchmarks.torture.kills import begins
+from benchmarks.torture.processes import kill_chain, wait_for
+from benchmarks.torture.trials import SECONDS, Failed, Trial
+
+# Who reads them, by stage; the chain is run as if it had come no further than the stage itself.
+PAYLOADS = (
+    "corpus/pairs/rows/train.arrow",
+    "corpus/chat/rows/held_out.arrow",
+    "tokenizer/small/tokenizer/tokenizer.json",
+    "tokenizer/small/tokenizer/sentencepiece.model",
+    "tokenizer/small/tokenizer/chat_template.jinja",
+    "tokenize/pairs-*/1-of-1/tokens/train-index.arrow",
+    "tokenize/chat-*/1-of-1/tokens/train-ids.arrow",
+    "plan/pairs-*/plan/train-pairs.arrow",
+    "plan/chat-*/plan/train-rows.arrow",
+    "plan/chat-*/plan/train-pieces.arrow",
+    "plan/chat-*/plan/documents.arrow",
+    "plan/chat-*/plan/facts.json",
+    "write/pairs-*/1-of-1/shards/train-00000.arrow",
+    "pack/chat-*/shards/train-00000.arrow",
+    "pack/pairs-*/shards/documents.arrow",
+    "sft/run/model/model.safetensors",
+    "sft/run/model/config.json",
+    "sft/run/model/tokenizer.json",
+    "ref_pass/*/1-of-2/logps/logps.arrow",
+    "ref_logps/*/logps/logps.arrow",
+    "dpo/run/model/model.safetensors",
+    "eval/last/dpo-run/scores/scores.json",
+    "eval/last/dpo-run/scores/responses.jsonl",
+    "eval/last/dpo-run/scores/pairs.arrow",
+)
+CHECKPOINT = (
+    "weights.safetensors",
+    "optimizer.safetensors",
+    "optimizer.json",
+    "random-0.safetensors",
+    "trainer_state.json",
+    "complete",
+)
+MANIFESTS = tuple(f"{stage}, published" for stage in STAGES[:-1]) + tuple(f"{stage}, kept" for stage in STAGES[:-1])
+CLOCKS = {
+    "set back a day": {"clock": -86400.0},
+    "set forward a day": {"clock": 86400.0},
+    "another time zone": {},
+}
+
+
+def flip(path: Path, trial: Trial) -> None:
+    """One bit of one byte, in place: of all names that the file has."""
+    content = bytearray(path.read_bytes())
+    at = trial.drawn.randrange(len(content))
+    content[at] ^= 1 << trial.drawn.randrange(8)
+    stands = path.stat()
+    path.write_bytes(content)
+    # A disk that fails tells no times.
+    os.utime(path, ns=(stands.st_atime_ns, stands.st_mtime_ns))
+    trial.counts["byte"] = f"{at} of {len(content)}"
+
+
+def in_payload(trial: Trial) -> None:
+    """Of a published file, before the stages that follow read it."""
+    stage = trial.place.split("/")[0]
+    chain = trial.until(stage)
+    flip(next(iter(sorted(chain.results.glob(trial.place)))), trial)
+    trial.recover(unlock=False)
+
+
+def in_checkpoint(trial: Trial) -> None:
+    """Of a killed training, before it is resumed."""
+    chain = trial.before("sft")
+    running = chain.start(*trial.targets)
+    pattern = ".work/sft/*/state/checkpoints/*/complete"
+    if not wait_for(lambda: any(chain.results.glob(pattern)), SECONDS):
+        raise Failed("the training never came to a checkpoint")
+    kill_chain(chain.folder)
+    running.wait()
+    (complete,) = list(chain.results.glob(pattern))[:1]
+    flip(complete.with_name(trial.place), trial)
+    trial.recover(unlock=True)
+
+
+def in_manifest(trial: Trial) -> None:
+    """Of a published one, or of the kept one of a result that isn't published any more."""
+    stage, which = trial.place.split(", ")
+    chain = trial.until(stage)
+    places = [place for place in trial.reference.state if place.split("/")[0] == stage]
+    place = trial.drawn.choice(places)
+    published = chain.results / place
+    if which == "published":
+        flip(published, trial)
+    else:
+        fingerprint = trial.reference.state[place]["manifest"]["fingerprint"]
+        published.unlink()
+        flip(chain.results / ".work" / stage / fingerprint / "manifest.json", trial)
+    trial.recover(unlock=False)
+
+
+def source_changed(trial: Trial) -> None:
+    """A file of a corpus is another one while it is read, and put back."""
+    chain = trial.before("corpus", to="tokenize")
+    source = chain.folder / "data/chat.jsonl"
+    content, stands = source.read_bytes(), source.stat()
+    running = chain.start(*trial.targets)
+    begins(chain, "snaketune corpus")
+    time.sleep(trial.drawn.uniform(0, 3))
+    lines = content.splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines[:-2], lines[-1], lines[-2]]))
+    trial.check_told(chain.wait(running, SECONDS), fails=None)
+    source.write_bytes(content)
+    if trial.drawn.random() < 0.5:
+        # As `cp -p` or a backup brings it back.
+        os.utime(source, ns=(stands.st_atime_ns, stands.st_mtime_ns))
+    trial.recover(unlock=False)
+
+
+def wrong_clock(trial: Trial) -> None:
+    """The clock goes wrong in the middle of a run that is killed after that; what is there is of another time then."""
+    chain = trial.before("sft", to="ref_logps")
+    orders = CLOCKS[trial.place]
+    chain.order(**orders)
+    running = chain.start(*trial.targets)
+    begins(chain, "snaketune.training.launched")
+    time.sleep(trial.drawn.uniform(0, 4))
+    (chain.folder / "clock-is-wrong").touch()
+    try:
+        running.wait(trial.drawn.uniform(3, 10))
+    except subprocess.TimeoutExpired:
+        kill_chain(chain.folder)
+        running.wait()
+    seconds = orders.get("clock", 0.0)
+    if not seconds:
+        chain.extra.update({"TZ": "Pacific/Kiritimati"})
+    for path in chain.results.rglob("*"):
+        # Seen from the new time, what was made before it is of the future, or the past.
+        if path.is_file() and not path.is_symlink():
+            os.utime(path, (path.stat().st_mtime - seconds,) * 2)
+    trial.recover(unlock=True, orders=orders)

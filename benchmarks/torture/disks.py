@@ -1,0 +1,128 @@
+"""Disks that are full for a while, may not be written to, or don't know locks and links."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.torture.chain import Chain
+from benchmarks.torture.processes import kill_chain
+from benchmarks.torture.trials import SECONDS, Failed, Trial
+
+# What an empty file, or a folder, takes of a tmpfs.
+PAGE = 4096
+UNKNOWN = {
+    "flock fails: ENOLCK": {"no_flock": errno.ENOLCK},
+    "flock fails: ENOSYS": {"no_flock": errno.ENOSYS},
+    "hard links refused: EPERM": {"no_links": errno.EPERM},
+    "hard links refused: EMLINK": {"no_links": errno.EMLINK},
+}
+
+
+def full(trial: Trial) -> None:
+    """No room for all that a stage writes; and room again."""
+    chain = trial.before(trial.place)
+    if may_mount():
+        trial.counts["by"] = "tmpfs"
+        with small_disk(chain, room=int(trial.drawn.uniform(0, 0.9) * written_by(trial))) as give_room:
+            trial.check_told(chain.wait(chain.start(*trial.targets), SECONDS), fails=None)
+            give_room()
+            trial.recover(unlock=False)
+        return
+    trial.counts["by"] = "RLIMIT_FSIZE"
+    # In KiB, and Snakemake's own files have to fit.
+    limit = trial.drawn.randint(16, 64)
+    trial.check_told(chain.wait(chain.start(*trial.targets, before=f"ulimit -f {limit}"), SECONDS), fails=None)
+    trial.recover(unlock=False)
+
+
+def read_only(trial: Trial) -> None:
+    """The results' folder is, for a while."""
+    chain = trial.before("plan", to="pack")
+    with unwritable(chain.results):
+        trial.check_told(chain.wait(chain.start(*trial.targets), SECONDS))
+    trial.recover(unlock=False)
+
+
+def unknown_calls(trial: Trial) -> None:
+    """File systems without locks or links; killed once in between, and gone on with there."""
+    chain = trial.fresh()
+    orders = UNKNOWN[trial.place]
+    chain.order(**orders)
+    running = chain.start()
+    try:
+        running.wait(trial.drawn.uniform(5, trial.reference.seconds))
+    except subprocess.TimeoutExpired:
+        kill_chain(chain.folder)
+        running.wait()
+    trial.recover(unlock=True, orders=orders)
+    if "no_flock" in orders and "no flock in" not in chain.read("first.log") + chain.read("again.log"):
+        raise Failed("nobody missed flock")
+
+
+def may_mount() -> bool:
+    """Whether this user may."""
+    return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+def written_by(trial: Trial) -> int:
+    """How much room the stage's results take."""
+    return sum(
+        _pages(path)
+        for place in (
+            trial.reference.chain.results / ".work" / trial.place,
+            trial.reference.chain.results / trial.place,
+        )
+        for path in place.rglob("*")
+        if path.is_file() and path.name != "lock"
+    )
+
+
+def _pages(path: Path) -> int:
+    return -(-path.stat().st_size // PAGE) * PAGE
+
+
+@contextmanager
+def small_disk(chain: Chain, *, room: int) -> Iterator:
+    """The results on a disk of their own with so much room left; gives what makes it large."""
+    there = chain.results.with_name("results-until-now")
+    chain.results.mkdir(exist_ok=True)
+    chain.results.rename(there)
+    chain.results.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "torture", str(chain.results)], check=True)
+    try:
+        subprocess.run(["cp", "-a", f"{there}/.", str(chain.results)], check=True)
+        used = os.statvfs(chain.results)
+        size = (used.f_blocks - used.f_bfree) * used.f_bsize + room // PAGE * PAGE
+
+        def resize(to: int) -> None:
+            subprocess.run(["mount", "-o", f"remount,size={to}", str(chain.results)], check=True)
+
+        resize(max(size, PAGE))
+        yield lambda: resize(2**30)
+    finally:
+        kill_chain(chain.folder)
+        subprocess.run(["umount", str(chain.results)], check=True)
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """By a mount, which holds for root too; else by its rights."""
+    if may_mount():
+        subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+        try:
+            subprocess.run(["mount", "-o", "remount,ro,bind", str(folder)], check=True)
+            yield
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+        return
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    for path in folders:
+        path.chmod(0o555)
+    try:
+        yield
+    finally:
+        for path in folders:
+            path.chmod(0o755)

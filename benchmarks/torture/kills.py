@@ -1,0 +1,163 @@
+"""Processes that end: all at once at any time, between two files, by a signal, or all but one that goes on unseen."""
+
+import errno
+import os
+import signal
+import time
+
+from benchmarks.torture.chain import Chain
+from benchmarks.torture.processes import command_of, everything_in, kill, kill_chain, send, wait_for
+from benchmarks.torture.trials import SECONDS, Failed, Trial
+
+# What a driver takes until its first job begins, about.
+START_SECONDS = 2.0
+KILLS_PER_CHAIN = 4
+# An event that Python tells of before it is done, and where: work is lost between it and the one before.
+WORK, OUT = r"results/\.work/{stage}/[^/]+", r"results/{stage}/.*?"
+PLACES = {
+    "checkpoint, before its weights": ("open", WORK + r"/state/checkpoints/.*/weights\.safetensors$", 2),
+    "checkpoint, weights written": ("open", WORK + r"/state/checkpoints/.*/optimizer\.safetensors$", 2),
+    "checkpoint, optimizer written": ("open", WORK + r"/state/checkpoints/.*/optimizer\.json$", 2),
+    "checkpoint, before its random states": ("open", WORK + r"/state/checkpoints/.*/random-0\.safetensors$", 2),
+    "checkpoint, before the trainer's state": ("open", WORK + r"/state/checkpoints/.*/trainer_state\.json$", 2),
+    "checkpoint, before it counts": ("open", WORK + r"/state/checkpoints/[^/]+/\.?complete", 2),
+    "checkpoint, before the older one goes": ("shutil.rmtree", WORK + r"/state/checkpoints/checkpoint-\d+$", 1),
+    "outcome, before it is told": ("os.rename", WORK + r"/state/outcome\.json$", 1),
+    "payload, before it has its name": ("os.rename", WORK + r"/payload$", 1),
+    "payload, before its run.json": ("os.rename", WORK + r"/run\.json$", 1),
+    "payload, before its manifest": ("os.rename", WORK + r"/manifest\.json$", 1),
+    "payload, before its state goes": ("shutil.rmtree", WORK + r"/state$", 1),
+    "publishing, before the first file": ("os.link", OUT + r"/\.[^/]+\.partial/", 1),
+    "publishing, before the second file": ("os.link", OUT + r"/\.[^/]+\.partial/", 2),
+    "publishing, before it has its name": ("os.rename", OUT + r"/(model|rows|logps|payload)$", 1),
+    "publishing, before run.json": ("open", OUT + r"/run\.json$", 1),
+    "publishing, before the manifest": ("os.rename", OUT + r"/manifest\.json$", 1),
+}
+STAGE_OF_PLACES = "sft"
+SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+
+
+def anywhere(trial: Trial) -> None:
+    """Kill -9 of everything, several times in one chain, at random times over its whole length."""
+    chain = trial.fresh()
+    times = sorted(trial.drawn.uniform(0, trial.reference.seconds) for _ in range(KILLS_PER_CHAIN))
+    begun = 0.0
+    for until in times:
+        running = chain.start()
+        time.sleep(START_SECONDS + until - begun)
+        kill_chain(chain.folder)
+        running.wait()
+        begun = until
+        trial.counts.setdefault("killed at", []).append(round(until, 1))
+        chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log")
+    trial.recover(unlock=False)
+
+
+def between(trial: Trial) -> None:
+    """Kill -9 of everything before one certain write of a training or of its publishing."""
+    event, pattern, count = PLACES[trial.place]
+    chain = trial.before(STAGE_OF_PLACES)
+    chain.order(kill_before=[event, pattern.format(stage=STAGE_OF_PLACES), count])
+    running = chain.start(*trial.targets)
+    running.wait(SECONDS)
+    kill_chain(chain.folder)
+    if not (chain.folder / "killed").is_file():
+        raise Failed(f"never came to the place: {chain.read('first.log')[-400:]}")
+    trial.recover(unlock=True)
+
+
+def begins(chain: Chain, what: str) -> list[int]:
+    """Wait for processes of a stage (its own one, or the launched training); their ids."""
+    if not wait_for(lambda: bool(stages(chain, what)), SECONDS):
+        raise Failed(f"{what} never began")
+    return stages(chain, what)
+
+
+def stages(chain: Chain, what: str) -> list[int]:
+    """Processes of which it is the module that they run."""
+    return [process for process in everything_in(chain.folder) if f" -m {what} " in command_of(process)]
+
+
+def in_a_training(trial: Trial, chain: Chain) -> None:
+    """Wait until one has a checkpoint, and then for a random moment of what follows."""
+    if not wait_for(lambda: any(chain.results.glob(".work/sft/*/state/checkpoints/*/complete")), SECONDS):
+        raise Failed("the training never came to a checkpoint")
+    time.sleep(trial.drawn.uniform(0, 0.3))
+
+
+def by_signal(trial: Trial) -> None:
+    """A signal, once or twice: to the driver (as a shutdown sends it), the job's own process, or all in a terminal (Ctrl-C)."""
+    name, times, whom = trial.place.split(", ")
+    chain = trial.before("sft")
+    running = chain.start(*trial.targets)
+    if trial.drawn.random() < 0.5:
+        in_a_training(trial, chain)
+    else:
+        begins(chain, "snaketune")
+        time.sleep(trial.drawn.uniform(0, 8))
+    for _ in range(2 if times == "twice" else 1):
+        if running.poll() is not None:
+            break
+        if whom == "terminal":
+            # All that a terminal has in its foreground.
+            os.killpg(running.pid, SIGNALS[name])
+        else:
+            send([running.pid] if whom == "driver" else stages(chain, "snaketune"), SIGNALS[name])
+        time.sleep(0.5)
+    said = chain.wait(running, SECONDS)
+    trial.check_told(said, fails=None)
+    orphans = everything_in(chain.folder)
+    trial.recover(unlock=said.status != 0)
+    trial.counts["orphans"] = len(orphans)
+
+
+def with_orphan(trial: Trial) -> None:
+    """The driver alone is killed, and its job lives on while it is run again."""
+    chain = trial.before(trial.place)
+    running = chain.start(*trial.targets)
+    begins(chain, f"snaketune {trial.place}")
+    if trial.place == "sft" and trial.drawn.random() < 0.5:
+        in_a_training(trial, chain)
+    else:
+        time.sleep(trial.drawn.uniform(0, 5))
+    kill([running.pid])
+    running.wait()
+    trial.counts["orphans"] = len(stages(chain, f"snaketune {trial.place}"))
+    trial.recover(unlock=True)
+
+
+def other_machine(trial: Trial) -> None:
+    """A machine without shared locks hangs in a training, another one takes the work over, and the first one wakes up again."""
+    chain = trial.before("sft")
+    chain.order(no_flock=errno.ENOLCK)
+    chain.extra["TORTURE_BOOT"] = "first"
+    running = chain.start(*trial.targets)
+    in_a_training(trial, chain)
+    first = everything_in(chain.folder)
+    send(first, signal.SIGSTOP)
+    chain.extra["TORTURE_BOOT"] = "second"
+    chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log")
+    second = chain.start(*trial.targets, log="second.log")
+    if trial.place == "wakes up in time":
+        time.sleep(trial.drawn.uniform(5, 60))
+    elif not wait_for(lambda: "resuming from" in chain.read("second.log"), SECONDS):
+        raise Failed("the second machine never took the work over")
+    send(first, signal.SIGCONT)
+    for said in (chain.wait(running, SECONDS), chain.wait(second, SECONDS, "second.log")):
+        trial.check_told(said, fails=None)
+    trial.recover(unlock=True)
+
+
+def two_drivers(trial: Trial) -> None:
+    """Two at once with --nolock, the second one started at a random time."""
+    chain = trial.having(
+        () if trial.place == "whole chain" else ("corpus", "tokenizer", "tokenize", "plan", "write", "pack")
+    )
+    first = chain.start("--nolock")
+    time.sleep(trial.drawn.uniform(0, trial.reference.seconds / 2))
+    second = chain.start("--nolock", log="second.log")
+    ends = [chain.wait(first, SECONDS), chain.wait(second, SECONDS, "second.log")]
+    for said in ends:
+        trial.check_told(said, fails=None)
+    trial.counts["failed drivers"] = sum(said.status != 0 for said in ends)
+    trial.recover(unlock=True)

@@ -1,0 +1,184 @@
+"""Runs first in every Python process of a chain, as its `sitecustomize`: notes who writes what, and does what the orders say.
+
+Notes are lines of `events.jsonl`; orders are in `orders.json`, read when a process starts:
+
+    kill_before: [event, pattern, count]    kill the whole chain before the count-th such event of a path that fits
+    no_flock: errno, no_links: errno        what these calls fail with below `results`
+    clock: seconds                          how far the clock goes wrong once `clock-is-wrong` is there
+
+A process whose environment has TORTURE_BOOT takes itself for one of another machine.
+
+Python tells of opened, renamed, linked and removed files before it is done (`sys.addaudithook`); what safetensors writes is
+told as if it did.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+
+CHAIN = os.environ.get("TORTURE_CHAIN", "")
+ATTEMPT = "TORTURE_ATTEMPT"
+monotonic = time.monotonic_ns
+
+
+def read_orders() -> dict:
+    try:
+        with open(f"{CHAIN}/orders.json", encoding="utf-8") as file:  # noqa: PTH123
+            return json.load(file)
+    except OSError:
+        return {}
+
+
+def path_of(told) -> str:
+    """Below the chain; empty for what is elsewhere."""
+    if isinstance(told, bytes):
+        told = os.fsdecode(told)
+    if not isinstance(told, str):
+        try:
+            told = os.fspath(told)
+        except TypeError:
+            return ""
+    path = os.path.abspath(told)  # noqa: PTH100
+    return path[len(CHAIN) + 1 :] if path.startswith(f"{CHAIN}/results") else ""
+
+
+def writes(mode, flags) -> bool:
+    if isinstance(mode, str) and any(letter in mode for letter in "wax+"):
+        return True
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+def target_of(event: str, told: tuple) -> str:
+    """What an event writes; empty where it writes nothing of the chain."""
+    if event == "open":
+        return path_of(told[0]) if writes(*told[1:3]) and not isinstance(told[0], int) else ""
+    if event in ("os.rename", "os.link"):
+        return path_of(told[1])
+    if event in ("os.remove", "os.rmdir", "shutil.rmtree"):
+        # Below a folder that is removed, names are relative to it.
+        return path_of(told[0]) if os.path.isabs(os.fspath(told[0])) or os.path.dirname(os.fspath(told[0])) else ""  # noqa
+    return ""
+
+
+class Meddler:
+    """The hook."""
+
+    def __init__(self, orders: dict):
+        self.event, self.pattern, self.left = orders.get("kill_before") or ("", "", 0)
+        self.events = os.open(f"{CHAIN}/events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.busy = False
+
+    def __call__(self, event: str, told: tuple) -> None:
+        if event == "import" and told[0] in ("snaketune.training.stored", "snaketune.training.random_states"):
+            tell_of_safetensors()
+        if self.busy or event not in ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"):
+            return
+        self.busy = True
+        try:
+            target = target_of(event, told)
+            if target:
+                self.note(event, target)
+                self.perhaps_kill(event, target)
+        finally:
+            self.busy = False
+
+    def note(self, event: str, target: str) -> None:
+        who = os.environ.get(ATTEMPT)
+        if who:
+            line = json.dumps({"at": monotonic(), "who": who, "did": event, "path": target})
+            os.write(self.events, f"{line}\n".encode())
+
+    def perhaps_kill(self, event: str, target: str) -> None:
+        if event != self.event or not re.search(self.pattern, target):
+            return
+        self.left -= 1
+        if self.left == 0:
+            from pathlib import Path
+
+            import torture_processes
+
+            with open(f"{CHAIN}/killed", "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(target)
+            torture_processes.kill_chain(Path(CHAIN))
+            os.kill(os.getpid(), 9)
+
+
+def tell_of_safetensors() -> None:
+    """What Rust writes, told before it is written."""
+    import safetensors.torch
+
+    if safetensors.torch.save_file.__module__ == __name__:
+        return
+    save = safetensors.torch.save_file
+
+    def save_file(tensors, filename, *arguments, **keywords):
+        sys.audit("open", os.fspath(filename), "wb", os.O_WRONLY)
+        return save(tensors, filename, *arguments, **keywords)
+
+    safetensors.torch.save_file = save_file
+
+
+def refuse(orders: dict) -> None:
+    """Calls that a file system doesn't know."""
+    import fcntl
+
+    flock, link = fcntl.flock, os.link
+    if number := orders.get("no_flock"):
+
+        def no_flock(file, operation):
+            place = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")  # noqa: PTH115
+            if place.startswith(f"{CHAIN}/results"):
+                raise OSError(number, os.strerror(number))
+            return flock(file, operation)
+
+        fcntl.flock = no_flock
+    if code := orders.get("no_links"):
+
+        def no_link(source, target, **keywords):
+            if path_of(target):
+                raise OSError(code, os.strerror(code), source)
+            return link(source, target, **keywords)
+
+        os.link = no_link
+
+
+def pretend_machine(boot: str) -> None:
+    """As if another kernel ran this process."""
+    import pathlib
+
+    read = pathlib.Path.read_text
+
+    def read_text(path, *arguments, **keywords):
+        return boot if str(path) == "/proc/sys/kernel/random/boot_id" else read(path, *arguments, **keywords)
+
+    pathlib.Path.read_text = read_text
+
+
+def set_clock(seconds: float) -> None:
+    """Of this process, as soon as the file is there that says so."""
+    real, real_ns = time.time, time.time_ns
+
+    def wrong() -> bool:
+        return os.access(f"{CHAIN}/clock-is-wrong", os.F_OK)
+
+    time.time = lambda: real() + (seconds if wrong() else 0)
+    time.time_ns = lambda: real_ns() + (int(seconds * 1e9) if wrong() else 0)
+
+
+def is_a_stage() -> bool:
+    """Whether this process runs a stage: its children, which inherit the attempt's name, are part of it."""
+    return "snaketune" in sys.orig_argv[1:4] and "-m" in sys.orig_argv[1:3]
+
+
+if CHAIN:
+    if is_a_stage() and ATTEMPT not in os.environ:
+        os.environ[ATTEMPT] = f"{os.getpid()}-{monotonic()}"
+    given = read_orders()
+    refuse(given)
+    if "TORTURE_BOOT" in os.environ:
+        pretend_machine(os.environ["TORTURE_BOOT"])
+    if "clock" in given:
+        set_clock(given["clock"])
+    sys.addaudithook(Meddler(given))

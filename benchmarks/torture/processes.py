@@ -1,0 +1,83 @@
+"""The processes that belong to a folder, whoever started them and whatever became of their parents; how they are killed.
+
+On its own: a copy of this file is imported by processes that are to kill all of them at a chosen moment (meddling.py).
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+NAMED_BY = "TORTURE_CHAIN"
+
+
+def everything_in(folder: Path) -> list[int]:
+    """All processes that were started for the chain in `folder`, its driver first: by a variable that every child inherits."""
+    mark = f"{NAMED_BY}={folder}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+def command_of(process: int) -> str:
+    """Its command line; empty where it is gone."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def send(processes: list[int], number: int) -> None:
+    """A signal to each that is still there."""
+    for process in processes:
+        try:
+            os.kill(process, number)
+        except ProcessLookupError:
+            continue
+
+
+def kill(processes: list[int]) -> None:
+    """As a power cut: stopped first, so that none sees another one die."""
+    send(processes, signal.SIGSTOP)
+    send(processes, signal.SIGKILL)
+
+
+def kill_chain(folder: Path) -> None:
+    """All of it, also what began while others were being killed."""
+    while there := [process for process in everything_in(folder) if not _is_dead(process)]:
+        kill(there)
+        time.sleep(0.01)
+
+
+def _is_dead(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def end_of(running: subprocess.Popen, seconds: float) -> int | None:
+    """Its exit status; None if it isn't over in time."""
+    try:
+        return running.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def wait_for(what: Callable[[], bool], seconds: float) -> bool:
+    """Whether it came true in time."""
+    until = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.005)
+    return True

@@ -1,0 +1,91 @@
+"""Faults of a cluster, on any SLURM that is found: jobs that are cancelled, requeued, lose their node or its time, and more.
+
+The chain is run through `profiles/slurm`; a fault waits until SLURM runs its SFT job, does to it what scontrol and scancel can,
+and the trial goes on as on one machine. What needs a cluster's administrator takes a command from the environment, and is left
+out where none is given: TORTURE_CRASH_NODE (told the node), TORTURE_CONTROLLER_AWAY (told for how many seconds).
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+
+from benchmarks.torture.faults import Fault
+from benchmarks.torture.processes import wait_for
+from benchmarks.torture.trials import SECONDS, Failed, Trial
+
+CRASH, AWAY = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_CONTROLLER_AWAY", "")
+# More for the command line of Snakemake, such as --slurm-status-command squeue where nothing keeps accounts.
+ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
+# A requeued job waits two minutes for its turn.
+REQUEUED_SECONDS = 2 * SECONDS
+
+
+def asked(*command: str) -> str:
+    """What a command of SLURM says."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def job_of(trial: Trial) -> str:
+    """The number of the chain's SFT job, once it runs."""
+    found: list[str] = []
+
+    def runs() -> bool:
+        lines = asked("squeue", "--noheader", "--states=RUNNING", "--format=%i|%k|%Z").splitlines()
+        place = str(trial.chain.folder)
+        found[:] = [line.split("|")[0] for line in lines if "sft" in line.split("|")[1] and line.endswith(place)]
+        return bool(found)
+
+    if not wait_for(runs, SECONDS):
+        raise Failed("SLURM never ran the SFT job")
+    return found[0]
+
+
+def on_cluster(strike: Callable[[str], None]) -> Callable[[Trial], None]:
+    """A trial whose SFT job is struck by something, given its number."""
+
+    def do(trial: Trial) -> None:
+        if not shutil.which("scontrol"):
+            raise Failed("there is no SLURM here")
+        chain = trial.before("sft")
+        arguments = ["--profile", "profiles/slurm", *ARGUMENTS, *trial.targets]
+        running = chain.start(*arguments)
+        job = job_of(trial)
+        time.sleep(trial.drawn.uniform(0, 15))
+        strike(job)
+        trial.check_told(chain.wait(running, REQUEUED_SECONDS), fails=None)
+        # What the cluster did with it is over; the rest is as on one machine.
+        trial.recover(unlock=True)
+
+    return do
+
+
+def shorten(job: str) -> None:
+    """Its time is over in a minute, as SLURM counts it."""
+    asked("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+
+
+def crash_node(job: str) -> None:
+    node = asked("squeue", "--noheader", "--jobs", job, "--format=%N").strip()
+    subprocess.run([*shlex.split(CRASH), node], check=True)
+
+
+def controller_away(job: str) -> None:
+    subprocess.run([*shlex.split(AWAY), "40"], check=True)
+
+
+STRIKES: dict[str, Callable[[str], object]] = {
+    "scancel": lambda job: asked("scancel", job),
+    "preempted": lambda job: asked("scancel", "--signal=TERM", "--full", job),
+    "out of memory": lambda job: asked("scancel", "--signal=KILL", "--full", job),
+    "requeue": lambda job: asked("scontrol", "requeue", job),
+    "time limit": shorten,
+    **({"node crash": crash_node} if CRASH else {}),
+    **({"controller away": controller_away} if AWAY else {}),
+}
+FAULTS = {
+    f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", places=("sft",), trials=3, do=on_cluster(strike))
+    for name, strike in STRIKES.items()
+}

@@ -1,0 +1,257 @@
+"""One trial: a chain is broken, run again as the README says, and held against one that nobody disturbed."""
+
+import json
+import random
+import re
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.torture.chain import CODE, ROOT, STAGES, Chain, Said
+
+from snaketune.artifacts.digests import digest_file, digest_json
+from snaketune.stages.table import STAGES as TABLE
+
+SECONDS = 300.0
+TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
+# What a message asks for, in the order in which it is looked for.
+FORCE = re.compile(r"snakemake(?: --configfile \S+)? --forcerun (\S+/manifest\.json)")
+REMOVE = re.compile(r"remove (\S+?)[;,)]? (?:and run again|to begin again)")
+RUNS_AGAIN = 4
+# By stage, how far a chain must go for all of its files to have been read.
+READ_BY = {
+    **dict.fromkeys(("corpus", "tokenizer", "tokenize"), "write"),
+    **dict.fromkeys(("plan", "write"), "pack"),
+    **dict.fromkeys(("pack", "sft"), "ref_pass"),
+    "ref_pass": "ref_logps",
+    "ref_logps": "dpo",
+    "dpo": "eval",
+    "eval": "report",
+}
+# What a stage writes for others to know that it is there, before it holds anything.
+CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")
+
+
+class Failed(Exception):
+    """A trial that didn't end as it must."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A chain that nobody disturbed.
+
+    Attributes:
+        seconds: that it took.
+        state: of all published results, what is compared.
+    """
+
+    chain: Chain
+    seconds: float
+    state: dict[str, Any]
+
+    @classmethod
+    def make(cls, folder: Path, *targets: str) -> "Reference":
+        """Run it, as far as these files; or take the one that is there."""
+        chain, took = Chain(folder), folder / "seconds"
+        code = code_of(ROOT)
+        if not took.is_file() or (folder / "code").read_text() != code:
+            shutil.rmtree(folder, ignore_errors=True)
+            chain = Chain(folder).write()
+            begun = time.monotonic()
+            said = chain.snakemake(*targets, seconds=4 * SECONDS)
+            if said.status != 0:
+                raise SystemExit(f"the chain doesn't run undisturbed:\n{said.text[-4000:]}")
+            (folder / "code").write_text(code)
+            took.write_text(str(time.monotonic() - begun))
+        return cls(chain=chain, seconds=float(took.read_text()), state=state_of(chain))
+
+
+def code_of(root: Path) -> str:
+    """Digest of all that a chain copies."""
+    files = [path for name in CODE for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
+    files += [Path(__file__).with_name(name) for name in ("chain.py", "meddling.py", "processes.py")]
+    return digest_json({str(path): digest_file(path) for path in files if path.is_file() and path.suffix != ".pyc"})
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """What a fault has in its hands.
+
+    Attributes:
+        drawn: random numbers of this trial's own.
+        told: sentences that said what to do, and were followed.
+        counts: whatever else the fault has to tell.
+    """
+
+    reference: Reference
+    folder: Path
+    place: str
+    drawn: random.Random
+    told: list[str] = field(default_factory=list)
+    counts: dict[str, Any] = field(default_factory=dict)
+    chain: Chain = field(init=False)
+    # What is asked of Snakemake, and which results it then has to have made; nothing: all.
+    targets: list[str] = field(default_factory=list)
+
+    def fresh(self) -> Chain:
+        """Before anything was made; modules compiled."""
+        return self.having(())
+
+    def having(self, stages: Iterable[str]) -> Chain:
+        """With the results of these stages alone."""
+        self.chain = self.reference.chain.copy_to(self.folder)
+        self.chain.keep_only(stages)
+        return self.chain
+
+    def before(self, stage: str, *, to: str = "") -> Chain:
+        """With what comes before a stage, to be run up to it, or to another one: those that follow read what it made."""
+        self.aim(to or stage)
+        return self.having(STAGES[: STAGES.index(stage)])
+
+    def until(self, stage: str) -> Chain:
+        """With what comes before a stage and its own results, to be run as far as all that reads them."""
+        self.aim(READ_BY[stage])
+        return self.having(STAGES[: STAGES.index(stage) + 1])
+
+    def aim(self, stage: str) -> None:
+        """Go no further than this stage."""
+        self.targets = ["--", *(f"results/{place}" for place in self.reference.state if place.split("/")[0] == stage)]
+
+    def check_told(self, said: Said, *, fails: bool | None = True) -> None:
+        """Of a run that meets the fault.
+
+        Args:
+            fails: whether it has to; None where it may.
+        """
+        check(said, ours_alone=True)
+        if said.status != 0:
+            self.told += [line for line in said.text.splitlines() if line.startswith("error: ")][-1:]
+            self.counts["said"] = (self.told or [last_words(said)])[-1]
+        if fails is not None and fails != (said.status != 0):
+            raise Failed(f"exit status {said.status} of the run that met the fault")
+
+    def recover(self, *, unlock: bool, orders: dict[str, Any] | None = None) -> None:
+        """Run again as the README and the messages say, until it is done; then compare.
+
+        Args:
+            unlock: whether Snakemake itself was killed.
+            orders: what goes on to be so; see meddling.py.
+        """
+        self.chain.order(**(orders or {}))
+        if unlock:
+            check(self.chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log"))
+        more: list[str] = []
+        for _ in range(RUNS_AGAIN):
+            said = self.chain.snakemake(*more, *self.targets, seconds=SECONDS)
+            check(said)
+            if said.status == 0:
+                break
+            more = self.asked(said)
+        else:
+            raise Failed(f"still not done after {RUNS_AGAIN} runs: {last_words(said)}")
+        self.compare()
+
+    def asked(self, said: Said) -> list[str]:
+        """Do what a message says, all but its command; arguments of the next run."""
+        sentences = [line for line in said.text.splitlines() if "error: " in line or "Error" in line]
+        if force := FORCE.search(said.text):
+            self.told.append(force[0])
+            return ["--forcerun", force[1]]
+        if remove := REMOVE.search(said.text):
+            self.told.append(remove[0])
+            place = self.chain.folder / remove[1]
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        elif again := re.search(r"[^.;]*\b[Rr]un again[^.;]*", said.text):
+            self.told.append(again[0].strip())
+        else:
+            raise Failed(f"no word of what to do: {(sentences or [last_words(said)])[-1]}")
+        return []
+
+    def compare(self) -> None:
+        """Raise unless all results are the undisturbed ones, and nobody wrote where somebody else did."""
+        last = self.targets[1].split("/")[1] if self.targets else STAGES[-1]
+        asked = STAGES[: STAGES.index(last) + 1]
+        wanted = {place: state for place, state in self.reference.state.items() if place.split("/")[0] in asked}
+        if differing := differences(wanted, state_of(self.chain)):
+            raise Failed(f"other results: {'; '.join(differing[:4])}")
+        if wrong := two_writers(self.chain):
+            raise Failed(f"two writers: {wrong}")
+
+
+def check(said: Said, *, ours_alone: bool = False) -> None:
+    """Raise if a run hung or printed a traceback.
+
+    Args:
+        ours_alone: one that Snakemake prints of itself doesn't count, as after a second Ctrl-C.
+    """
+    if said.status is None:
+        raise Failed(f"no end within {SECONDS:.0f} s: {last_words(said)}")
+    for found in TRACEBACK.finditer(said.text):
+        frames = re.match(r"[^\n]*\n((?:[ \n][^\n]*\n|\n)*)", said.text[found.start() :])[1]
+        ours = "/workflow/snaketune/" in frames or "/accelerate/" in frames
+        if ours or not ours_alone:
+            raise Failed(f"a traceback: {said.text[found.start() :].strip()[:1500]}")
+
+
+def last_words(said: Said) -> str:
+    lines = [line for line in said.text.splitlines() if line.strip()]
+    return " / ".join(lines[-4:])[-600:]
+
+
+def state_of(chain: Chain) -> dict[str, Any]:
+    """Of each published result its whole manifest, and whether its files are as that says; of the report, which tells how
+    long things took, that it is there."""
+    found: dict[str, Any] = {}
+    for place, manifest in chain.manifests().items():
+        stage = place.split("/")[0]
+        folder = (chain.results / place).parent / TABLE[stage].payload
+        described = manifest["payload"] | manifest["records"]
+        wrong = sorted(name for name, entry in described.items() if digest_of(folder / name) != entry["digest"])
+        found[place] = {"wrong": wrong, "manifest": {} if stage == "report" else manifest}
+    return found
+
+
+def digest_of(path: Path) -> str:
+    return digest_file(path) if path.is_file() else "missing"
+
+
+def differences(wanted: dict[str, Any], there: dict[str, Any]) -> list[str]:
+    """Sentences."""
+    found = [f"{place} is missing" for place in sorted(wanted.keys() - there.keys())]
+    found += [f"{place} was made besides" for place in sorted(there.keys() - wanted.keys())]
+    for place in sorted(wanted.keys() & there.keys()):
+        if there[place]["wrong"]:
+            found.append(f"{place}: not as it says: {', '.join(there[place]['wrong'])}")
+        one, other = (state[place]["manifest"] for state in (wanted, there))
+        found += [
+            f"{place}: {key} differs" for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)
+        ]
+    return found
+
+
+def two_writers(chain: Chain) -> str:
+    """Where an attempt wrote into a work folder in which another one had begun to write meanwhile; empty where none did."""
+    if not chain.events.is_file():
+        return ""
+    last: dict[str, str] = {}
+    done: dict[str, set[str]] = {}
+    lines = [line for line in chain.events.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    for event in sorted(map(json.loads, lines), key=lambda event: event["at"]):
+        parts = event["path"].split("/")
+        if (
+            parts[:2] != ["results", ".work"]
+            or len(parts) < 5
+            or parts[2].startswith(".")
+            or CLAIMS.search(event["path"])
+        ):
+            continue
+        folder, who = "/".join(parts[:4]), event["who"]
+        if who in done.setdefault(folder, set()):
+            return f"{who} wrote {event['path']} after {last[folder]} had begun to write there"
+        if last.get(folder) not in (None, who):
+            done[folder].add(last[folder])
+        last[folder] = who
+    return ""
