@@ -16,6 +16,11 @@ if not workflow.overwrite_configfiles:
 
 
 include: "workflow/rules/common.smk"
+
+
+container: image()
+
+
 include: "workflow/rules/clean.smk"
 include: "workflow/rules/accept.smk"
 

@@ -54,6 +54,15 @@ wildcard_constraints:
     part=r"\d+-of-\d+",
 
 
+def image():
+    """The image that jobs run in under `--sdm apptainer`; else none: Snakemake refuses blanks in its path even where it ignores it."""
+    if DeploymentMethod.APPTAINER not in METHODS:
+        return None
+    # Of a job's files, apptainer shows those below the working directory. The package may be elsewhere.
+    workflow.deployment_settings.apptainer_args += f" --bind {shlex.quote(str(PACKAGE_ROOT.parent))}"
+    return os.path.relpath(IMAGE)
+
+
 def job_of(stage, wildcards):
     """The job that a rule's wildcards name."""
     try:
@@ -73,10 +82,11 @@ def asked_for(job):
 RESOURCES = {"gpus": "gpus_per_node"}
 # A process that runs one job for another one that planned it leaves all decisions to that one.
 DECIDES = workflow.exec_mode == ExecMode.DEFAULT
-DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
-    DeploymentMethod.CONDA,
-    DeploymentMethod.APPTAINER,
-}
+# Not there where a file is only checked or drawn.
+METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_settings else frozenset()
+DEPLOYS = METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}
+# What envs/Containerfile makes.
+IMAGE = PACKAGE_ROOT.parent / "envs/snaketune.sif"
 results = Results(
     code_of=lambda stage: code_digest(STAGES[stage].module),
     asked_for=asked_for,
@@ -96,6 +106,13 @@ def let_manifests_decide():
     workflow.dag_settings.rerun_triggers = frozenset([RerunTrigger.MTIME])
     # A manifest is written last, so a result that has one is complete.
     workflow.dag.ignore_incomplete = True
+
+
+def check_image():
+    """Refuse to run where the image of `--sdm apptainer` isn't there, before anything runs."""
+    runs = workflow.executor_plugin is not None and not workflow.dryrun
+    if runs and DeploymentMethod.APPTAINER in METHODS and not IMAGE.exists():
+        raise WorkflowError(f"{IMAGE} isn't there, the image of --sdm apptainer; docs/platforms.md says how it is built")
 
 
 def tell_launch(job):
@@ -126,6 +143,7 @@ def mark_of(job):
             logger.info(line)
         standing = results.of(job)
         if not standing.current:
+            check_image()
             tell_launch(job)
     except SnaketuneError as error:
         raise WorkflowError(str(error)) from None
