@@ -112,7 +112,9 @@ def check_image():
     """Refuse to run where the image of `--sdm apptainer` isn't there, before anything runs."""
     runs = workflow.executor_plugin is not None and not workflow.dryrun
     if runs and DeploymentMethod.APPTAINER in METHODS and not IMAGE.exists():
-        raise WorkflowError(f"{IMAGE} isn't there, the image of --sdm apptainer; docs/platforms.md says how it is built")
+        raise WorkflowError(
+            f"{IMAGE} isn't there, the image of --sdm apptainer; docs/platforms.md says how it is built"
+        )
 
 
 def tell_launch(job):
