@@ -97,6 +97,33 @@ results = Results(
 launches_told = set()
 
 
+def check_storage():
+    """Refuse a default storage other than the working directory, which is on a volume that all jobs share (docs/platforms.md).
+
+    Results would be where no manifest can be read while planning, nor half-done work be found, and what is stale be missed.
+    """
+    settings = workflow.storage_settings
+    provider = settings and settings.default_storage_provider
+    if provider is None:
+        return
+    prefix = settings.default_storage_prefix
+    if provider != "fs" or Path(prefix or "").resolve() != Path.cwd():
+        raise WorkflowError(
+            f"--default-storage-provider {provider} --default-storage-prefix {prefix}: results have to be in the working "
+            f"directory, on a volume that all jobs share (fs, and {Path.cwd()}); docs/platforms.md says how"
+        )
+
+
+if DECIDES:
+    check_storage()
+
+if workflow.storage_settings and workflow.storage_settings.default_storage_provider:
+
+    # A job is shown by links what it reads on the volume, instead of copies.
+    inputflags:
+        access.sequential,
+
+
 def let_manifests_decide():
     """Snakemake orders and runs the jobs, but what is stale is for the manifests to say (stages/status.py).
 
@@ -127,8 +154,10 @@ def tell_launch(job):
     # Not where the graph is only drawn.
     if workflow.executor_plugin is None or workflow.dryrun or "launch" not in STAGES[job.stage].operation:
         return
-    if workflow.local_exec:
+    # Pods know nothing of each other.
+    if workflow.local_exec or workflow.executor_plugin.name == "kubernetes":
         check_nodes(job.operation)
+    if workflow.local_exec:
         check_limit(job.operation, workflow.global_resources.get("gpu").value)
     if not DEPLOYS:
         check_installed(job.operation)
@@ -151,7 +180,8 @@ def mark_of(job):
         raise WorkflowError(str(error)) from None
     if standing.why:
         # Here, where Snakemake asks for the inputs of just the jobs that it plans; `--forcerun` would make them targets too.
-        workflow.dag.forcefiles.add(job.manifest)
+        # As a file of the default storage, if there is one.
+        workflow.dag.forcefiles.add(workflow.inputfile(job.manifest))
     return ancient if standing.current else str
 
 
