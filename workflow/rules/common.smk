@@ -87,8 +87,10 @@ METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_
 DEPLOYS = METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}
 # What envs/Containerfile makes.
 IMAGE = PACKAGE_ROOT.parent / "envs/snaketune.sif"
+# Looked at once, not for each job.
+codes = {stage: code_digest(made.module) for stage, made in STAGES.items()}
 results = Results(
-    code_of=lambda stage: code_digest(STAGES[stage].module),
+    code_of=codes.__getitem__,
     asked_for=asked_for,
     # In environments of their own, jobs find other versions than the ones here.
     installed=(lambda library: None) if DEPLOYS else installed_version,
@@ -249,7 +251,7 @@ def params_of(stage):
 
     return {
         "spec": spec,
-        "code": code_digest(STAGES[stage].module),
+        "code": codes[stage],
         "reruns_on": graph.config.reruns_on.get(stage, "code"),
     }
 
