@@ -5,13 +5,14 @@
 # make bench-sft    SFT beside TRL on one core, and the demo's time; wants a quiet machine and gsm8k below data/
 # make bench-dpo    DPO beside TRL on one core; wants a quiet machine and the files below data/
 # make bench-gpu    the engine on a CUDA GPU: its kernels checked, then shares of the peak, beside TRL; within 9 minutes
+# make bench-scale  what planning costs with 1,000 and with 10,000 jobs
 # make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
 # make torture   a small chain broken in every way there is (kills, full disks, flipped bits ...); hours, and docs/reliability.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu families torture
+.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu bench-scale families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -40,6 +41,9 @@ bench-dpo: .venv/installed
 
 bench-gpu: .venv/installed
 	@$(BIN)/python -m benchmarks.gpu $(BENCH)
+
+bench-scale: .venv/installed
+	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.scale $(BENCH)
 
 families: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families

@@ -21,6 +21,13 @@ if not workflow.overwrite_configfiles:
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/platforms.smk"
+include: "workflow/rules/resources.smk"
+
+
+container: image()
+
+
 include: "workflow/rules/clean.smk"
 include: "workflow/rules/accept.smk"
 

@@ -121,6 +121,17 @@ class Project:
         return (self.folder / path).read_text(encoding="utf-8")
 
 
+def copy_code(folder: Path) -> None:
+    """What of a clone runs, to edit."""
+    folder.mkdir()
+    for name in ("Snakefile", "workflow", "profiles", "envs", "resources"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
+
+
 def rules_in(said: str) -> set[str]:
     """The rules in the table that Snakemake prints before it runs them."""
     table = re.search(r"Job stats:\njob +count\n[- ]+\n((?:\S+ +\d+\n)+)", said)
@@ -173,13 +184,7 @@ def fresh(tmp_path) -> Project:
 @pytest.fixture
 def own_code(finished, tmp_path) -> Project:
     """A finished project with a copy of the code, to edit."""
-    for name in ("Snakefile", "workflow", "profiles", "envs", "resources"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, tmp_path / "code" / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            (tmp_path / "code").mkdir(exist_ok=True)
-            shutil.copy(source, tmp_path / "code" / name)
+    copy_code(tmp_path / "code")
     project = finished.copy_to(tmp_path / "project")
     project.code = tmp_path / "code"
     return project

@@ -22,9 +22,6 @@ shell.prefix(
     .replace("}", "}}")
 )
 
-from snaketune.cluster.pending import watch
-from snaketune.cluster.requests import Requests
-from snaketune.cluster.site import read_site, site_file
 from snaketune.stages.code import code_digest
 from snaketune.stages.libraries import installed_version
 from snaketune.stages.status import Results, made_from
@@ -42,7 +39,6 @@ from snaketune.stages.table import STAGES, option
 try:
     # Relative, so that a moved repository has the same input files as before.
     graph = JobGraph(*load(config), root=Path(os.path.relpath(PACKAGE_ROOT.parent)))
-    requests = Requests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 
@@ -71,12 +67,13 @@ def asked_for(job):
 
 # A process that runs one job for another one that planned it leaves all decisions to that one.
 DECIDES = workflow.exec_mode == ExecMode.DEFAULT
-DEPLOYS = workflow.deployment_settings and workflow.deployment_settings.deployment_method & {
-    DeploymentMethod.CONDA,
-    DeploymentMethod.APPTAINER,
-}
+# Not there where a file is only checked or drawn.
+METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_settings else frozenset()
+DEPLOYS = METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}
+# Looked at once, not for each job.
+codes = {stage: code_digest(made.module) for stage, made in STAGES.items()}
 results = Results(
-    code_of=lambda stage: code_digest(STAGES[stage].module),
+    code_of=codes.__getitem__,
     asked_for=asked_for,
     # In environments of their own, jobs find other versions than the ones here.
     installed=(lambda library: None) if DEPLOYS else installed_version,
@@ -107,8 +104,10 @@ def tell_launch(job):
     # Not where the graph is only drawn.
     if workflow.executor_plugin is None or workflow.dryrun or "launch" not in STAGES[job.stage].operation:
         return
-    if workflow.local_exec:
+    # Pods know nothing of each other.
+    if workflow.local_exec or workflow.executor_plugin.name == "kubernetes":
         check_nodes(job.operation)
+    if workflow.local_exec:
         check_limit(job.operation, workflow.global_resources.get("gpu").value)
     if not DEPLOYS:
         check_installed(job.operation)
@@ -125,12 +124,14 @@ def mark_of(job):
             logger.info(line)
         standing = results.of(job)
         if not standing.current:
+            check_image()
             tell_launch(job)
     except SnaketuneError as error:
         raise WorkflowError(str(error)) from None
     if standing.why:
         # Here, where Snakemake asks for the inputs of just the jobs that it plans; `--forcerun` would make them targets too.
-        workflow.dag.forcefiles.add(job.manifest)
+        # As a file of the default storage, if there is one.
+        workflow.dag.forcefiles.add(workflow.inputfile(job.manifest))
     return ancient if standing.current else str
 
 
@@ -198,7 +199,7 @@ def params_of(stage):
 
     return {
         "spec": spec,
-        "code": code_digest(STAGES[stage].module),
+        "code": codes[stage],
         "reruns_on": graph.config.reruns_on.get(stage, "code"),
         **operation_of(stage),
     }
@@ -215,45 +216,6 @@ def operation_of(stage):
         return param
 
     return {key: param_of(key) for key in STAGES[stage].operation}
-
-
-def threads_of(stage):
-    """CPUs of a job, on each of its nodes."""
-
-    def threads(wildcards):
-        return ask_of(stage, wildcards).threads
-
-    return threads
-
-
-def resources_of(stage):
-    """What a job asks of the scheduler; on a cluster, where, and in whose name."""
-
-    def resource_of(name):
-        def resource(wildcards, attempt):
-            # A resource that is None isn't there.
-            return requests.resources(job_of(stage, wildcards), attempt).get(name)
-
-        return resource
-
-    return {name: resource_of(name) for name in requests.names(stage)}
-
-
-def ask_of(stage, wildcards):
-    """What a job asks for; refused where it could never start."""
-    try:
-        return requests.ask(job_of(stage, wildcards))
-    except SnaketuneError as error:
-        raise WorkflowError(str(error)) from None
-
-
-def group_of(stage):
-    """The jobs that are sent to a cluster as one."""
-
-    def group(wildcards):
-        return requests.group(stage)
-
-    return group
 
 
 def command_of(stage):
@@ -290,9 +252,3 @@ def all_results(wildcards):
     made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
     pages = (f"{last.payload}/{page}" for page in pages_of(graph))
     return [*made, last.manifest, *pages, *link_to_best().values()]
-
-
-onstart:
-    # Whoever waits for hours shouldn't have to wonder why. Jobs that are sent somewhere run without hooks.
-    if not workflow.local_exec:
-        watch(logger.info)

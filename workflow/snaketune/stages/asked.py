@@ -31,7 +31,7 @@ from snaketune.stages.specs import (
     TokenizeSpec,
     WriteSpec,
 )
-from snaketune.stages.starts import Starts
+from snaketune.stages.starts import Starts, kept
 from snaketune.stages.table import STAGES
 from snaketune.stages.weights import Weights, local_files
 
@@ -55,6 +55,7 @@ class _Asked(Starts):
     def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path):
         self.config, self.root = config, root
         self.jobs: dict[tuple[str, str], Job] = {}
+        self._kept = {}
         for name in config.corpora:
             self._corpus(name)
         for name in config.tokenizers:
@@ -76,6 +77,7 @@ class _Asked(Starts):
             )
         return known
 
+    @kept
     def _corpus(self, name: str) -> Job:
         corpus = self.config.corpora[name]
         files = tuple(file for source in corpus.sources for file in source.files)
@@ -101,12 +103,14 @@ class _Asked(Starts):
             )
         )
 
+    @kept
     def _parts(self, corpus: str) -> int:
         """How many jobs share a corpus."""
         job = self._corpus(corpus)
         size = sum(Path(file).stat().st_size for file in job.files["files"] if Path(file).is_file())
         return self.config.corpora[corpus].parts or min(max(1, math.ceil(size / BYTES_PER_PART)), MOST_PARTS)
 
+    @kept
     def _tokenizer(self, name: str) -> Job:
         tokenizer = self.config.tokenizers[name]
         training = tokenizer.train
@@ -130,6 +134,7 @@ class _Asked(Starts):
             return (tokenizer.chat_template,)
         return (str(self.root / DEFAULT_CHAT_TEMPLATE),) if tokenizer.train else ()
 
+    @kept
     def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
         """The parts of a tokenized corpus; rows of any length are made of the same ones."""
         # Pairs are supervised from their completions and documents as a whole, whatever is asked of conversations beside them.
@@ -152,6 +157,7 @@ class _Asked(Starts):
             for part in range(1, parts + 1)
         )
 
+    @kept
     def _pack(self, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
         packing = packing.model_copy(update={"overflow": packing.overflow_of(self.config.corpora[corpus].kind)})
         spec = PackSpec(kind=kind, **packing.model_dump())
@@ -183,6 +189,7 @@ class _Asked(Starts):
         )
         return self._add(Job(stage="pack", name=name, spec=spec, artifacts={"plan": (rows,), "shards": shards}))
 
+    @kept
     def _sft(self, name: str) -> Job:
         run = self.config.sft[name]
         start, pack = self._start_of(run), self._pack("sft", run.corpus, run.tokenizer, run.packing)
@@ -227,6 +234,7 @@ class _Asked(Starts):
         kind = "unpaired" if self.config.corpora[run.corpus].kind == "unpaired" else "preference"
         return self._pack(kind, run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
 
+    @kept
     def _dpo(self, name: str) -> Job:
         run = self.config.dpo[name]
         model, pack = self._start_of_dpo(run), self._preference_pack(run)

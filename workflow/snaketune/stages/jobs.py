@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
@@ -43,24 +44,24 @@ class Job:
     operation: Execution = Execution()
     after: tuple["Job", ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """As others name it: `sft/demo`."""
         return self.folder.removeprefix(f"{RESULTS}/")
 
-    @property
+    @cached_property
     def folder(self) -> str:
         return folder_of(self.stage, self.name)
 
-    @property
+    @cached_property
     def manifest(self) -> str:
         return f"{self.folder}/manifest.json"
 
-    @property
+    @cached_property
     def payload(self) -> str:
         return f"{self.folder}/{STAGES[self.stage].payload}"
 
-    @property
+    @cached_property
     def run(self) -> str:
         return f"{self.folder}/run.json"
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
+from snaketune.errors import SnaketuneError
 from snaketune.stages.leases import Lease
 
 SECONDS_BETWEEN_TRIES = 0.5
@@ -31,8 +32,15 @@ def try_lock(lock: Path) -> TextIO | None:
 
     Raises:
         NoLocks: there are none in this place.
+        SnaketuneError: it is a link.
     """
-    file = lock.open("a+")
+    try:
+        # A link in its place would be followed, and what it leads to emptied.
+        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise SnaketuneError(f"{lock} is a link, which no stage makes; remove it, and run again") from None
+        raise
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

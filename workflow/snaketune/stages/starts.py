@@ -1,6 +1,8 @@
 """What the trainings of a config start from and are measured against: where its weights lie, and its reference."""
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any
 
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Lora, Pretrained, Scratch, Sft
@@ -10,10 +12,24 @@ from snaketune.stages.specs import RefLogpsSpec, RefPassSpec, canonical
 from snaketune.stages.weights import Weights
 
 
+def kept(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is asked for the same again and again, by hashable arguments, as a corpus is by each part of each run."""
+
+    @wraps(make)
+    def made(self: "Starts", *of: Any) -> Any:
+        key = (make.__name__, *of)
+        if key not in self._kept:
+            self._kept[key] = make(self, *of)
+        return self._kept[key]
+
+    return made
+
+
 class Starts:
     """That part of `stages.asked`; what it asks for besides is found there."""
 
     config: Workflow
+    _kept: dict[tuple, Any]
 
     def _add(self, job: Job) -> Job:
         raise TypeError("a subclass defines this")
@@ -33,6 +49,7 @@ class Starts:
     def _start_of(self, run: Sft) -> Weights:
         return self._weights("sft", run.continues) if run.continues else Weights(base=run.base)
 
+    @kept
     def _weights(self, kind: str, name: str) -> Weights:
         """Those of a run's model; of the kind `base`, of what it starts from."""
         if kind == "base":
@@ -67,7 +84,7 @@ class Starts:
 
     def _references(self, run: Dpo) -> tuple[Job, ...]:
         """The reference log-probabilities that a run learns against; none if its loss has no reference."""
-        return (self._ref_logps(run),) if run.needs_reference else ()
+        return (self._ref_logps(self._shared_by(run)),) if run.needs_reference else ()
 
     def _start_of_dpo(self, run: Dpo) -> Weights:
         """The SFT run's model; with its adapter apart from what lies beneath, where that is trained further."""
@@ -107,15 +124,18 @@ class Starts:
         spec = self._ref_spec(run).model_copy(update=other)
         return run.from_, self._preference_pack(run).name, canonical(spec)
 
-    def _ref_logps(self, run: Dpo) -> Job:
+    @kept
+    def _ref_logps(self, shared_by: tuple[str, str, str]) -> Job:
         """The reference's log-probabilities, as all runs need them that share them.
 
         Those with the values of single tokens are a result of their own, so that a run that asks for them later leaves what
         others were trained on as it is; where both are yet to be made, they come first, and the others are taken from them.
         """
-        runs, pack, spec = self._sharing[self._shared_by(run)], self._preference_pack(run), self._ref_spec(run)
-        detailed = () if spec.token_logps else self._sharing.get(self._shared_by(run, token_logps=True), ())
-        first = (self._ref_logps(detailed[0]),) if detailed else ()
+        runs = self._sharing[shared_by]
+        run = runs[0]
+        pack, spec = self._preference_pack(run), self._ref_spec(run)
+        detailed = self._shared_by(run, token_logps=True)
+        first = (self._ref_logps(detailed),) if not spec.token_logps and detailed in self._sharing else ()
         name = f"{run.from_}-{pack.name}-{short_digest(spec, run.from_, pack.name)}"
         model = Weights(base=run.reference) if run.reference else self._start_of_dpo(run)
         tokenizer = (self._tokenizer(self.config.sft[run.from_].tokenizer),) if run.reference else ()

@@ -118,7 +118,7 @@ class Results:
             yield "run.json is missing"
 
     def _inputs(self, job: Job, made_from_digests: dict[str, list[str]]) -> Iterator[str]:
-        read = _as_files(job) if job.stage == "report" else self._as_jobs(job)
+        read = self.inputs_read(job)
         differ = []
         for role in sorted(read.keys() | made_from_digests.keys()):
             names, digests = zip(*read.get(role, ())) if read.get(role) else ((), ())
@@ -129,8 +129,11 @@ class Results:
         if differ:
             yield f"changed input ({_some(differ)})"
 
+    def inputs_read(self, job: Job) -> dict[str, list[tuple[str, str]]]:
+        """By role, name and digest of every input, as the job's manifest would have them."""
+        return _as_files(job) if job.stage == "report" else self._as_jobs(job)
+
     def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
-        """By role, name and digest of every input."""
         by = STAGES[job.stage].by
         made = {
             role: [(one.key, str(getattr(self.of(one), by.get(role, "content")))) for one in jobs]

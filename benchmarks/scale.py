@@ -1,0 +1,222 @@
+"""What large configs cost before anything runs: python -m benchmarks.scale (make bench-scale)
+
+Configs with many corpora in many parts and a large grid, of about 1,000 and 10,000 jobs, are planned from nothing
+(`snakemake -n`), and run where every result is current, which does nothing. Beside that stands Snakemake's own floor:
+`snakemake --version`, and a plain Snakefile of as many jobs that one job gathers, as our report gathers all results. Medians of
+three, in turn, in seconds of one processor, which other work of the machine hardly moves.
+
+The results are made up: one small file each, with the manifest that its stage would write of it, so that the look at what is on
+disk is the real one. Figures go to results/bench/scale.json and, with a table, to docs/scale.md.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import yaml
+from benchmarks.results import Goals, keep_table, made_on, table, write
+
+from snaketune.artifacts.digests import digest_file
+from snaketune.config.load import load
+from snaketune.report.pages import pages_of
+from snaketune.stages.code import code_digest
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.specs import canonical
+from snaketune.stages.status import Results
+from snaketune.stages.table import STAGES
+
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "results/bench/scale.json"
+DOCUMENT = ROOT / "docs/scale.md"
+TIMES = 3
+# Corpora, parts of each, values of a grid in two directions.
+SIZES = {1_000: (20, 10, 12, 20), 10_000: (60, 64, 25, 40)}
+GOALS: Goals = {
+    "plan_1000_s": ("at most", 1.5),
+    "nothing_1000_s": ("at most", 1.5),
+    "plan_10000_s": ("at most", 15),
+    "nothing_10000_s": ("at most", 15),
+}
+PLAIN = """
+rule all:
+    input: expand("results/{{n}}/manifest.json", n=range({count}))
+rule one:
+    output: manifest="results/{{n}}/manifest.json", payload=directory("results/{{n}}/rows"), run="results/{{n}}/run.json"
+    shell: "true"
+"""
+
+
+def config_of(corpora: int, parts: int, betas: int, rates: int) -> dict[str, Any]:
+    """A run on each corpus, a sweep from the first of them, and an evaluation of each of its variants."""
+    training = {"learning_rate": 1e-4, "micro_batch_rows": 2, "gradient_checkpointing": False}
+    names = [f"chat{n}" for n in range(corpora)]
+    first = {
+        "base": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2},
+        "corpus": names[0],
+        "tokenizer": "small",
+        "training": training,
+    }
+    grid = {
+        "beta": [(n + 1) / 100 for n in range(betas)],
+        "training.learning_rate": [n * 1e-7 for n in range(1, rates + 1)],
+    }
+    return {
+        "corpora": {
+            name: {"kind": "conversations", "sources": [{"files": ["rows.jsonl"]}], "split_seed": n, "parts": parts}
+            for n, name in enumerate(names)
+        }
+        | {"pairs": {"kind": "preferences", "sources": [{"files": ["rows.jsonl"]}], "held_out": 0.1}},
+        "tokenizers": {"small": {"train": {"corpora": ["pairs"], "vocab_size": 400}}},
+        "sft": {"run0": first} | {f"run{n}": {"extends": "run0", "corpus": names[n]} for n in range(1, corpora)},
+        "dpo": {
+            "run": {"from": "run0", "corpus": "pairs", "training": training},
+            "sweep": {"extends": "run", "grid": grid},
+        },
+        "eval": {"all": {"models": ["sft:run0", "dpo:sweep"], "preferences": ["pairs"]}},
+    }
+
+
+def make_results(graph: JobGraph) -> None:
+    """Every job's result, as the one that stands before it is made from."""
+    results = Results(code_of=lambda stage: code_digest(STAGES[stage].module))
+    for job in graph.jobs.values():
+        payload = Path(job.payload)
+        payload.mkdir(parents=True)
+        files = list(pages_of(graph)) if job.stage == "report" else ["rows"]
+        for name in files:
+            (payload / name).write_text(job.key, encoding="utf-8")
+        manifest = {
+            "stage": job.stage,
+            "spec": json.loads(canonical(job.spec)),
+            "code": results.code_of(job.stage),
+            "inputs": {role: [entry for _, entry in read] for role, read in results.inputs_read(job).items()},
+            "payload": {name: described(payload / name) for name in files},
+            "records": {},
+            "versions": {},
+            "pairs": job.key,
+        }
+        Path(job.run).write_text("{}\n", encoding="utf-8")
+        # As any that a stage wrote, in size.
+        Path(job.manifest).write_text(json.dumps(manifest, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def described(file: Path) -> dict[str, Any]:
+    return {"digest": digest_file(file), "bytes": file.stat().st_size}
+
+
+def make_plain_results(count: int) -> None:
+    for n in range(count):
+        folder = Path(f"results/{n}/rows")
+        folder.mkdir(parents=True)
+        for name in ("manifest.json", "run.json"):
+            (folder.parent / name).write_text("{}\n", encoding="utf-8")
+
+
+def seconds(*arguments: str) -> tuple[float, str]:
+    """The processor time that a Snakemake takes, and what it says."""
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    began = os.times()
+    done = subprocess.run(["snakemake", *arguments], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(done.stdout[-3000:] + done.stderr[-3000:])
+    ended = os.times()
+    took = ended.children_user + ended.children_system - began.children_user - began.children_system
+    return took, done.stdout + done.stderr
+
+
+def measure(size: int) -> dict[str, float]:
+    """All of one size, in a folder of its own."""
+    folder = Path(mkdtemp(prefix=f"scale-{size}-"))
+    before = Path.cwd()
+    try:
+        for name in ("plain", "ours"):
+            (folder / name).mkdir()
+        os.chdir(folder / "ours")
+        Path("rows.jsonl").write_text("{}\n", encoding="utf-8")
+        config = config_of(*SIZES[size])
+        Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        graph = JobGraph(*load(config), root=Path(os.path.relpath(ROOT)))
+        # What would be measured of a training, but is chosen by hand, isn't run.
+        count = sum(job.stage != "calibrate" for job in graph.jobs.values())
+        (folder / "plain/Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
+        sides = {
+            "ours": ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml", "--cores", "1"],
+            "plain": ["--cores", "1"],
+        }
+        found = {f"jobs_{size}": float(count)}
+        for what, more in {"plan": ["--dry-run"], "nothing": []}.items():
+            if what == "nothing":
+                os.chdir(folder / "ours")
+                make_results(graph)
+                os.chdir(folder / "plain")
+                make_plain_results(count - 1)
+            times: dict[str, list[float]] = {name: [] for name in sides}
+            for _ in range(TIMES):
+                for name, arguments in sides.items():
+                    os.chdir(folder / name)
+                    took, said = seconds(*arguments, *more)
+                    check(said, what, count)
+                    times[name].append(took)
+            found |= {f"{what}_{size}_s": statistics.median(times["ours"])}
+            found |= {f"snakemake_{what}_{size}_s": statistics.median(times["plain"])}
+        return found
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder)
+
+
+def check(said: str, what: str, count: int) -> None:
+    """That all jobs were planned, or none was run."""
+    planned = re.search(r"^total +(\d+)$", said, re.MULTILINE)
+    right = "Nothing to be done" in said if what == "nothing" else planned and int(planned[1]) in (count, count + 1)
+    if not right:
+        raise SystemExit(f"{what}, {count} jobs: {said[-3000:]}")
+
+
+def profile(size: int) -> None:
+    """Where the time of planning goes, function by function."""
+    folder = Path(mkdtemp(prefix=f"scale-{size}-"))
+    try:
+        (folder / "rows.jsonl").write_text("{}\n", encoding="utf-8")
+        (folder / "config.yaml").write_text(yaml.safe_dump(config_of(*SIZES[size])), encoding="utf-8")
+        command = [sys.executable, "-m", "cProfile", "-o", "profile", "-m", "snakemake", "--dry-run", "--cores", "1"]
+        command += ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml"]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        code = "import pstats; pstats.Stats('profile').sort_stats('cumulative').print_stats(70)"
+        subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--profile", action="store_true", help="show where planning spends its time instead")
+    asked = parser.parse_args()
+    if asked.profile:
+        for size in asked.sizes:
+            profile(size)
+        return
+    floor = statistics.median(seconds("--version")[0] for _ in range(TIMES))
+    details: dict[str, Any] = {"made": made_on("benchmarks.scale"), "floor": {"snakemake_version_s": floor}}
+    for size in asked.sizes:
+        details[str(size)] = measure(size)
+        print(size, details[str(size)], flush=True)
+    write(FOUND, details, GOALS)
+    shown = {key: value for size in asked.sizes for key, value in details[str(size)].items()}
+    beside = "\n".join(
+        f"| `{key}` | {value:.3g} |" for key, value in (shown | details["floor"]).items() if key not in GOALS
+    )
+    keep_table(DOCUMENT, "scale", f"{table(details, GOALS)}\n\n| beside | |\n|---|---|\n{beside}")
+
+
+if __name__ == "__main__":
+    main()

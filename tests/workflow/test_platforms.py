@@ -1,0 +1,94 @@
+"""Jobs in environments of their own: what Snakemake asks of conda and apptainer, answered by programs in their place."""
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from snaketune.stages.table import STAGES
+
+from .conftest import ROOT, Project, copy_code
+from .test_pins import write_channel
+
+pytestmark = pytest.mark.workflow
+SHIMS = Path(__file__).parent / "shims"
+CORPUS = "results/corpus/chat/manifest.json"
+
+
+@pytest.fixture
+def clone(tmp_path) -> Project:
+    """Before any run, with a copy of the code, so that an image can be put there."""
+    copy_code(tmp_path / "code")
+    return Project(tmp_path / "project", code=tmp_path / "code").write_data()
+
+
+def put_first(monkeypatch, folder: Path) -> None:
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_rule_runs_in_the_image(clone, monkeypatch):
+    put_first(monkeypatch, SHIMS)
+    image = clone.code / "envs/snaketune.sif"
+    python = image / "bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {image}/pythons\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    clone.snakemake("--sdm=apptainer", "--apptainer-args=--nv", CORPUS)
+    assert json.loads(clone.read(CORPUS))["payload"]
+    (job,) = [json.loads(line) for line in (image / "jobs").read_text(encoding="utf-8").splitlines()]
+    # It sees the working directory and the package, wherever that is, and imports that one.
+    assert job["home"] == str(clone.folder)
+    assert str(clone.code) in job["bind"]
+    assert job["nv"]
+    (imported,) = re.findall(r"PYTHONPATH=(\S+)", job["command"][-1])
+    assert Path(shlex.split(imported)[0]) == clone.code / "workflow"
+    # What computed is the image's.
+    assert (image / "pythons").read_text(encoding="utf-8").startswith("-m snaketune corpus --spec")
+    # How it was made changes nothing in what it is.
+    assert "Nothing to be done" in clone.snakemake(CORPUS)
+
+
+def test_an_image_that_isnt_there_is_told_before_anything_runs(clone, monkeypatch):
+    put_first(monkeypatch, SHIMS)
+    assert "rule corpus:" in clone.snakemake("--sdm=apptainer", "-n", CORPUS)
+    said = clone.snakemake("--sdm=apptainer", CORPUS, check=False)
+    assert f"{clone.code}/envs/snaketune.sif isn't there" in said
+    assert "docs/platforms.md" in said
+    assert not (clone.folder / "results").exists()
+
+
+def test_blanks_in_the_checkouts_path_hinder_nobody_else(tmp_path):
+    copy_code(tmp_path / "my code")
+    project = Project(tmp_path / "project", code=tmp_path / "my code").write_data()
+    assert "rule corpus:" in project.snakemake("-n", CORPUS)
+
+
+def test_a_rule_runs_in_its_conda_environment(clone, monkeypatch, tmp_path):
+    put_first(monkeypatch, SHIMS / "conda/bin")
+    monkeypatch.setenv("CONDA_CHANNEL_INDEX", str(write_channel(tmp_path / "channel")))
+    said = clone.snakemake("--sdm=conda", CORPUS)
+    (activated,) = re.findall(r"Activating conda environment: (\S+)", said)
+    environment = clone.folder / activated
+    assert (environment / "environment.yaml").read_text() == (ROOT / "envs/data.yaml").read_text()
+    assert (environment / "jobs").read_text(encoding="utf-8").startswith("-m snaketune corpus --spec")
+    assert "Nothing to be done" in clone.snakemake(CORPUS)
+
+
+def test_an_environment_that_cant_be_made_stops_before_anything_runs(clone, monkeypatch, tmp_path):
+    put_first(monkeypatch, SHIMS / "conda/bin")
+    monkeypatch.setenv("CONDA_CHANNEL_INDEX", str(write_channel(tmp_path / "channel", orjson="3.12.9")))
+    said = clone.snakemake("--sdm=conda", CORPUS, check=False)
+    assert "not available from current channels: orjson=" in said
+    assert not (clone.folder / "results").exists()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_rule_has_the_environment_of_its_kind_of_work(stage):
+    trains = {"sft", "ref_pass", "ref_logps", "dpo", "calibrate"}
+    kind = "train" if stage in trains else "eval" if stage == "eval" else "data"
+    rule = (ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8")
+    assert re.search(r'conda:\n +"../../envs/(\w+).yaml"', rule)[1] == kind

@@ -1,0 +1,55 @@
+"""What rules ask of the scheduler, which jobs are sent to a cluster as one, and why those that were sent wait."""
+
+from snaketune.cluster.pending import watch
+from snaketune.cluster.requests import Requests
+from snaketune.cluster.site import read_site, site_file
+
+try:
+    requests = Requests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
+except SnaketuneError as error:
+    raise WorkflowError(str(error)) from None
+
+
+def threads_of(stage):
+    """CPUs of a job, on each of its nodes."""
+
+    def threads(wildcards):
+        return ask_of(stage, wildcards).threads
+
+    return threads
+
+
+def resources_of(stage):
+    """What a job asks of the scheduler; on a cluster, where, and in whose name."""
+
+    def resource_of(name):
+        def resource(wildcards, attempt):
+            # A resource that is None isn't there.
+            return requests.resources(job_of(stage, wildcards), attempt).get(name)
+
+        return resource
+
+    return {name: resource_of(name) for name in requests.names(stage)}
+
+
+def ask_of(stage, wildcards):
+    """What a job asks for; refused where it could never start."""
+    try:
+        return requests.ask(job_of(stage, wildcards))
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def group_of(stage):
+    """The jobs that are sent to a cluster as one."""
+
+    def group(wildcards):
+        return requests.group(stage)
+
+    return group
+
+
+onstart:
+    # Whoever waits for hours shouldn't have to wonder why. Jobs that are sent somewhere run without hooks.
+    if not workflow.local_exec:
+        watch(logger.info)
