@@ -85,7 +85,7 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
         put(role, "old")
     work = WorkFolder(tmp_path / "work")
     work.start()
-    monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: type("Done", (), {"returncode": 1}))
+    monkeypatch.setattr(launch, "run_processes", lambda *_: 1)
     with pytest.raises(SnaketuneError, match="ended early"):
         launch.launch(
             stage,
@@ -202,13 +202,14 @@ def launched_with(
     record_failure(work.state, SnaketuneError("of an earlier attempt"), "of an earlier attempt")
     seen = []
 
-    def run(command, env, process_group):
-        seen.append((command, yaml.safe_load((work.state / "accelerate.yaml").read_text(encoding="utf-8")), env))
+    def run(command, variables):
+        told = work.state / "accelerate.yaml"
+        seen.append((command, yaml.safe_load(told.read_text(encoding="utf-8")) if told.exists() else None, variables))
         if outcome:
             (work.state / "outcome.json").write_text(outcome)
-        return subprocess.CompletedProcess(command, status)
+        return status
 
-    monkeypatch.setattr(launch.subprocess, "run", run)
+    monkeypatch.setattr(launch, "run_processes", run)
     monkeypatch.setattr(launch, "visible_gpus", lambda: visible)
     spec = SftSpec.model_construct()
     made = launch.launch(
@@ -228,9 +229,9 @@ def launched_with(
 @pytest.mark.parametrize(
     ("operation", "visible", "processes", "kind", "cpu"),
     [
-        ({"gpus": 1}, [], 1, "NO", True),
-        ({"gpus": 0}, ["0"], 1, "NO", False),
-        ({"gpus": 1}, ["0", "1"], 1, "NO", False),
+        ({"gpus": 1}, [], 1, None, True),
+        ({"gpus": 0}, ["0"], 1, None, False),
+        ({"gpus": 1}, ["0", "1"], 1, None, False),
         ({"gpus": 2}, ["0", "1"], 2, "MULTI_GPU", False),
         ({"gpus": 2}, ["0", "1", "2"], 2, "MULTI_GPU", False),
         ({"gpus": 3}, [], 3, "MULTI_GPU", True),
@@ -242,8 +243,13 @@ def test_one_process_per_gpu_asked_for(tmp_path, monkeypatch, operation, visible
     command, told, environment = launched_with(
         tmp_path, monkeypatch, Operation(**operation), visible, outcome='{"counts": {"of": "this one"}}'
     )
-    assert (told["num_processes"], told["distributed_type"], told["use_cpu"]) == (processes, kind, cpu)
-    assert command[-3:] == ["--module", launched.__name__, str(tmp_path / "state/job.json")]
+    if kind:
+        assert (told["num_processes"], told["distributed_type"], told["use_cpu"]) == (processes, kind, cpu)
+    else:
+        # Nobody has to be told anything.
+        assert told is None
+        assert command[:-2] == [sys.executable, "-m"]
+    assert command[-2:] == [launched.__name__, str(tmp_path / "state/job.json")]
     assert environment[launch.PARENT_VARIABLE] == str(os.getpid())
     assert environment["OMP_NUM_THREADS"] == str(7 // processes)
 

@@ -131,9 +131,11 @@ def test_nodes_meet_by_what_slurm_says(tmp_path):
     assert called.startswith("--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 ")
 
 
-def test_a_single_process_has_no_group(tmp_path):
-    ((only,),) = started(Operation(gpus=1), tmp_path / "state", dict(os.environ))
-    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(only)
+def test_a_single_process_is_started_as_it_is(tmp_path):
+    assert command(Operation(gpus=1), tmp_path, "python") == [
+        *("python", "-m", "snaketune.training.launched"),
+        str(tmp_path / "job.json"),
+    ]
 
 
 def test_accelerate_is_told_nothing_of_sharding(tmp_path):

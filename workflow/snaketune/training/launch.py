@@ -66,9 +66,10 @@ def launch(
         "files": {role: [str(path) for path in some] for role, some in files.items()},
     }
     write_json(work.state / JOB_FILE, job)
-    write_launch_files(operation, work.state, cpu=not gpus)
+    if operation.launch != "single":
+        write_launch_files(operation, work.state, cpu=not gpus)
     forget_left(work.state)
-    status = _run(command(operation, work.state, sys.executable), environment(operation))
+    status = run_processes(command(operation, work.state, sys.executable), environment(operation))
     after_leaving(work.state)
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
@@ -77,7 +78,7 @@ def launch(
     raise SnaketuneError(f"the training process ended early ({how}); {said}")
 
 
-def _run(command: list[str], variables: dict[str, str]) -> int:
+def run_processes(command: list[str], variables: dict[str, str]) -> int:
     """Wait for a command, and hand SIGTERM on to the processes that train: they leave with a checkpoint, and whoever launched
     them waits for that. Returns its exit status."""
     # What is started meanwhile ignores it, but for those that train.

@@ -13,7 +13,7 @@ from snaketune.stages.launches import ACCELERATE_FILE, DEEPSPEED_FILE
 # wherever it is told to use the CPU.
 # Under fsdp too accelerate only starts the processes: the trainer shares the model out by itself (training.sharded), since
 # accelerate's FSDP would on a CPU be DDP without a word.
-DISTRIBUTED_TYPE = {"single": "NO", "ddp": "MULTI_GPU", "fsdp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
+DISTRIBUTED_TYPE = {"ddp": "MULTI_GPU", "fsdp": "MULTI_GPU", "deepspeed": "DEEPSPEED"}
 
 
 def write_launch_files(operation: Operation, state: Path, *, cpu: bool) -> None:

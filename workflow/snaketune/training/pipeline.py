@@ -269,8 +269,6 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
     trainer.add_callback(MarkComplete())
     trainer.add_callback(Watch())
     trainer.add_callback(SetEpoch(trainer))
-    leaving = Leave(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
-    trainer.add_callback(leaving)
     if trainer.is_world_process_zero():
         remove_incomplete(checkpoints)
     trainer.accelerator.wait_for_everyone()
@@ -284,6 +282,8 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
     trainer.compile()
     if trainer.is_world_process_zero() and (line := begins()):
         print(line, flush=True)
+    leaving = Leave(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
+    trainer.add_callback(leaving)
     with drawn(trainer, trainer.run.tracked):
         mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
         # The log may have looked for the last time before it happened.
