@@ -8,7 +8,7 @@ from snaketune.cluster.asks import Ask, within
 from snaketune.cluster.ends import last_end, raised
 from snaketune.cluster.estimates import Estimates
 from snaketune.cluster.site import Site
-from snaketune.cluster.together import SHORT, STAGES_OF, Together, alike
+from snaketune.cluster.together import MOST, SHORT, STAGES_OF, Together, alike
 from snaketune.errors import SnaketuneError
 from snaketune.stages.jobs import Job
 from snaketune.stages.table import STAGES
@@ -40,11 +40,13 @@ class Requests:
 
     @cached_property
     def groups(self) -> dict[str, Together]:
-        """By name, the groups that are sent as one job."""
-        found = {}
+        """By name, the groups that are sent as one job; none where jobs aren't sent."""
+        found: dict[str, Together] = {}
+        if not self.site:
+            return found
         for name, stages in STAGES_OF.items():
             jobs = [job for job in self.jobs if job.stage in stages]
-            if not jobs or not (self.estimates.little_text if name == "data" else alike(jobs)):
+            if not 0 < len(jobs) <= MOST or not (self.estimates.little_text if name == "data" else alike(jobs)):
                 continue
             try:
                 together = Together(jobs, self._alone, in_turn=name == "models")
@@ -61,7 +63,7 @@ class Requests:
 
     def _fits(self, ask: Ask) -> bool:
         try:
-            return self.site is None or within(ask, self.site, "") == ask
+            return within(ask, self.site, "") == ask
         except SnaketuneError:
             return False
 

@@ -18,8 +18,9 @@ STAGES_OF = {
     "data": ("corpus", "tokenizer", "tokenize", "plan", "write"),
     "models": ("sft", "ref_pass", "ref_logps", "dpo", "eval"),
 }
-# Minutes up to which jobs are short, all in all.
-SHORT = 60
+# Minutes up to which jobs are short, all in all, and how many there may be: Snakemake compares those of a group with each
+# other.
+SHORT, MOST = 60, 100
 
 
 class Together:

@@ -8,16 +8,13 @@ Of the shell prefix in workflow/rules/common.smk nothing counts: it says where t
 which config messages name, and that idle threads sleep.
 """
 
-import ast
 import hashlib
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.syntax import PACKAGE, syntax_of
 
-PACKAGE = "snaketune"
 PACKAGE_FOLDER = Path(__file__).parent.parent
 # Rooms that shape no result, each with its reason; what isn't in one of them counts, so do the modules above
 # them (`tables` writes and reads the rows).
@@ -109,46 +106,7 @@ def _file(module: str) -> Path | None:
     return None
 
 
-def _syntax(module: str) -> tuple[str, tuple[str, ...]]:
+def _syntax(module: str) -> tuple[str, list[str]]:
     """Digest of a module's code and the modules of the package that it imports."""
-    return _syntax_of(_file(module).read_bytes())
-
-
-@cache
-def _syntax_of(source: bytes) -> tuple[str, tuple[str, ...]]:
-    tree = ast.parse(source)
-    imports = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from snaketune.packing import plan` names a module, `from snaketune.packing.plan import build` its content.
-            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            _drop_docstring(node)
-    ours = {name for name in imports if name.startswith(f"{PACKAGE}.") and _file(name)}
-    return hashlib.sha256(_shape(tree).encode()).hexdigest(), tuple(sorted(ours))
-
-
-def _shape(node: Any) -> str:
-    """A tree as text, the same under every Python: no positions, and no fields that only newer ones have.
-
-    >>> _shape(ast.parse("x = 1").body[0].value)
-    '(Constant value=1)'
-    """
-    if isinstance(node, list):
-        return f"[{' '.join([_shape(item) for item in node])}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    parts = [type(node).__name__]
-    for name in node._fields:
-        value = getattr(node, name, None)
-        if value is not None and value != [] and name not in ("type_params", "kind"):
-            parts.append(f"{name}={_shape(value)}")
-    return f"({' '.join(parts)})"
-
-
-def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    match node.body:
-        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            node.body = rest or [ast.Pass()]
+    digest, imports = syntax_of(_file(module).read_bytes())
+    return digest, [name for name in imports if _file(name)]
