@@ -48,13 +48,10 @@ def test_what_processes_are_told_is_no_environment(tmp_path, monkeypatch):
     work = WorkFolder(tmp_path / "w")
     work.state.mkdir(parents=True)
 
-    class Done:
-        returncode = 1
-
-    monkeypatch.setattr(launch.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr(launch, "run_processes", lambda *_: 1)
     told = {"artifacts": {}, "files": {}, "work": work, "out": tmp_path / "out", "tracking": Tracking()}
     with pytest.raises(SnaketuneError, match="ended early"):
-        launch.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=0), **told)
+        launch.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=2), **told)
     written = files_in(work.folder)
     assert {"job.json", "accelerate.yaml"} <= {path.name for path in written}
     for path in written:

@@ -162,13 +162,13 @@ def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkey
 def forked(monkeypatch) -> None:
     """Processes are launched by a fork of this one, with what the test has put into it."""
 
-    def run(command, **_):
+    def run(command, variables):
         process = FORKED.Process(target=launched.main, args=(next(p for p in map(_path, command) if p),))
         process.start()
         process.join()
-        return subprocess.CompletedProcess(command, process.exitcode)
+        return process.exitcode
 
-    monkeypatch.setattr(processes.subprocess, "run", run)
+    monkeypatch.setattr(processes, "run_processes", run)
 
 
 def _path(word: str):

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from snaketune.artifacts.manifest import write_json
@@ -151,6 +152,7 @@ def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
         """As much of one as there is before the first step."""
 
         run = Run(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
+        model = torch.nn.Linear(1, 1)
 
         class accelerator:
             @staticmethod

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from snaketune.artifacts.manifest import write_manifest
+
 from .conftest import Project, rules_in
 from .reruns import CORPUS, DPO, EVAL, REPORT, SFT, TOKENIZER
 
@@ -239,7 +241,7 @@ def made_with(project: Project, stage: str, **versions: str) -> None:
     for path in project.folder.glob(f"results/{stage}/**/manifest.json"):
         manifest = json.loads(path.read_text(encoding="utf-8"))
         manifest["versions"] |= versions
-        path.write_text(json.dumps(manifest), encoding="utf-8")
+        write_manifest(path, manifest)
 
 
 def test_other_versions_are_told_and_rerun_only_where_it_is_asked_for(project):

@@ -54,7 +54,7 @@ def test_the_profile_plans_the_demo(volume):
     for rule in ("corpus", "sft", "ref_logps", "dpo", "eval", "report"):
         assert f"rule {rule}:" in said
     training = re.search(r"rule sft:(?s:.*?)resources: (.*)", said)[1]
-    for resource in ("gpu=1", "gpu_manufacturer=nvidia", "scale=0", "mem_mb=64000"):
+    for resource in ("gpu=1", "gpu_manufacturer=nvidia", "scale=0", "mem_mb=3600"):
         assert resource in training
 
 
@@ -74,7 +74,7 @@ def test_a_pod_takes_the_code_from_the_volume_and_leaves_result_and_work_there(v
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "snaketune"
     assert {"name": "snaketune", "mountPath": str(volume)} in container["volumeMounts"]
-    asked = {"cpu": "1000m", "memory": "4000M", "ephemeral-storage": "50000M", "nvidia.com/gpu": "0"}
+    asked = {"cpu": "1000m", "memory": "1400M", "ephemeral-storage": "50000M", "nvidia.com/gpu": "0"}
     assert container["resources"]["limits"].items() >= asked.items()
     # What is current stays so, and what is stale is forced, as anywhere.
     assert "Nothing to be done" in plan(volume, CORPUS)[1]
