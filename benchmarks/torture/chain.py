@@ -27,7 +27,8 @@ STAGES = (
 )  # fmt: skip
 PACKING = {"length": 256}
 TRAINING = {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2}
-OPERATION = {"checkpoint_steps": 2, "log_steps": 1}
+# Also where a cluster's job sees GPUs that the torch here can't use.
+OPERATION = {"checkpoint_steps": 2, "log_steps": 1, "allow_cpu": True}
 CONFIG: dict[str, Any] = {
     "corpora": {
         "chat": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}], "held_out": 0.2},
