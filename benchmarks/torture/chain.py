@@ -27,8 +27,8 @@ STAGES = (
 )  # fmt: skip
 PACKING = {"length": 256}
 TRAINING = {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2}
-# Also where a cluster's job sees GPUs that the torch here can't use.
-OPERATION = {"checkpoint_steps": 2, "log_steps": 1, "allow_cpu": True}
+# On the CPU, also where a cluster's job sees GPUs: a result is of one kind of device.
+OPERATION = {"checkpoint_steps": 2, "log_steps": 1, "gpus": 0}
 CONFIG: dict[str, Any] = {
     "corpora": {
         "chat": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}], "held_out": 0.2},
