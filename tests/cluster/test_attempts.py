@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.cluster.asks import Ask
-from snaketune.cluster.deadline import ends_at
+from snaketune.cluster.deadline import ends_at, requeued
 from snaketune.cluster.ends import last_end, noted, raised
 from snaketune.cluster.pending import waiting
 
@@ -118,3 +118,14 @@ def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):
     assert ends_at() == 1.7e9
     monkeypatch.delenv("SLURM_JOB_ID")
     assert ends_at() is None
+
+
+def test_only_a_job_that_was_sent_by_the_profile_is_queued_again(slurm, monkeypatch):
+    """In one of the user's own Snakemake runs, and would find its lock when it begins again."""
+    (slurm / "scontrol.txt").write_text("", encoding="utf-8")
+    monkeypatch.delenv("SNAKEMAKE_SLURM_PARTITIONS", raising=False)
+    assert not requeued()
+    monkeypatch.setenv("SNAKEMAKE_SLURM_PARTITIONS", "profiles/slurm/cluster.yaml")
+    assert requeued()
+    (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    assert not requeued()

@@ -4,6 +4,7 @@ import os
 import time
 from datetime import datetime
 
+from snaketune.cluster.site import site_file
 from snaketune.cluster.slurm import asked
 
 
@@ -29,5 +30,10 @@ def seconds_left(end: float | None) -> float:
 
 
 def requeued() -> bool:
-    """Put this job back into the queue: SLURM ends it and starts it again, after about two minutes. False if it refuses."""
+    """Put this job back into the queue: SLURM ends it and starts it again, after about two minutes.
+
+    False if it refuses, or the job is the user's own, in which Snakemake itself runs: it would find its own lock again.
+    """
+    if site_file() is None:
+        return False
     return asked("scontrol", "requeue", os.environ["SLURM_JOB_ID"]) is not None

@@ -45,7 +45,8 @@ def after_leaving(state: Path) -> None:
     stopped = f"stopped after step {told['step']}, with a checkpoint, since"
     if told["why"] == "signal":
         raise Left(f"{stopped} it was told to end (SIGTERM); run again to go on")
-    print(f"{stopped} the job's time is up: it goes back into the queue and goes on from there", flush=True)
+    print(f"{stopped} the job's time is up", flush=True)
     if requeued():
+        print("the job goes back into the queue, and goes on from there", flush=True)
         time.sleep(SECONDS_TO_END)
-    raise Left(f"{stopped} the job's time is up, and SLURM didn't queue it again; run again to go on")
+    raise Left(f"{stopped} the job's time is up; it isn't queued again, so run again to go on")
