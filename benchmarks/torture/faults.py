@@ -47,7 +47,7 @@ FAULTS = {
             for times in ("once", "twice")
             for whom in ("driver", "job", "terminal")
         ),
-        trials=10,
+        trials=2,
         do=kills.by_signal,
     ),
     "orphan": Fault(
@@ -65,7 +65,7 @@ FAULTS = {
     "disk-full": Fault(
         what="no room for what a stage writes, then room again",
         places=STAGES,
-        trials=10,
+        trials=2,
         do=disks.full,
     ),
     "read-only": Fault(
