@@ -2,7 +2,8 @@
 
 The chain is run through `profiles/slurm`; a fault waits until SLURM runs its SFT job, does to it what scontrol and scancel can,
 and the trial goes on as on one machine. What needs a cluster's administrator takes a command from the environment, and is left
-out where none is given: TORTURE_CRASH_NODE (told the node), TORTURE_CONTROLLER_AWAY (told for how many seconds).
+out where none is given: TORTURE_CRASH_NODE (told the node), TORTURE_LOSE_NODE (the same, but its job lives on unseen),
+TORTURE_CONTROLLER_AWAY (told for how many seconds).
 """
 
 import os
@@ -16,7 +17,8 @@ from benchmarks.torture.faults import Fault
 from benchmarks.torture.processes import wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
-CRASH, AWAY = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_CONTROLLER_AWAY", "")
+CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_LOSE_NODE", "")
+AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")
 # More for the command line of Snakemake, such as --slurm-status-command squeue where nothing keeps accounts.
 ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
 # A requeued job waits two minutes for its turn.
@@ -67,9 +69,14 @@ def shorten(job: str) -> None:
     asked("scontrol", "update", f"JobId={job}", "TimeLimit=1")
 
 
-def crash_node(job: str) -> None:
-    node = asked("squeue", "--noheader", "--jobs", job, "--format=%N").strip()
-    subprocess.run([*shlex.split(CRASH), node], check=True)
+def strike_node(command: str) -> Callable[[str], None]:
+    """Have a command do its worst to the node that a job runs on."""
+
+    def strike(job: str) -> None:
+        node = asked("squeue", "--noheader", "--jobs", job, "--format=%N").strip()
+        subprocess.run([*shlex.split(command), node], check=True)
+
+    return strike
 
 
 def controller_away(job: str) -> None:
@@ -82,7 +89,8 @@ STRIKES: dict[str, Callable[[str], object]] = {
     "out of memory": lambda job: asked("scancel", "--signal=KILL", "--full", job),
     "requeue": lambda job: asked("scontrol", "requeue", job),
     "time limit": shorten,
-    **({"node crash": crash_node} if CRASH else {}),
+    **({"node crash": strike_node(CRASH)} if CRASH else {}),
+    **({"node away": strike_node(LOSE)} if LOSE else {}),
     **({"controller away": controller_away} if AWAY else {}),
 }
 FAULTS = {
