@@ -26,7 +26,9 @@ def own_project(finished, tmp_path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Snakefile", folder)
     (folder / "config").mkdir()
-    (folder / "config/config.yaml").write_text(yaml.safe_dump(finished.config), encoding="utf-8")
+    # As much as the report is told of hundreds of jobs, and more than Linux takes as one argument (128 KiB).
+    config = finished.config | {"report": {"note": "All of it. " * 20_000}}
+    (folder / "config/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     (folder / "results/report/manifest.json").unlink()
     return folder
 

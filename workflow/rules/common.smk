@@ -229,10 +229,15 @@ def command_of(stage):
         operation += f" --tracking {tracking}"
     # Told to end, a training leaves with a checkpoint, and its shell waits for that.
     waits = "trap '' TERM; " if made.launcher else ""
+    told = (
+        f"--spec {{params.spec:q}} --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
+        " --out $(dirname {output.manifest:q})"
+    )
+    if made.by_file:
+        # As a file, line by line: of hundreds of jobs it is more than a command line can hold.
+        told = f"@<(printf '%s\\n' {told})"
     return (
-        f"{waits}OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} --spec {{params.spec:q}}"
-        f" --code {{params.code}} --reruns-on {{params.reruns_on}}{inputs}{operation}"
-        " --out $(dirname {output.manifest:q}) 2>&1 | tee {log:q}"
+        f"{waits}OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} {told} 2>&1 | tee {{log:q}}"
     )
 
 

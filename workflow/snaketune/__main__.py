@@ -109,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m snaketune", description="Run one stage of the workflow by hand.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, stage in STAGES.items():
-        command = commands.add_parser(name, help=f"the {name} stage")
+        at = {"fromfile_prefix_chars": "@"} if stage.by_file else {}
+        command = commands.add_parser(name, help=f"the {name} stage", **at)
         command.add_argument("--spec", required=True, help="the stage's spec as JSON")
         command.add_argument("--code", help="digest of the stage's code (default: computed now)")
         command.add_argument(

@@ -39,6 +39,7 @@ class Stage:
         keyed: the module whose `keys` says, on the machine that it runs on, what of its spec counts, and what counts as the
             same; the rest of the spec doesn't shape the result.
         told: whether `build` takes the operation though nothing is launched.
+        by_file: whether a job is told so much, of so many others, that no command line holds it.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
 
@@ -57,6 +58,7 @@ class Stage:
     by: dict[str, str] = field(default_factory=dict)
     keyed: str = ""
     told: bool = False
+    by_file: bool = False
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
@@ -197,6 +199,7 @@ STAGES: dict[str, Stage] = {
         spec=specs.ReportSpec,
         payload="pages",
         name="",
+        by_file=True,
         module="snaketune.report.report",
         files=("manifests", "runs"),
         links="best",
