@@ -22,6 +22,7 @@ ROOMS = (
     "tracking",
     "training",
     "evaluation",
+    "diagnostics",
     "report",
 )
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
@@ -38,6 +39,8 @@ COLOURS = (
     "#5a5a8b",
     "#444444",
     "#2f5d50",
+    "#b0651d",
+    "#4a6fa5",
 )
 
 HEAD = "| module | what it is |\n|---|---|\n"

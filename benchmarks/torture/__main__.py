@@ -11,6 +11,7 @@ import argparse
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -100,7 +101,8 @@ def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> d
     begun, ended = time.monotonic(), ""
     try:
         one.fault.do(trial)
-    except Failed as error:
+    except (Failed, OSError, subprocess.SubprocessError) as error:
+        # Of what strikes too: one trial that couldn't be made ends no others.
         ended = f"FAILED: {error}"
     passed = not ended
     if passed:

@@ -27,8 +27,9 @@ def own_handler():
 
 @pytest.fixture
 def ending(monkeypatch):
-    """Jobs that end five seconds after they begin, and a queue that has no place for them."""
+    """Jobs that end five seconds after they begin, all of which a checkpoint is given, and a queue without a place for them."""
     monkeypatch.setattr(leaving, "ends_at", lambda: time.time() + 5)
+    monkeypatch.setattr(leaving, "LARGEST_SHARE", 2.0)
 
 
 def test_told_to_end_it_leaves_with_a_checkpoint_and_goes_on_exactly(tmp_path, monkeypatch):
@@ -65,6 +66,13 @@ def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
     chained, again = trained.train("chained", {"loss": "sigmoid"}, **SETTINGS)
     assert describe_files(again.payload) == describe_files(work.payload)
     assert chained.run["steps_of_this_process"] == 1
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(None, 60), (3600, 60), (40, 10), (-5, 0)])
+def test_a_short_job_is_not_all_leaving(monkeypatch, seconds, least):
+    """Of a minute, most is gone when it begins to train; to leave at once would make no end of jobs."""
+    monkeypatch.setattr(leaving, "ends_at", lambda: seconds and time.time() + seconds)
+    assert leaving.Leave(1000).least == pytest.approx(least, abs=0.1)
 
 
 def test_a_training_that_stop_if_ends_is_over_and_leaves_nothing_to_go_on_with(tmp_path, ending):

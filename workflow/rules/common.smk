@@ -47,7 +47,9 @@ wildcard_constraints:
     name=NAME_PATTERN,
     evaluation=NAME_PATTERN,
     model=NAME_PATTERN,
+    variant=NAME_PATTERN,
     part=r"\d+-of-\d+",
+    repeat=r"\d+",
 
 
 def job_of(stage, wildcards):
@@ -144,8 +146,9 @@ def inputs_of(stage):
         made = {role: [mark(one.manifest) for one in jobs] for role, jobs in job.artifacts.items()}
         files = {role: [mark(file) for file in files] for role, files in job.files.items()}
         payloads = [mark(one.payload) for one in made_from(job)]
-        # What says how it runs is waited for where it runs, and is no reason to run.
-        after = [] if DECIDES and results.of(job).current else [ancient(one.manifest) for one in job.after]
+        # What says how it runs is waited for where it runs, and is no reason to run. Not ancient: of a job below one that runs
+        # Snakemake doesn't ask any more whether its own output is there, and leaves it out if what it waits for is ancient.
+        after = [] if DECIDES and results.of(job).current else [mark(one.manifest) for one in job.after]
         # Two jobs that make the same run one after the other.
         same = [mark(graph.same_as[job.manifest].manifest)] if job.manifest in graph.same_as else []
         return {**made, **files, "payloads": payloads, "after": after, "same": same}
@@ -247,6 +250,16 @@ def calibrations(wildcards):
     for job in jobs:
         mark_of(job)
     return [job.manifest for job in jobs]
+
+
+def diagnoses(wildcards):
+    """What the config's diagnoses found."""
+    jobs = list(graph.stage("diagnosis"))
+    if not jobs:
+        raise WorkflowError("the config has no `diagnose:`; it says which run to look at, and what to try")
+    for job in jobs:
+        mark_of(job)
+    return [path for job in jobs for path in (job.manifest, job.payload)]
 
 
 def all_results(wildcards):

@@ -32,11 +32,12 @@ from snaketune.stages.work import WORK_ROOT
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 with a plain message on standard error."""
-    options = _parser().parse_args(arguments)
+    given = _told(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
     quiet_libraries()
     # A shell that waits for a training ignores it, and so would this.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    print("$ python -m snaketune", shlex.join(sys.argv[1:] if arguments is None else arguments), flush=True)
+    print("$ python -m snaketune", shlex.join(given), flush=True)
     try:
         if options.command == "clean":
             from snaketune.stages.clean import clean
@@ -87,6 +88,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _told(arguments: list[str]) -> list[str]:
+    """The arguments; those after the command line by line in a file, where they are more than a command line holds: @FILE."""
+    if len(arguments) != 2 or not arguments[1].startswith("@"):
+        return arguments
+    return [arguments[0], *Path(arguments[1][1:]).read_text(encoding="utf-8").splitlines()]
+
+
 def _operation(given: dict[str, str | None]) -> Execution:
     """From options; what isn't given, or given as `none`, keeps its default."""
     try:
@@ -109,8 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m snaketune", description="Run one stage of the workflow by hand.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, stage in STAGES.items():
-        at = {"fromfile_prefix_chars": "@"} if stage.by_file else {}
-        command = commands.add_parser(name, help=f"the {name} stage", **at)
+        command = commands.add_parser(name, help=f"the {name} stage")
         command.add_argument("--spec", required=True, help="the stage's spec as JSON")
         command.add_argument("--code", help="digest of the stage's code (default: computed now)")
         command.add_argument(

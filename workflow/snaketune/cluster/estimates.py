@@ -42,6 +42,7 @@ DATA = {
     "write": (800, 300, 3, 10),
     "pack": (800, 100, 3, 5),
     "report": (1500, 0, 10, 0),
+    "diagnosis": (800, 0, 3, 0),
 }
 # Of these a corpus is held as a whole.
 HELD_WHOLE = 4000
@@ -51,6 +52,8 @@ ALIKE = ("tokenize", "write", "ref_pass")
 SMALL = 200 * MB
 DATA_THREADS = {"tokenizer": 4}
 COMPUTING_THREADS = 8
+# Of what looks at trainings and computes nothing.
+LOOKING = {"threads": 1, "mem_mb": 3000, "runtime": 10}
 # A model whose name tells its size, such as Qwen2.5-7B.
 BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-zA-Z])")
 
@@ -130,6 +133,8 @@ class Estimates:
         }
 
     def _computing(self, job: Job) -> dict[str, Any]:
+        if job.stage == "preflight":
+            return LOOKING
         # Of a calibration: the training that it is for.
         run = getattr(job.spec, "run", job.spec)
         parameters, tokens = parameters_of(self._base(job)), self._tokens(job)
@@ -138,7 +143,7 @@ class Estimates:
         passes, flops = (learning.epochs, 6) if learning else (1, 2)
         rate = _facts(job).get("tokens_per_second_median") or FLOPS * job.operation.processes / (flops * parameters)
         seconds = passes * tokens / rate / getattr(job.spec, "parts", 1)
-        if job.stage == "calibrate":
+        if job.stage in ("calibrate", "trial"):
             seconds = 0
         return {
             "threads": COMPUTING_THREADS * each,

@@ -81,6 +81,8 @@ class Execution(Operation):
     """As in `training`."""
     gradient_checkpointing: GradientCheckpointing = "auto"
     """As in `training`."""
+    preflight: str = ""
+    """Manifest of what was found before any training; empty where nobody looked."""
     calibration: str = ""
     """Manifest of the curve that `auto` goes by; empty where there is none."""
     share_kernels: bool = False

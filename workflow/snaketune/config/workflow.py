@@ -7,6 +7,7 @@ from pydantic import Field
 
 from snaketune.config.base import Model, Name
 from snaketune.config.corpora import Corpus
+from snaketune.config.diagnose import Diagnosis, variants_of
 from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
 from snaketune.config.optimizers import OPTIMIZERS, missing_package
@@ -26,6 +27,7 @@ class Workflow(Model):
     sft: dict[Name, Sft] = {}
     dpo: dict[Name, Dpo] = {}
     eval: dict[Name, Evaluation] = {}
+    diagnose: dict[Name, Diagnosis] = {}
     tracking: Tracking = Tracking()
     report: Report = Report()
     reruns_on: dict[str, Literal["code", "versions"]] = {}
@@ -67,6 +69,8 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
                 "this run a lora of its own, or leave it out"
             )
         _check_training(f"dpo.{name}.training", run.training)
+    for name, diagnosis in config.diagnose.items():
+        _check_diagnosis(name, diagnosis, config)
     for name, evaluation in config.eval.items():
         for reference in evaluation.models:
             kind, model = reference.split(":")
@@ -95,6 +99,19 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
                 f"eval.{name}.packing: pairs are never split; choose another strategy and overflow, or evaluate preferences "
                 "in an entry of their own"
             )
+
+
+def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
+    section, _, run = diagnosis.run.partition(":")
+    runs = config.sft if section == "sft" else config.dpo
+    _known(f"diagnose.{name}.run", run, runs, section)
+    for change, variant in variants_of(name, diagnosis, runs[run]).items():
+        _fits(
+            f"diagnose.{name}.changes.{change}",
+            variant.packing,
+            _first(run if section == "sft" else variant.from_, config),
+        )
+        _check_training(f"diagnose.{name}.changes.{change}.training", variant.training)
 
 
 def _first(name: str, config: Workflow) -> Sft:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from snaketune.config.diagnose import BASELINE, Diagnosis, variants_of
 from snaketune.config.evaluation import Evaluation
 from snaketune.config.operation import Execution
 from snaketune.config.packing import Packing
@@ -17,19 +18,31 @@ from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.jobs import Job, short_digest
-from snaketune.stages.portioned import execution_of, learning_of, sized, waits_for
+from snaketune.stages.portioned import (
+    execution_of,
+    kind_of_pairs,
+    learning_of,
+    sized,
+    to_look_at,
+    tried,
+    waits_for,
+)
 from snaketune.stages.specs import (
     CorpusSpec,
+    DiagnosisSpec,
     DpoSpec,
     EvalSpec,
     PackSpec,
     PlanSpec,
+    PreflightRun,
+    PreflightSpec,
     ReportedJob,
     ReportSpec,
     SftSpec,
     TokenizerSpec,
     TokenizeSpec,
     WriteSpec,
+    canonical,
 )
 from snaketune.stages.starts import Starts, kept
 from snaketune.stages.table import STAGES
@@ -53,7 +66,7 @@ class _Asked(Starts):
     """The jobs as they are found, by stage and name."""
 
     def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path):
-        self.config, self.root = config, root
+        self.config, self.variants, self.root = config, variants, root
         self.jobs: dict[tuple[str, str], Job] = {}
         self._kept = {}
         for name in config.corpora:
@@ -64,6 +77,8 @@ class _Asked(Starts):
             self._sft(name)
         for name in config.dpo:
             self._dpo(name)
+        for name, diagnosis in config.diagnose.items():
+            self._diagnosis(name, diagnosis)
         for name, evaluation in config.eval.items():
             for model in _expand_models(evaluation, variants):
                 self._eval(name, model)
@@ -192,15 +207,9 @@ class _Asked(Starts):
     @kept
     def _sft(self, name: str) -> Job:
         run = self.config.sft[name]
-        start, pack = self._start_of(run), self._pack("sft", run.corpus, run.tokenizer, run.packing)
-        spec = SftSpec(
-            base=start.base,
-            training=learning_of(run),
-            lora=run.lora,
-            quantization=run.quantization,
-            trust_remote_code=self._trusted(name),
-        )
-        calibrated = self._calibrate(run, spec, name, pack)
+        start, pack = self._start_of(run), self._sft_pack(run)
+        spec = self._sft_spec(name, run)
+        looked_at, calibrated = self._preflight(self._family(name)), self._calibrate(run, spec, name, pack)
         return self._add(
             Job(
                 stage="sft",
@@ -208,8 +217,75 @@ class _Asked(Starts):
                 spec=spec,
                 artifacts=start.artifacts | {"pack": (pack,), "tokenizer": (self._tokenizer(run.tokenizer),)},
                 files={"base": start.files},
-                operation=execution_of(run, calibrated),
-                after=waits_for(run, calibrated),
+                operation=execution_of(run, looked_at, calibrated),
+                after=waits_for(run, looked_at, calibrated),
+            )
+        )
+
+    def _sft_spec(self, name: str, run: Sft) -> SftSpec:
+        """Args: run: of that name, or a variant of it."""
+        return SftSpec(
+            base=self._start_of(run).base,
+            training=learning_of(run),
+            lora=run.lora,
+            quantization=run.quantization,
+            trust_remote_code=self._trusted(name),
+        )
+
+    def _dpo_spec(self, run: Dpo) -> DpoSpec:
+        return DpoSpec(
+            **run.model_dump(include=set(DpoSpec.model_fields) - {"training", "lora"}),
+            training=learning_of(run),
+            lora=self._lora_of(run),
+            continued=run.lora == "continued",
+            base=self._start_of_dpo(run).base,
+            trust_remote_code=self._trusted(run.from_),
+        )
+
+    def _family(self, name: str) -> str:
+        """The SFT run at the beginning of those that go on from each other up to this one."""
+        run = self.config.sft[name]
+        return self._family(run.continues) if run.continues else name
+
+    @kept
+    def _preflight(self, family: str) -> Job:
+        """What looks at the trainings of a family before the first of them."""
+        sft = {name: run for name, run in self.config.sft.items() if self._family(name) == family}
+        dpo = {name: run for name, run in self.config.dpo.items() if run.from_ in sft}
+        trained = {f"sft.{name}": (run, "sft", self._sft_pack(run)) for name, run in sft.items()}
+        trained |= {f"dpo.{name}": (run, kind_of_pairs(run), self._preference_pack(run)) for name, run in dpo.items()}
+        # In one order, whatever that of the config.
+        trained = dict(sorted(trained.items()))
+        packs = tuple({pack.manifest: pack for _, _, pack in trained.values()}.values())
+        told: dict[str, PreflightRun] = {}
+        for key, (run, kind, pack) in trained.items():
+            looked_at = to_look_at(key, run, kind, packs.index(pack))
+            told.setdefault(canonical(looked_at.model_copy(update={"key": ""})), looked_at)
+        asked = {f"sft:{name}" for name in sft} | {f"dpo:{name}" for name in dpo} | {f"base:{name}" for name in sft}
+        evaluated = {
+            corpus
+            for evaluation in self.config.eval.values()
+            if asked.intersection(_expand_models(evaluation, self.variants))
+            for corpus in (*evaluation.conversations, *evaluation.preferences)
+        }
+        base = self._shape(family)
+        return self._add(
+            Job(
+                stage="preflight",
+                name=family,
+                spec=PreflightSpec(base=base, runs=tuple(told.values())),
+                artifacts={
+                    "tokenizer": (self._tokenizer(sft[family].tokenizer),),
+                    "packs": packs,
+                    # Of each pack the one that it is of.
+                    "corpora": tuple(
+                        next(self._corpus(run.corpus) for run, _, own in trained.values() if own is pack)
+                        for pack in packs
+                    ),
+                    "evaluated": tuple(map(self._corpus, sorted(evaluated))),
+                },
+                files={"base": Weights(base=base).files},
+                operation=Execution(gpus=max(min(run.operation.gpus, 1) for run, _, _ in trained.values())),
             )
         )
 
@@ -219,6 +295,7 @@ class _Asked(Starts):
         told = sized(run, spec, base)
         name = f"{pack.name}-{short_digest(told, pack.name)}"
         known = self.jobs.get(("calibrate", name))
+        # One of several families whose trainings are alike is looked at.
         return known or self._add(
             Job(
                 stage="calibrate",
@@ -227,26 +304,22 @@ class _Asked(Starts):
                 artifacts={"pack": (pack,), "tokenizer": (self._tokenizer(tokenizer),)},
                 files={"base": Weights(base=base).files},
                 operation=Execution(**run.operation.model_dump(), micro_batch_rows=run.training.micro_batch_rows),
+                after=(self._preflight(self._family(sft)),),
             )
         )
 
+    def _sft_pack(self, run: Sft) -> Job:
+        return self._pack("sft", run.corpus, run.tokenizer, run.packing)
+
     def _preference_pack(self, run: Dpo) -> Job:
-        kind = "unpaired" if self.config.corpora[run.corpus].kind == "unpaired" else "preference"
-        return self._pack(kind, run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
+        return self._pack(kind_of_pairs(run), run.corpus, self.config.sft[run.from_].tokenizer, run.packing)
 
     @kept
     def _dpo(self, name: str) -> Job:
         run = self.config.dpo[name]
         model, pack = self._start_of_dpo(run), self._preference_pack(run)
-        spec = DpoSpec(
-            **run.model_dump(include=set(DpoSpec.model_fields) - {"training", "lora"}),
-            training=learning_of(run),
-            lora=self._lora_of(run),
-            continued=run.lora == "continued",
-            base=model.base,
-            trust_remote_code=self._trusted(run.from_),
-        )
-        calibrated = self._calibrate(run, spec, run.from_, pack)
+        spec = self._dpo_spec(run)
+        looked_at, calibrated = self._preflight(self._family(run.from_)), self._calibrate(run, spec, run.from_, pack)
         return self._add(
             Job(
                 stage="dpo",
@@ -254,8 +327,54 @@ class _Asked(Starts):
                 spec=spec,
                 artifacts=model.artifacts | {"pack": (pack,), "ref_logps": self._references(run)},
                 files={"base": model.files},
-                operation=execution_of(run, calibrated),
-                after=waits_for(run, calibrated),
+                operation=execution_of(run, looked_at, calibrated),
+                after=waits_for(run, looked_at, calibrated),
+            )
+        )
+
+    def _diagnosis(self, name: str, diagnosis: Diagnosis) -> Job:
+        """What compares the trials of a diagnosis. In each round every variant has one, after those of the round before."""
+        section, _, of = diagnosis.run.partition(":")
+        runs = variants_of(name, diagnosis, getattr(self.config, section)[of])
+        trials: list[Job] = []
+        for repeat in range(1, diagnosis.repeats + 1):
+            before = tuple(trials[-len(runs) :])
+            trials += [
+                self._trial(f"{name}/{variant}/{repeat}", of, run, diagnosis, repeat, before)
+                for variant, run in runs.items()
+            ]
+        spec = DiagnosisSpec(
+            mode=diagnosis.mode, variants={BASELINE: {}} | diagnosis.changes, repeats=diagnosis.repeats
+        )
+        return self._add(Job(stage="diagnosis", name=name, spec=spec, artifacts={"trials": tuple(trials)}))
+
+    def _trial(
+        self, name: str, of: str, run: Sft | Dpo, diagnosis: Diagnosis, repeat: int, before: tuple[Job, ...]
+    ) -> Job:
+        """A short training. Args: of: the name of the run that it is a variant of; before: trials of the last round."""
+        if isinstance(run, Sft):
+            sft, start, pack, spec, references = (
+                of,
+                self._start_of(run),
+                self._sft_pack(run),
+                self._sft_spec(of, run),
+                (),
+            )
+        else:
+            sft, start, pack, spec = run.from_, self._start_of_dpo(run), self._preference_pack(run), self._dpo_spec(run)
+            references = self._references(run)
+        looked_at, calibrated = self._preflight(self._family(sft)), self._calibrate(run, spec, sft, pack)
+        return self._add(
+            Job(
+                stage="trial",
+                name=name,
+                spec=tried(run, spec, diagnosis, repeat),
+                artifacts=start.artifacts
+                | {"pack": (pack,), "tokenizer": (self._tokenizer(self.config.sft[sft].tokenizer),)}
+                | {"ref_logps": references},
+                files={"base": start.files},
+                operation=execution_of(run, looked_at, calibrated),
+                after=(*waits_for(run, looked_at, calibrated), *before),
             )
         )
 
@@ -309,8 +428,9 @@ class _Asked(Starts):
     def _report(self) -> Job:
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
-        # What was measured before a training stands in that one's run.json, and a part's pairs in the whole.
-        shown = (job for job in self.jobs.values() if job.stage not in ("calibrate", "ref_pass"))
+        # What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
+        apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis")
+        shown = (job for job in self.jobs.values() if job.stage not in apart)
         jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
         reported = tuple(
             ReportedJob(

@@ -1,10 +1,11 @@
 """Of a run's config, what shapes the weights; how it runs; and what of it speed and memory follow from."""
 
+from snaketune.config.diagnose import Diagnosis
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Learning, Pretrained, Scratch, Sft
 from snaketune.stages.jobs import Job
-from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
+from snaketune.stages.specs import CalibrateSpec, DpoSpec, Kind, PreflightRun, SftSpec, TrialSpec
 
 
 def learning_of(run: Sft | Dpo) -> Learning:
@@ -12,16 +13,56 @@ def learning_of(run: Sft | Dpo) -> Learning:
     return Learning(**run.training.model_dump(include=set(Learning.model_fields)))
 
 
-def execution_of(run: Sft | Dpo, calibrated: Job) -> Execution:
+def execution_of(run: Sft | Dpo, looked_at: Job, calibrated: Job) -> Execution:
     """How a run's training runs."""
     portions = run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"})
     shared = {"share_kernels": run.reference_pass.share_kernels} if isinstance(run, Dpo) else {}
-    return Execution(**run.operation.model_dump(), **portions, **shared, calibration=calibrated.manifest)
+    before = {"preflight": looked_at.manifest, "calibration": calibrated.manifest}
+    return Execution(**run.operation.model_dump(), **portions, **shared, **before)
 
 
-def waits_for(run: Sft | Dpo, calibrated: Job) -> tuple[Job, ...]:
-    """The jobs that say how it runs."""
-    return (calibrated,) if run.training.micro_batch_rows == "auto" else ()
+def waits_for(run: Sft | Dpo, looked_at: Job, calibrated: Job) -> tuple[Job, ...]:
+    """The jobs that say whether it can run, and how."""
+    return (looked_at, calibrated) if run.training.micro_batch_rows == "auto" else (looked_at,)
+
+
+def kind_of_pairs(run: Dpo) -> Kind:
+    """What a preference run's rows are."""
+    return "unpaired" if run.unpaired else "preference"
+
+
+def to_look_at(key: str, run: Sft | Dpo, kind: Kind, pack: int) -> PreflightRun:
+    """What of a run can be looked at before anything is trained.
+
+    Args:
+        key: where it is in the config.
+        pack: which of those that are looked at it trains on.
+    """
+    own = None if run.lora == "continued" else run.lora
+    # What no finding follows from says nothing here, so that runs that differ in it are one.
+    counts = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision"}
+    learning = Learning(**run.training.model_dump(include=counts), schedule="constant")
+    return PreflightRun(
+        key=key,
+        kind=kind,
+        run=SftSpec(base=None, training=learning, lora=own, quantization=run.quantization),
+        pack=pack,
+        micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
+        gradient_checkpointing=run.training.gradient_checkpointing,
+        **run.operation.model_dump(include={"gpus", "nodes", "launch", "zero_stage", "allow_cpu"}),
+    )
+
+
+def tried(run: Sft | Dpo, spec: SftSpec | DpoSpec, diagnosis: Diagnosis, repeat: int) -> TrialSpec:
+    """What a short training of a run is told."""
+    return TrialSpec(
+        run=spec,
+        **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
+        **run.operation.model_dump(include={"launch", "zero_stage", "load_in_memory"}),
+        processes=run.operation.processes,
+        **diagnosis.model_dump(include={"steps", "warmup_steps"}),
+        repeat=repeat,
+    )
 
 
 def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -> CalibrateSpec:

@@ -5,13 +5,13 @@ a spec can't change the stage's result, and a key that is in it can't change wit
 """
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report
 from snaketune.config.losses import PreferenceLoss
-from snaketune.config.operation import GradientCheckpointing, Launch, ZeroStage
+from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainOn
 from snaketune.config.runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch
 
@@ -121,6 +121,57 @@ class CalibrateSpec(Model):
     processes: int
     launch: Launch
     zero_stage: ZeroStage | None
+
+
+class PreflightRun(Model):
+    """One training of a family; several that differ in nothing of this are told once."""
+
+    key: str
+    """Where it is in the config: `sft.demo`."""
+    kind: Kind
+    run: SftSpec
+    """What of it can be looked at beforehand; of preferences too."""
+    pack: int
+    """Which of the packs it trains on, counted from 0."""
+    micro_batch_rows: MicroBatchRows
+    gradient_checkpointing: GradientCheckpointing
+    gpus: int
+    nodes: int
+    launch: Launch
+    zero_stage: ZeroStage | None
+    allow_cpu: bool
+
+
+class PreflightSpec(Model):
+    """What is looked at before the first training of a family of runs."""
+
+    base: Pretrained | Scratch
+    runs: tuple[PreflightRun, ...]
+
+
+class TrialSpec(Model):
+    """A short training of a diagnosis, with all that its speed follows from."""
+
+    run: SftSpec | DpoSpec
+    micro_batch_rows: MicroBatchRows
+    gradient_checkpointing: GradientCheckpointing
+    processes: int
+    launch: Launch
+    zero_stage: ZeroStage | None
+    load_in_memory: Literal["auto"] | bool
+    steps: int
+    warmup_steps: int
+    repeat: int
+    """The round that it is of, counted from 1."""
+
+
+class DiagnosisSpec(Model):
+    """Whose trials are compared, in which order."""
+
+    mode: Literal["one-at-a-time", "add-one-in"]
+    variants: dict[str, dict[str, Any]]
+    """By name, the baseline first, what each changes."""
+    repeats: int
 
 
 class EvalSpec(Model):

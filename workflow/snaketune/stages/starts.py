@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cached_property, wraps
 from typing import Any
 
+from snaketune.config.diagnose import variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Lora, Pretrained, Scratch, Sft
 from snaketune.config.workflow import Workflow
@@ -115,7 +116,13 @@ class Starts:
     def _sharing(self) -> dict[tuple[str, str, str], list[Dpo]]:
         """By model, pack and spec, the runs that share a reference."""
         found: dict[tuple[str, str, str], list[Dpo]] = {}
-        for run in (run for run in self.config.dpo.values() if run.needs_reference):
+        tried = (
+            run
+            for name, one in self.config.diagnose.items()
+            if one.run.startswith("dpo:")
+            for run in variants_of(name, one, self.config.dpo[one.run.removeprefix("dpo:")]).values()
+        )
+        for run in (run for run in (*self.config.dpo.values(), *tried) if run.needs_reference):
             found.setdefault(self._shared_by(run), []).append(run)
         return found
 

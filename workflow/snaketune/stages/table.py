@@ -75,7 +75,7 @@ LAUNCHER = "snaketune.training.attempts"
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
 PORTIONS = ("micro_batch_rows", "gradient_checkpointing", "calibration")
 PASS = ("gpus", "allow_cpu", "share_kernels")
-TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", *PORTIONS)
+TRAINING = (*DEVICES, "checkpoint_steps", "log_steps", "load_in_memory", "preflight", *PORTIONS)
 
 STAGES: dict[str, Stage] = {
     "corpus": Stage(
@@ -125,6 +125,17 @@ STAGES: dict[str, Stage] = {
         one=("plan",),
         many=("shards",),
         libraries=always("pyarrow"),
+    ),
+    "preflight": Stage(
+        spec=specs.PreflightSpec,
+        payload="findings",
+        module="snaketune.diagnostics.preflight",
+        one=("tokenizer",),
+        many=("packs", "corpora", "evaluated"),
+        files=("base",),
+        operation=("gpus",),
+        measures=True,
+        by_file=True,
     ),
     "calibrate": Stage(
         spec=specs.CalibrateSpec,
@@ -183,6 +194,25 @@ STAGES: dict[str, Stage] = {
         libraries=of_training,
         operation=(*TRAINING, "share_kernels"),
         launcher=LAUNCHER,
+    ),
+    "trial": Stage(
+        spec=specs.TrialSpec,
+        payload="measured",
+        name="{name}/{variant}/{repeat}",
+        module="snaketune.diagnostics.trial",
+        one=("pack", "tokenizer"),
+        many=("model", "beneath", "ref_logps"),
+        files=("base",),
+        libraries=of_calibration,
+        operation=(*TRAINING, "share_kernels"),
+        launcher="snaketune.diagnostics.trying",
+    ),
+    "diagnosis": Stage(
+        spec=specs.DiagnosisSpec,
+        payload="attribution",
+        module="snaketune.diagnostics.diagnosis",
+        many=("trials",),
+        libraries=always("matplotlib"),
     ),
     "eval": Stage(
         spec=specs.EvalSpec,

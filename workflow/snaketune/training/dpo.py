@@ -22,6 +22,7 @@ from snaketune.training import pipeline
 from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.launched import is_first_process
 from snaketune.training.pairs import PairRows
+from snaketune.training.pipeline import Begun
 from snaketune.training.reference import check_ref_logps
 from snaketune.training.trainer import Run
 
@@ -58,6 +59,11 @@ def build(
 
 def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
     """Train on packed pairs, from the model that is their reference unless another one is, or none is needed."""
+    return pipeline.train(*begin(run, results, pack, ref_logps))
+
+
+def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
+    """What a training of these begins with; raises SnaketuneError if the log-probabilities aren't of its reference."""
     spec, tokenizer = run.spec, results[0].folder
     if ref_logps:
         check_ref_logps(
@@ -70,4 +76,4 @@ def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps:
         results, run = results[1:], replace(run, adapter=tokenizer / ADAPTER)
     start = Stack(results=results, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    return pipeline.train(DpoTrainer, rows, run, start.load, start.config(), start.named_base)
+    return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

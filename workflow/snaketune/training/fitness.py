@@ -72,6 +72,7 @@ def examine(
     *,
     dropout: bool = True,
     summed: bool = True,
+    processes: int | None = None,
 ) -> Fitness:
     """Look at a training that is about to begin.
 
@@ -80,10 +81,11 @@ def examine(
         config: of its model, read or made; None where nobody knows.
         rows: that it trains on; of unpacked ones, neither how many tokens a batch has is known nor how many there are.
         dropout, summed: see `models.planned.plan_model` and `models.memory.estimate`.
+        processes: that will train together; those that are there now where none are given.
     Raises:
         SnaketuneError: the adapters don't fit the model.
     """
-    processes = int(os.environ.get("WORLD_SIZE", 1))
+    processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch = operation.micro_batch_rows
     packed = isinstance(rows, PackedRows)
     batch = Batch(rows=micro_batch, row_length=rows.row_length, longest=rows.longest[0]) if packed else None

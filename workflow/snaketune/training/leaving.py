@@ -18,6 +18,8 @@ from snaketune.cluster.deadline import ends_at, seconds_left
 
 # The least that a checkpoint is given before the end; SLURM sends its own signals this long before at the earliest.
 LEAST_SECONDS = 60
+# But no larger share of the time that the job had when it began to train, or one of a minute would only ever leave.
+LARGEST_SHARE = 0.25
 # Of weights and an optimizer's states, to a slow shared disk, until a checkpoint has been timed.
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 12, 1e8
 # Several processes have to leave after the same step. Of short steps they agree at every eighth: that waits for the device.
@@ -30,6 +32,7 @@ class Leave(TrainerCallback):
     def __init__(self, trained_parameters: int):
         self.told = False
         self.end = ends_at() if PartialState().is_main_process else None
+        self.least = min(LEAST_SECONDS, LARGEST_SHARE * max(0.0, seconds_left(self.end)))
         self.save_seconds = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
         self.step_seconds = 0.0
         self.agreed_seconds = 1.0
@@ -69,7 +72,7 @@ class Leave(TrainerCallback):
         return None
 
     def _is_near(self) -> bool:
-        needed = max(LEAST_SECONDS, 3 * self.save_seconds + 2 * self.step_seconds * (EVERY if self._short else 1))
+        needed = max(self.least, 3 * self.save_seconds + 2 * self.step_seconds * (EVERY if self._short else 1))
         return seconds_left(self.end) < needed
 
     @property

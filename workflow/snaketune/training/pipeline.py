@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, set_seed
@@ -17,6 +17,7 @@ from snaketune.models.devices import Compute, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
 from snaketune.models.loading import parameter_count, stored_dtype
+from snaketune.models.probe import probe
 from snaketune.models.room import ran_out
 from snaketune.stages.attempt import check_files
 from snaketune.stages.needs import tell
@@ -29,6 +30,7 @@ from snaketune.training.checkpoints import (
     remove_incomplete,
 )
 from snaketune.training.fitness import Fitness, examine
+from snaketune.training.found import findings_before
 from snaketune.training.launched import is_first_process
 from snaketune.training.leaving import Leave
 from snaketune.training.left import leave
@@ -40,6 +42,18 @@ from snaketune.training.trainer import BaseTrainer, Run, Watch
 
 # Gives the model in a data type, quantized or not.
 Load = Callable[[torch.dtype, Quantization | None], PreTrainedModel]
+
+
+class Begun(NamedTuple):
+    """What `train` takes."""
+
+    trainer_class: type[BaseTrainer]
+    rows: Sized
+    run: Run
+    load: Load
+    config: PretrainedConfig | None = None
+    base: Pretrained | None = None
+    made: PretrainedConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +158,9 @@ def train(
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
+            "probe": probe(compute.device, compute.dtype, run.work.state),
             **portions,
+            "preflight": findings_before(run.operation),
             **_memory(trainer, history, fitness),
             **ready.facts,
             **facts,

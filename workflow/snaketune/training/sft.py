@@ -21,6 +21,7 @@ from snaketune.tracking.curves import Tracked
 from snaketune.training import pipeline
 from snaketune.training.launched import is_first_process
 from snaketune.training.packed import PackedTrainer
+from snaketune.training.pipeline import Begun
 from snaketune.training.saving import tell_other_tokenizer
 from snaketune.training.trainer import Run
 
@@ -67,6 +68,11 @@ def build(
 
 def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Outcome:
     """Train on the rows of either format, from a base or, where there are, from results."""
+    return pipeline.train(*begin(run, pack, tokenizer, results))
+
+
+def begin(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact, ...] = ()) -> Begun:
+    """What a training of these begins with."""
     start = Stack(
         results=results,
         base=run.spec.base,
@@ -80,4 +86,4 @@ def train_on(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artif
         from snaketune.training.raw import RawRows, RawTrainer
 
         trainer, rows = RawTrainer, RawRows(pack, tokenizer.folder)
-    return pipeline.train(trainer, rows, run, start.load, start.config(), start.named_base, made=start.new_config())
+    return Begun(trainer, rows, run, start.load, start.config(), start.named_base, start.new_config())

@@ -1,0 +1,230 @@
+"""What would fail or crawl hours later: each fault is made, and found; a sound run has none."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scratch
+from snaketune.diagnostics import places, preflight
+from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tokenization.tokenizer import build as build_tokenizer
+from snaketune.training.found import findings_before
+from tests.packing.chain import corpus, made, pack, rows_of, started
+
+ROOT = Path(__file__).parents[2]
+CHATML = ROOT / "resources/chat_templates/chatml.jinja"
+SMALL = Scratch(hidden_size=32, intermediate_size=64, layers=1, heads=2)
+
+
+class Family:
+    """One SFT run on the demo's rows, with faults to come."""
+
+    def __init__(self, folder: Path, length: int = 512):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.corpus = self.corpus_of("chat", rows_of("chat", 80))
+        spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=False)
+        own = started(folder / "tokenizer")
+        outcome = build_tokenizer(spec, own, corpora=[self.corpus], chat_template=[CHATML], base=[])
+        self.tokenizer = made(own.folder, outcome, spec)
+        self.pack = pack(folder / "pack", self.corpus, self.tokenizer, "sft", length=length)
+        self.evaluated = [self.corpus]
+        self.base: Any = SMALL
+        self.run = {"learning_rate": 1e-3, "batch_rows": 2, "epochs": 5}
+        self.told: dict[str, Any] = {}
+
+    def corpus_of(self, name: str, rows: list[dict[str, Any]]) -> Artifact:
+        return corpus(self.folder / name, "sft", rows, held_out=20)
+
+    def findings(self) -> list[dict[str, str]]:
+        """What preflight writes down; raises what it stops at."""
+        shutil.rmtree(self.folder / "work", ignore_errors=True)
+        work = started(self.folder / "work")
+        given = {"gpus": 0, "nodes": 1, "launch": "single", "zero_stage": None, "allow_cpu": False}
+        given |= {
+            "lora": None,
+            "quantization": None,
+            "micro_batch_rows": 1,
+            "gradient_checkpointing": "auto",
+        } | self.told
+        sft = SftSpec(
+            base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
+        )
+        run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, **given)
+        preflight.build(
+            PreflightSpec(base=self.base, runs=(run,)),
+            work,
+            tokenizer=self.tokenizer,
+            packs=[self.pack],
+            corpora=[self.corpus],
+            evaluated=self.evaluated,
+            base=[],
+        )
+        return json.loads((work.payload / "findings.json").read_text(encoding="utf-8"))["findings"]
+
+
+@pytest.fixture(scope="module")
+def sound_once(tmp_path_factory) -> Family:
+    return Family(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def family(sound_once, tmp_path) -> Family:
+    """A sound one, of which a test may change what it likes."""
+    own = object.__new__(Family)
+    own.__dict__ |= sound_once.__dict__ | {"folder": tmp_path, "run": dict(sound_once.run), "told": {}}
+    return own
+
+
+def keys(found: list[dict[str, str]]) -> list[str]:
+    return [one["key"] for one in found]
+
+
+def test_a_sound_run_has_nothing_to_tell(family):
+    assert family.findings() == []
+
+
+def test_tokens_lost_to_the_rows_length_are_told_with_the_length_that_would_do(tmp_path):
+    (found,) = Family(tmp_path, length=64).findings()
+    assert found["key"] == "sft.demo.packing.length" and found["severity"] == "warns"
+    assert "of the tokens" in found["found"] and "would keep 99%" in found["do"]
+
+
+def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
+    counts = family.pack.manifest["counts"]
+    for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
+        train = counts["train"] | {"supervised_tokens": supervised}
+        (found,) = preflight.lost_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
+        assert found.key == "sft.demo.packing.train_on" and preflight.as_json(found)["severity"] == severity
+
+
+def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
+    folder = shutil.copytree(family.tokenizer.folder, tmp_path / "own/tokenizer")
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config["pad_token"] = config["eos_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    manifest = family.tokenizer.manifest | {"payload": {}}
+    family.tokenizer = Artifact(tmp_path / "own/manifest.json", manifest, folder)
+    assert [one["found"] for one in family.findings() if "both pads and ends" in one["found"]]
+
+
+def test_held_out_rows_that_another_corpus_trains_on_are_counted(family):
+    rows = rows_of("chat", 80)
+    family.evaluated = [family.corpus_of("other", rows[:30])]
+    (found,) = family.findings()
+    assert found["key"] == "corpora.chat.decontamination" and "20 of the 20 held-out rows of other" in found["found"]
+
+
+@pytest.mark.parametrize(
+    ("base", "lora", "rate", "told"),
+    [
+        (SMALL, None, 3e-3, False),
+        (SMALL, None, 0.1, True),
+        (SMALL, None, 1e-10, True),
+        (Pretrained(path="."), None, 2e-5, False),
+        (Pretrained(path="."), None, 1e-3, True),
+        (Pretrained(path="."), Lora(), 2e-4, False),
+        (Pretrained(path="."), Lora(), 1e-2, True),
+    ],
+)
+def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, told):
+    sft = SftSpec(
+        base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
+    )
+    run = SimpleNamespace(key="sft.demo", kind="sft", run=sft)
+    found = preflight.out_of_range(run, isinstance(base, Pretrained), family.pack.manifest)
+    assert (["sft.demo.training.learning_rate"] if told else []) == [one.key for one in found]
+
+
+def test_a_batch_that_leaves_few_steps_is_told(family):
+    family.run["batch_rows"] = 64
+    assert "sft.demo.training.batch_rows" in keys(family.findings())
+
+
+def test_a_machine_that_lacks_what_the_run_needs_stops_it_and_all_is_told_at_once(family, monkeypatch):
+    family.base = Pretrained(path=str(tiny_model(family.folder)))
+    family.told = {"lora": Lora(), "quantization": Quantization()}
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    with pytest.raises(SnaketuneError) as stopped:
+        family.findings()
+    assert "sft.demo.quantization: 4-bit weights" in str(stopped.value)
+    assert "the disk of" in str(stopped.value) and "clean_work" in str(stopped.value)
+
+
+def tiny_model(folder: Path) -> Path:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=400
+    )
+    config.save_pretrained(folder / "base")
+    return folder / "base"
+
+
+def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=200_000))
+    (found,) = family.findings()
+    assert found["severity"] == "warns" and "checkpoints" in found["found"]
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(places.fcntl, "flock", refuse)
+    assert [one.key for one in places.file_system(tmp_path)] == ["results"]
+
+
+def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apart(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    answer: list[Any] = []
+
+    def model_info(self, path, **_):
+        if isinstance(answer[0], type):
+            raise answer[0].__new__(answer[0])
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in answer[0]])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", raises(errors.LocalEntryNotFoundError("not here")))
+    base = Pretrained(path="owner/model", revision="v1")
+    said = {}
+    for what in (
+        errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.GatedRepoError, ConnectionError,
+        ("pytorch_model.bin",), ("model.safetensors",),
+    ):  # fmt: skip
+        answer[:] = [what]
+        said[str(what)] = [one.found for one in places.hub("sft.demo", base)]
+    missing, revision, gated, silent, pickled, sound = said.values()
+    assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
+    assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
+
+
+def raises(error: Exception) -> Any:
+    def call(*_: Any, **__: Any) -> None:
+        raise error
+
+    return call
+
+
+def test_a_training_tells_in_its_run_what_was_found_before(family, tmp_path):
+    family.run["batch_rows"] = 64
+    found = family.findings()
+    work = WorkFolder(family.folder / "work")
+    folder = tmp_path / "results/preflight/demo"
+    shutil.copytree(work.payload, folder / "findings")
+    manifest = folder / "manifest.json"
+    from snaketune.artifacts.manifest import describe_files, write_manifest
+
+    write_manifest(manifest, {"stage": "preflight", "payload": describe_files(folder / "findings"), "records": {}})
+    assert findings_before(Execution(preflight=str(manifest))) == found
+    assert findings_before(Execution()) == []
