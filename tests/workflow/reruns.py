@@ -18,6 +18,7 @@ MARKED = {
     "corpora.marked": {"kind": "unpaired", "sources": [{"files": ["data/preferences.jsonl"]}]}, "dpo.run.corpus": "marked",
     "dpo.run.loss": "kto",
 }  # fmt: skip
+CHANGE = {"one-row": {"training.micro_batch_rows": 1}}
 ALPHA = {"dpo.run.f_divergence_type": "alpha_divergence"}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
@@ -162,6 +163,13 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "batch_size": 1}}, EVAL),
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
+    # What is tried is a target of its own.
+    "diagnose.run": ({"diagnose.speed": {"run": "dpo:run", "changes": CHANGE}}, set()),
+    "diagnose.changes": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE}}, set()),
+    "diagnose.mode": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "mode": "add-one-in"}}, set()),
+    "diagnose.steps": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "steps": 5}}, set()),
+    "diagnose.warmup_steps": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "warmup_steps": 5}}, set()),
+    "diagnose.repeats": ({"diagnose.speed": {"run": "sft:run", "changes": CHANGE, "repeats": 5}}, set()),
     "reruns_on": ({"reruns_on": {"sft": "versions"}}, set()),
     "tracking.project": ({"tracking": {"project": "other"}}, set()),
     "tracking.tensorboard": ({"tracking": {"tensorboard": False}}, set()),

@@ -239,9 +239,7 @@ def command_of(stage):
     if made.by_file:
         # As a file, line by line: of hundreds of jobs it is more than a command line can hold.
         told = f"@<(printf '%s\\n' {told})"
-    return (
-        f"{waits}OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} {told} 2>&1 | tee {{log:q}}"
-    )
+    return f"{waits}OMP_NUM_THREADS={{threads}} RAYON_NUM_THREADS={{threads}} python -m snaketune {stage} {told} 2>&1 | tee {{log:q}}"
 
 
 def calibrations(wildcards):
@@ -257,6 +255,14 @@ def diagnoses(wildcards):
     jobs = list(graph.stage("diagnosis"))
     if not jobs:
         raise WorkflowError("the config has no `diagnose:`; it says which run to look at, and what to try")
+    for job in jobs:
+        mark_of(job)
+    return [path for job in jobs for path in (job.manifest, job.payload)]
+
+
+def audits(wildcards):
+    """A look at every run; of those that take the same time and memory, at one."""
+    jobs = list(graph.stage("audit"))
     for job in jobs:
         mark_of(job)
     return [path for job in jobs for path in (job.manifest, job.payload)]

@@ -43,6 +43,7 @@ DATA = {
     "pack": (800, 100, 3, 5),
     "report": (1500, 0, 10, 0),
     "diagnosis": (800, 0, 3, 0),
+    "audit": (800, 0, 3, 0),
 }
 # Of these a corpus is held as a whole.
 HELD_WHOLE = 4000

@@ -33,6 +33,10 @@ class Diagnosis(Model):
     repeats: PositiveInt = 3
     """Rounds, each with every variant; figures are medians over them, with the least and the most."""
 
+    def variants(self, name: str, run: Sft | Dpo) -> dict[str, Sft | Dpo]:
+        """As `variants_of`. Args: name: of the diagnosis; run: that it is of."""
+        return variants_of(f"diagnose.{name}.changes", self.changes, run, self.mode == "add-one-in")
+
     @field_validator("changes")
     @classmethod
     def _of_what_can_be_changed(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -47,18 +51,35 @@ class Diagnosis(Model):
         return changes
 
 
-def variants_of(name: str, diagnosis: Diagnosis, run: Sft | Dpo) -> dict[str, Sft | Dpo]:
+def doubtful(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
+    """What of a run is set to what is slow on most machines, as changes to try."""
+    found: dict[str, dict[str, Any]] = {}
+    if run.packing.strategy == "none":
+        found["packed"] = {"packing.strategy": "best-fit-decreasing"}
+    if run.training.gradient_checkpointing is True:
+        found["activations-kept"] = {"training.gradient_checkpointing": False}
+    if run.training.precision == "float32":
+        found["precision-auto"] = {"training.precision": "auto"}
+    if run.training.optimizer == "adamw_torch":
+        found["fused-optimizer"] = {"training.optimizer": "adamw_torch_fused"}
+    return found
+
+
+def variants_of(
+    key: str, changes: dict[str, dict[str, Any]], run: Sft | Dpo, adding: bool = False
+) -> dict[str, Sft | Dpo]:
     """By name, the baseline and what the changes make of it, in their order.
 
     Args:
-        name: of the diagnosis.
-        run: that it is of.
+        key: where the changes are in the config.
+        run: the baseline.
+        adding: whether each change is put on those before it.
     Raises:
         SnaketuneError: a change makes no run.
     """
     found: dict[str, Sft | Dpo] = {BASELINE: run}
     told = run.model_dump(by_alias=True, exclude_unset=True)
-    for change, keys in diagnosis.changes.items():
+    for change, keys in changes.items():
         changed = deepcopy(told)
         for dotted, value in keys.items():
             _put(changed, dotted.split("."), value)
@@ -68,9 +89,9 @@ def variants_of(name: str, diagnosis: Diagnosis, run: Sft | Dpo) -> dict[str, Sf
             issue = error.errors()[0]
             at = ".".join(str(part) for part in issue["loc"])
             raise SnaketuneError(
-                f"diagnose.{name}.changes.{change}: {f'{at}: ' if at else ''}{issue['msg']}, found {issue['input']!r}"
+                f"{key}.{change}: {f'{at}: ' if at else ''}{issue['msg']}, found {issue['input']!r}"
             ) from None
-        if diagnosis.mode == "add-one-in":
+        if adding:
             told = changed
     return found
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from snaketune.config.base import Model, Name
 from snaketune.config.corpora import Corpus
-from snaketune.config.diagnose import Diagnosis, variants_of
+from snaketune.config.diagnose import Diagnosis
 from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
 from snaketune.config.optimizers import OPTIMIZERS, missing_package
@@ -105,7 +105,7 @@ def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
     section, _, run = diagnosis.run.partition(":")
     runs = config.sft if section == "sft" else config.dpo
     _known(f"diagnose.{name}.run", run, runs, section)
-    for change, variant in variants_of(name, diagnosis, runs[run]).items():
+    for change, variant in diagnosis.variants(name, runs[run]).items():
         _fits(
             f"diagnose.{name}.changes.{change}",
             variant.packing,

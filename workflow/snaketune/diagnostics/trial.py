@@ -21,7 +21,9 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
+from snaketune.diagnostics.parts import Profiled
 from snaketune.diagnostics.trying import MEASURED
+from snaketune.errors import SnaketuneError
 from snaketune.models.devices import keep_freed_memory
 from snaketune.models.probe import probe
 from snaketune.models.room import peak_memory
@@ -36,6 +38,8 @@ from snaketune.training.pipeline import Begun, check_fitness, prepared
 from snaketune.training.trainer import BaseTrainer, Run
 
 WINDOWS = 10
+# For chrome://tracing and Perfetto.
+TRACE = "trace.json.gz"
 
 
 def build(
@@ -85,8 +89,9 @@ def build(
 class Windows(TrainerCallback):
     """Marks where windows begin and end; ends the training after the last."""
 
-    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int):
-        self.gauge, self.warmup, self.last = trainer.gauge, warmup, warmup + steps
+    def __init__(self, trainer: BaseTrainer, warmup: int, steps: int, goes_on: bool):
+        """Args: goes_on: whether somebody else ends the training."""
+        self.gauge, self.warmup, self.last, self.goes_on = trainer.gauge, warmup, warmup + steps, goes_on
         self.length = max(1, steps // WINDOWS)
         # Step, time, and the tokens that were counted since the mark before.
         self.marks: list[tuple[int, float, float]] = []
@@ -94,8 +99,10 @@ class Windows(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         """Of the Trainer: a step is done."""
         step = state.global_step
-        control.should_training_stop |= step >= self.last
-        if step < self.warmup or ((step - self.warmup) % self.length and not control.should_training_stop):
+        control.should_training_stop |= step >= self.last and not self.goes_on
+        # A short training may be over before.
+        ends = step == min(self.last, state.max_steps)
+        if not ends and (not self.warmup <= step < self.last or (step - self.warmup) % self.length):
             return
         if self.gauge.device.type != "cpu":
             torch.accelerator.synchronize(self.gauge.device)
@@ -109,12 +116,20 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
         trainer = ready.trainer
         args, gauge = trainer.args, trainer.gauge
         args.save_strategy, args.logging_strategy, args.logging_first_step = "no", "no", False
-        windows = Windows(trainer, spec.warmup_steps, spec.steps)
+        windows = Windows(trainer, spec.warmup_steps, spec.steps, goes_on=spec.profile)
+        profiled = Profiled(windows.last, gauge.device, begun.run.work.payload / TRACE)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(SetEpoch(trainer))
         trainer.add_callback(windows)
+        if spec.profile:
+            trainer.add_callback(profiled)
         trainer.compile()
         trainer.train()
+        if len(windows.marks) < 2:
+            raise SnaketuneError(
+                f"the whole training has {trainer.state.global_step} steps, and {spec.warmup_steps} of a trial go before one "
+                "is measured; give it more epochs, or its steps fewer rows (training.batch_rows)"
+            )
         own = {"tokens": [tokens for _, _, tokens in windows.marks], "peak": peak_memory(gauge.device)}
         everyone = gather_object([own])
         history = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -133,6 +148,7 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
             "mfu": about["mfu_median"],
             "mfu_computed": about["mfu_computed_median"],
             "peak_flops_per_second": about["peak_flops_per_second"],
+            "parts": profiled.shares,
             "compiled": trainer.compiled,
             "kernel": ready.about.get("kernel", "its own attention"),
             "parameters": ready.parameters,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from snaketune.config.diagnose import BASELINE, Diagnosis, variants_of
+from snaketune.config.diagnose import BASELINE, Diagnosis, doubtful, variants_of
 from snaketune.config.evaluation import Evaluation
 from snaketune.config.operation import Execution
 from snaketune.config.packing import Packing
@@ -28,6 +28,7 @@ from snaketune.stages.portioned import (
     waits_for,
 )
 from snaketune.stages.specs import (
+    AuditSpec,
     CorpusSpec,
     DiagnosisSpec,
     DpoSpec,
@@ -49,6 +50,8 @@ from snaketune.stages.table import STAGES
 from snaketune.stages.weights import Weights, local_files
 
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
+# Of the short trainings by which a run is looked at.
+AUDITED = {"steps": 20, "warmup_steps": 3}
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 
 
@@ -69,6 +72,7 @@ class _Asked(Starts):
         self.config, self.variants, self.root = config, variants, root
         self.jobs: dict[tuple[str, str], Job] = {}
         self._kept = {}
+        self._audited: set[tuple[str, str]] = set()
         for name in config.corpora:
             self._corpus(name)
         for name in config.tokenizers:
@@ -210,6 +214,7 @@ class _Asked(Starts):
         start, pack = self._start_of(run), self._sft_pack(run)
         spec = self._sft_spec(name, run)
         looked_at, calibrated = self._preflight(self._family(name)), self._calibrate(run, spec, name, pack)
+        self._audit("sft", name, run, pack, calibrated)
         return self._add(
             Job(
                 stage="sft",
@@ -320,6 +325,7 @@ class _Asked(Starts):
         model, pack = self._start_of_dpo(run), self._preference_pack(run)
         spec = self._dpo_spec(run)
         looked_at, calibrated = self._preflight(self._family(run.from_)), self._calibrate(run, spec, run.from_, pack)
+        self._audit("dpo", name, run, pack, calibrated)
         return self._add(
             Job(
                 stage="dpo",
@@ -335,12 +341,13 @@ class _Asked(Starts):
     def _diagnosis(self, name: str, diagnosis: Diagnosis) -> Job:
         """What compares the trials of a diagnosis. In each round every variant has one, after those of the round before."""
         section, _, of = diagnosis.run.partition(":")
-        runs = variants_of(name, diagnosis, getattr(self.config, section)[of])
+        runs = diagnosis.variants(name, getattr(self.config, section)[of])
+        told = diagnosis.model_dump(include={"steps", "warmup_steps"})
         trials: list[Job] = []
         for repeat in range(1, diagnosis.repeats + 1):
             before = tuple(trials[-len(runs) :])
             trials += [
-                self._trial(f"{name}/{variant}/{repeat}", of, run, diagnosis, repeat, before)
+                self._trial(f"{name}/{variant}/{repeat}", of, run, before, **told, repeat=repeat)
                 for variant, run in runs.items()
             ]
         spec = DiagnosisSpec(
@@ -348,10 +355,37 @@ class _Asked(Starts):
         )
         return self._add(Job(stage="diagnosis", name=name, spec=spec, artifacts={"trials": tuple(trials)}))
 
-    def _trial(
-        self, name: str, of: str, run: Sft | Dpo, diagnosis: Diagnosis, repeat: int, before: tuple[Job, ...]
-    ) -> Job:
-        """A short training. Args: of: the name of the run that it is a variant of; before: trials of the last round."""
+    def _audit(self, section: str, name: str, run: Sft | Dpo, pack: Job, calibrated: Job) -> None:
+        """What looks at a run, and tries what looks wrong with it. Of runs that take the same time and memory, at the first."""
+        alike, doubts = (calibrated.name, str(run.training.micro_batch_rows)), doubtful(run)
+        if alike in self._audited:
+            return
+        self._audited.add(alike)
+        trials = tuple(
+            self._trial(
+                f"doctor-{section}-{name}/{variant}/1", name, one, (), **AUDITED, repeat=1, profile=variant == BASELINE
+            )
+            for variant, one in variants_of("doctor", doubts, run).items()
+        )
+        told = AuditSpec(
+            key=f"{section}.{name}",
+            kind="sft" if isinstance(run, Sft) else kind_of_pairs(run),
+            training=learning_of(run),
+            **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
+            variants={BASELINE: {}} | doubts,
+        )
+        looked_at = self._preflight(self._family(name if isinstance(run, Sft) else run.from_))
+        before = {"pack": (pack,), "preflight": (looked_at,), "calibrate": (calibrated,)}
+        self._add(Job(stage="audit", name=f"{section}-{name}", spec=told, artifacts=before | {"trials": trials}))
+
+    def _trial(self, name: str, of: str, run: Sft | Dpo, before: tuple[Job, ...], **told: int) -> Job:
+        """A short training.
+
+        Args:
+            of: the name of the run that it is a variant of.
+            before: trials of the last round.
+            told: as `portioned.tried`.
+        """
         if isinstance(run, Sft):
             sft, start, pack, spec, references = (
                 of,
@@ -368,7 +402,7 @@ class _Asked(Starts):
             Job(
                 stage="trial",
                 name=name,
-                spec=tried(run, spec, diagnosis, repeat),
+                spec=tried(run, spec, **told),
                 artifacts=start.artifacts
                 | {"pack": (pack,), "tokenizer": (self._tokenizer(self.config.sft[sft].tokenizer),)}
                 | {"ref_logps": references},
@@ -429,7 +463,7 @@ class _Asked(Starts):
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
         # What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
-        apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis")
+        apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit")
         shown = (job for job in self.jobs.values() if job.stage not in apart)
         jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
         reported = tuple(

@@ -1,6 +1,5 @@
 """Of a run's config, what shapes the weights; how it runs; and what of it speed and memory follow from."""
 
-from snaketune.config.diagnose import Diagnosis
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Learning, Pretrained, Scratch, Sft
@@ -53,15 +52,14 @@ def to_look_at(key: str, run: Sft | Dpo, kind: Kind, pack: int) -> PreflightRun:
     )
 
 
-def tried(run: Sft | Dpo, spec: SftSpec | DpoSpec, diagnosis: Diagnosis, repeat: int) -> TrialSpec:
-    """What a short training of a run is told."""
+def tried(run: Sft | Dpo, spec: SftSpec | DpoSpec, **told: int) -> TrialSpec:
+    """What a short training of a run is told. Args: told: steps, warmup_steps, repeat and profile."""
     return TrialSpec(
         run=spec,
         **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
         **run.operation.model_dump(include={"launch", "zero_stage", "load_in_memory"}),
         processes=run.operation.processes,
-        **diagnosis.model_dump(include={"steps", "warmup_steps"}),
-        repeat=repeat,
+        **told,
     )
 
 

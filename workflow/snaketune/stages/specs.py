@@ -163,6 +163,8 @@ class TrialSpec(Model):
     warmup_steps: int
     repeat: int
     """The round that it is of, counted from 1."""
+    profile: bool = False
+    """Whether two steps more are taken apart by torch.profiler."""
 
 
 class DiagnosisSpec(Model):
@@ -172,6 +174,19 @@ class DiagnosisSpec(Model):
     variants: dict[str, dict[str, Any]]
     """By name, the baseline first, what each changes."""
     repeats: int
+
+
+class AuditSpec(Model):
+    """A run that is looked at, and the trials of what looked wrong with it."""
+
+    key: str
+    """Where it is in the config: `sft.demo`."""
+    kind: Kind
+    training: Learning
+    micro_batch_rows: MicroBatchRows
+    gradient_checkpointing: GradientCheckpointing
+    variants: dict[str, dict[str, Any]]
+    """By name, the baseline first, what each changes."""
 
 
 class EvalSpec(Model):

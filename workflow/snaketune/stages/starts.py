@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cached_property, wraps
 from typing import Any
 
-from snaketune.config.diagnose import variants_of
+from snaketune.config.diagnose import doubtful, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Dpo, Lora, Pretrained, Scratch, Sft
 from snaketune.config.workflow import Workflow
@@ -120,9 +120,12 @@ class Starts:
             run
             for name, one in self.config.diagnose.items()
             if one.run.startswith("dpo:")
-            for run in variants_of(name, one, self.config.dpo[one.run.removeprefix("dpo:")]).values()
+            for run in one.variants(name, self.config.dpo[one.run.removeprefix("dpo:")]).values()
         )
-        for run in (run for run in (*self.config.dpo.values(), *tried) if run.needs_reference):
+        doubted = (
+            other for run in self.config.dpo.values() for other in variants_of("doctor", doubtful(run), run).values()
+        )
+        for run in (run for run in (*self.config.dpo.values(), *tried, *doubted) if run.needs_reference):
             found.setdefault(self._shared_by(run), []).append(run)
         return found
 

@@ -214,6 +214,13 @@ STAGES: dict[str, Stage] = {
         many=("trials",),
         libraries=always("matplotlib"),
     ),
+    "audit": Stage(
+        spec=specs.AuditSpec,
+        payload="audit",
+        module="snaketune.diagnostics.audit",
+        one=("pack", "preflight", "calibrate"),
+        many=("trials",),
+    ),
     "eval": Stage(
         spec=specs.EvalSpec,
         payload="scores",

@@ -1,0 +1,135 @@
+"""What holds a run back, by measurements whose cause is known; the doctor's own cases on real runs are benchmarks/doctored.py's."""
+
+from typing import Any
+
+import pytest
+
+from snaketune.config.diagnose import doubtful
+from snaketune.config.runs import Learning
+from snaketune.diagnostics.audit import as_markdown, audit
+from snaketune.diagnostics.parts import divided
+from snaketune.stages.specs import AuditSpec
+
+from .test_diagnosis import RUN
+
+PACK: dict[str, Any] = {
+    "row_length": 512,
+    "packing_metadata": {"packing_efficiency": 99.0, "lost_to_length": {"rows": 0, "tokens": 0, "enough": None}},
+    "counts": {"train": {"tokens": 50_000, "read_tokens": 50_000, "pieces": 500, "kept": 500, "read": 500}},
+}
+CURVE: dict[str, Any] = {
+    "trials": [
+        {"fits": True, "micro_batch_rows": rows, "gradient_checkpointing": False, "tokens_per_second": speed}
+        for rows, speed in ((1, 1000.0), (2, 1800.0), (4, 2000.0))
+    ],
+}
+CURVE["best"] = CURVE["trials"][-1]
+
+
+def measured(speed: float = 2000.0, **other: Any) -> dict[str, Any]:
+    parts = {"attention": 0.1, "optimizer": 0.1, "products": 0.5, "copies": 0.1, "other": 0.15, "waiting": 0.05}
+    return {
+        "fits": True, "why": "", "tokens_per_second": speed, "waited_share": 0.0, "mfu": 0.5, "mfu_computed": 0.45,
+        "parts": parts, "compiled": False, "kernel": "sdpa", "micro_batch_rows": 4, "accumulation": 2,
+        "gradient_checkpointing": False, "device": "cpu",
+    } | other  # fmt: skip
+
+
+def found(
+    pack: dict = PACK, findings: list | None = None, variants: dict | None = None, **baseline: Any
+) -> dict[str, Any]:
+    training = Learning(learning_rate=1e-3, batch_rows=8)
+    names = {"baseline": {}} | dict.fromkeys(variants or {}, {"some": "change"})
+    spec = AuditSpec(
+        key="sft.demo", kind="sft", training=training, micro_batch_rows=4, gradient_checkpointing="auto", variants=names
+    )
+    return audit(spec, pack, findings or [], CURVE, {"baseline": measured(**baseline)} | (variants or {}))
+
+
+def test_a_run_in_which_nothing_is_wrong_is_told_to_be_well():
+    told = found()
+    assert all((one["brings_percent"] or 0) < 5 for one in told["switches"])
+    assert told["holds_back"] == "compute: 45% of the device's peak is used, and no switch brings 5%"
+
+
+@pytest.mark.parametrize(
+    ("given", "cause", "percent"),
+    [
+        ({"micro_batch_rows": 1}, "the micro-batch: too few rows at once", 100.0),
+        ({"variants": {"packed": measured(6000.0)}}, "padding: each row of a batch", 200.0),
+        (
+            {"gradient_checkpointing": True, "variants": {"activations-kept": measured(2600.0)}},
+            "recomputed activations",
+            30.0,
+        ),
+        ({"variants": {"precision-auto": measured(8000.0)}}, "float32 products", 300.0),
+        ({"variants": {"fused-optimizer": measured(2300.0)}}, "an optimizer in many small kernels", 15.0),
+        ({"waited_share": 0.5}, "the loader: steps wait", 100.0),
+        ({"device": "NVIDIA H100", "parts": {"products": 0.2, "waiting": 0.75}}, "small kernels", 300.0),
+    ],
+)
+def test_the_cause_stands_first(given, cause, percent):
+    told = found(**given)
+    assert told["holds_back"].startswith(cause)
+    assert told["switches"][0]["brings_percent"] == pytest.approx(percent, abs=0.5)
+
+
+def test_tokens_that_rows_lose_count_as_what_they_would_have_taught():
+    lost = {"rows": 100, "tokens": 20_000, "enough": 1024}
+    pack = PACK | {"packing_metadata": PACK["packing_metadata"] | {"lost_to_length": lost}}
+    told = found(pack=pack)
+    assert told["holds_back"].startswith("dropped tokens") and "packing.length: 1024" in told["holds_back"]
+
+
+def test_what_is_learned_wrongly_goes_before_what_is_slow():
+    finding = {
+        "severity": "warns",
+        "key": "sft.demo.packing.train_on",
+        "found": "only 0.1% is supervised",
+        "do": "look",
+    }
+    assert found(findings=[finding], micro_batch_rows=1)["holds_back"].startswith(
+        "what is learned: sft.demo.packing.train_on"
+    )
+
+
+def test_a_change_that_doesnt_fit_is_no_advice():
+    gone = {"fits": False, "why": "out of memory"}
+    told = found(gradient_checkpointing=True, variants={"activations-kept": gone})
+    (row,) = [one for one in told["switches"] if one["switch"] == "gradient checkpointing"]
+    assert row["set_to"] == "on; off doesn't fit" and row["brings_percent"] == 0 and row["do"] == ""
+
+
+def test_a_run_that_doesnt_fit_says_so():
+    told = found(fits=False, why="out of memory with micro-batches of 4 rows")
+    assert told["holds_back"] == "memory: out of memory with micro-batches of 4 rows"
+    assert "What holds it back: memory" in as_markdown(told)
+
+
+def test_the_table_says_what_was_measured_and_what_was_not():
+    said = as_markdown(found(micro_batch_rows=1))
+    assert (
+        "| micro-batch | 1 rows x 2 (8 a step) | +100.0% | measured | sft.demo.training.micro_batch_rows: auto, or 4 |"
+        in said
+    )
+    assert "| chunked head | on; leaves out 10% of the operations | +0.0% | counted |" in said
+    assert "| compile |" in said and "| ? | not known here |" in said
+
+
+def test_parts_of_a_step_are_told_by_their_names():
+    cuda = [
+        ("void cutlass::Kernel2<gemm>", 50.0),
+        ("flash_fwd_kernel", 20.0),
+        ("Memcpy HtoD", 5.0),
+        ("elementwise", 5.0),
+    ]
+    assert divided(cuda, 100.0) == {
+        "attention": 0.2, "optimizer": 0.0, "products": 0.5, "copies": 0.05, "other": 0.05, "waiting": 0.2,
+    }  # fmt: skip
+
+
+def test_what_is_usually_slow_is_tried():
+    slow = {"gradient_checkpointing": True, "precision": "float32", "optimizer": "adamw_torch"}
+    run = RUN.model_copy(update={"training": RUN.training.model_copy(update=slow)})
+    assert doubtful(RUN) == {}
+    assert list(doubtful(run)) == ["activations-kept", "precision-auto", "fused-optimizer"]

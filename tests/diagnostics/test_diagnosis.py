@@ -1,0 +1,128 @@
+"""Which change brought what, by hand-made trials whose answers are known; real ones are tried in the workflow's tests."""
+
+import csv
+import io
+import math
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+
+from snaketune.config.diagnose import Diagnosis
+from snaketune.config.runs import Sft
+from snaketune.diagnostics.attribution_picture import picture
+from snaketune.diagnostics.diagnosis import as_csv, as_markdown, attribution
+from snaketune.errors import SnaketuneError
+from snaketune.stages.specs import DiagnosisSpec
+
+RUN = Sft.model_validate(
+    {
+        "base": {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2},
+        "corpus": "chat",
+        "tokenizer": "small",
+        "packing": {"length": 256},
+        "training": {"learning_rate": 1e-3, "batch_rows": 8},
+    }
+)
+
+
+def trial(speed: float, *, loss: float = 3.0, tokens: float = 100, matmul: float = 1e9) -> dict[str, Any]:
+    windows = [{"tokens": tokens, "seconds": tokens / speed, "loss": loss + 1 - n / 10, "step": n} for n in range(10)]
+    return {
+        "fits": True, "why": "", "windows": windows, "tokens_in_warmup": 100.0, "tokens_per_second": speed,
+        "sequences_per_second": speed / 50, "step_seconds": tokens / speed, "peak_bytes": 2e9, "device": "cpu",
+        "probe": {"matmul_flops_per_second": matmul, "copy_bytes_per_second": 1e9},
+    }  # fmt: skip
+
+
+def spec_of(*names: str, mode: str = "one-at-a-time", repeats: int = 1) -> DiagnosisSpec:
+    variants = {"baseline": {}} | {name: {"training.batch_rows": n} for n, name in enumerate(names, 1)}
+    return DiagnosisSpec(mode=mode, variants=variants, repeats=repeats)
+
+
+def test_what_a_warming_machine_does_to_all_is_no_gain_of_any():
+    """Rounds get slower; within each, the change is a fifth faster."""
+    rounds = [{"baseline": trial(speed), "packed": trial(1.2 * speed)} for speed in (1000, 800, 500)]
+    _, packed = attribution(spec_of("packed", repeats=3), rounds)["rows"]
+    assert packed["gain_percent"] == {"median": 20.0, "least": 20.0, "most": 20.0}
+    assert packed["tokens_per_second"] == {"median": 960.0, "least": 600.0, "most": 1200.0}
+
+
+def test_shares_of_changes_that_build_on_each_other_add_up():
+    one = {"baseline": trial(100), "packed": trial(400), "compiled": trial(800), "fused": trial(800)}
+    rows = attribution(spec_of("packed", "compiled", "fused", mode="add-one-in"), [one])["rows"]
+    assert [row["gain_percent"]["median"] for row in rows] == pytest.approx([0, 300, 100, 0])
+    shares = [row["share_percent"] for row in rows]
+    assert shares == pytest.approx([0, 100 * math.log(4) / math.log(8), 100 * math.log(2) / math.log(8), 0], abs=0.1)
+    assert rows[2]["over_baseline_percent"]["median"] == pytest.approx(700)
+
+
+def test_a_loss_that_is_off_is_not_comparable_and_losses_are_of_equal_tokens():
+    # The same curve over tokens, in rows of twice as many; and one that learns something else.
+    same = trial(100, tokens=200)
+    for n, window in enumerate(same["windows"]):
+        window["loss"] = 3 + 1 - (2 * n + 0.5) / 10
+    rows = attribution(
+        spec_of("longer", "other"), [{"baseline": trial(100), "longer": same, "other": trial(100, loss=9)}]
+    )["rows"]
+    assert rows[1]["comparable"] and abs(rows[1]["loss_off_percent"]) < 0.01
+    assert not rows[2]["comparable"] and "not comparable: its loss is" in rows[2]["note"]
+
+
+def test_what_runs_out_of_memory_is_told_and_nothing_without_a_baseline():
+    gone = {"fits": False, "why": "out of memory with micro-batches of 64 rows"}
+    found = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
+    assert found["rows"][1]["note"] == "doesn't fit: out of memory with micro-batches of 64 rows"
+    assert found["rows"][2]["gain_percent"]["median"] == 50
+    with pytest.raises(SnaketuneError, match="baseline doesn't fit"):
+        attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])
+
+
+def test_a_machine_that_changed_between_trials_is_told():
+    (note,) = attribution(spec_of("packed"), [{"baseline": trial(100), "packed": trial(100, matmul=1.3e9)}])["notes"]
+    assert "matrix products differed by 30%" in note
+
+
+def test_the_table_the_csv_and_the_picture_say_the_same():
+    found = attribution(spec_of("packed"), [{"baseline": trial(1000), "packed": trial(1210)}])
+    assert "| packed | training.batch_rows: 1 | 1,210 | 21.0 | 100.0 |" in as_markdown(found)
+    rows = list(csv.reader(io.StringIO(as_csv(found))))
+    assert rows[2][:5] == ["packed", "training.batch_rows: 1", "1,210", "21.0", "100.0"]
+    drawn = ElementTree.fromstring(picture(found))
+    assert "packed" in "".join(drawn.itertext())
+    assert picture(found) == picture(found)
+
+
+def test_no_cell_is_a_formula():
+    spec = DiagnosisSpec(mode="one-at-a-time", variants={"baseline": {}, "x": {"=1+1": 1}}, repeats=1)
+    rows = list(csv.reader(io.StringIO(as_csv(attribution(spec, [{"baseline": trial(1000), "x": trial(900)}])))))
+    assert rows[2][1].startswith("'=") and rows[2][3] == "-10.0"
+
+
+def test_variants_build_on_each_other_or_not():
+    changes = {"short": {"packing.length": 128}, "one": {"training.micro_batch_rows": 1, "lora": {"rank": 4}}}
+    pretrained = RUN.model_copy(update={"base": None, "use_base": "sft:other"})
+    told = Diagnosis(run="sft:run", changes=changes)
+    alone = told.variants("speed", pretrained)
+    assert [run.packing.length for run in alone.values()] == [256, 128, 256]
+    assert alone["one"].lora.rank == 4 and alone["one"].training.micro_batch_rows == 1
+    together = told.model_copy(update={"mode": "add-one-in"}).variants("speed", pretrained)
+    assert [run.packing.length for run in together.values()] == [256, 128, 128]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"x": {"corpus": "other"}}, "x.corpus: can't be changed here; expected a key below packing, training"),
+        ({"baseline": {"training.seed": 1}}, "'baseline' is the run itself"),
+    ],
+)
+def test_changes_that_would_compare_other_things_are_refused(changes, told):
+    with pytest.raises(ValueError, match=told):
+        Diagnosis(run="sft:run", changes=changes)
+
+
+def test_a_change_that_makes_no_run_names_itself():
+    told = Diagnosis(run="sft:run", changes={"x": {"training.batch_rows": "many"}})
+    with pytest.raises(SnaketuneError, match=r"diagnose\.speed\.changes\.x: training\.batch_rows: .*'many'"):
+        told.variants("speed", RUN)

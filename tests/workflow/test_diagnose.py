@@ -1,0 +1,49 @@
+"""`snakemake diagnose` on a real run: trials in turns, what they found, and that nothing else runs for them."""
+
+import json
+
+import pytest
+
+from .command_line import snakemake
+from .conftest import Project
+
+pytestmark = pytest.mark.workflow
+
+
+@pytest.fixture(scope="module")
+def diagnosed(finished, tmp_path_factory) -> Project:
+    project = finished.copy_to(tmp_path_factory.mktemp("diagnose") / "project")
+    project.config["diagnose"] = {
+        "speed": {
+            "run": "dpo:run",
+            "changes": {"one-row": {"training.micro_batch_rows": 1}},
+            "steps": 4,
+            "warmup_steps": 1,
+            "repeats": 2,
+        }
+    }
+    return project
+
+
+def test_trials_take_turns_and_a_table_tells_what_they_found(diagnosed):
+    assert diagnosed.stale("diagnose") == {"trial", "diagnosis", "diagnose"}
+    said = diagnosed.snakemake("diagnose")
+    rounds = [line.split("/")[-2:] for line in said.splitlines() if line.startswith("trial: made results/trial/speed/")]
+    assert sorted(variant for variant, _ in rounds[:2]) == ["baseline", "one-row"]
+    assert [rest.split()[0] for _, rest in rounds] == ["1", "1", "2", "2"]
+    found = json.loads(diagnosed.read("results/diagnosis/speed/attribution/attribution.json"))
+    baseline, one = found["rows"]
+    assert baseline["tokens_per_second"]["median"] > 0 and baseline["gain_percent"]["median"] == 0
+    # The same rows in the same order: portions move a loss in its last bits.
+    assert one["loss"]["median"] == pytest.approx(baseline["loss"]["median"], rel=1e-4)
+    measured = json.loads(diagnosed.read("results/trial/speed/one-row/1/measured/measured.json"))
+    assert (measured["micro_batch_rows"], measured["accumulation"], measured["steps"]) == (1, 4, 5)
+    assert set(measured["probe"]) == {"matmul_flops_per_second", "copy_bytes_per_second", "disk_bytes_per_second"}
+    # Kept, and of no concern to anything else.
+    assert diagnosed.stale("diagnose") == set()
+    assert diagnosed.stale() == set()
+
+
+def test_a_config_without_any_says_what_is_missing(finished):
+    status, said = snakemake(finished.arguments("--dry-run", "diagnose"), finished.folder)
+    assert status and "the config has no `diagnose:`" in said
