@@ -1,4 +1,4 @@
-"""What holds a run back, by measurements whose cause is known; the doctor's own cases on real runs are benchmarks/doctored.py's."""
+"""What holds a run back, by measurements whose cause is known; on real runs benchmarks/doctored.py tries it."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def found(
     pack: dict = PACK, findings: list | None = None, variants: dict | None = None, **baseline: Any
 ) -> dict[str, Any]:
     training = Learning(learning_rate=1e-3, batch_rows=8)
-    names = {"baseline": {}} | dict.fromkeys(variants or {}, {"some": "change"})
+    names = {"baseline": {}} | {name: {"some": "change"} for name in variants or {}}
     spec = AuditSpec(
         key="sft.demo", kind="sft", training=training, micro_batch_rows=4, gradient_checkpointing="auto", variants=names
     )
