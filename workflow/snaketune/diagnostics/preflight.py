@@ -57,7 +57,7 @@ def build(
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     first = spec.runs[0].key
-    found = [*hub(first, spec.base), *file_system(work.folder), *pads_with_the_end(first, chat)]
+    found = [*hub(first, spec.base), *file_system(work.folder), *pads_with_the_end(first, chat, tokenizer.manifest)]
     for run in spec.runs:
         found += _of_run(run, spec, chat, packs[run.pack], work.folder)
     found += held_out_in_training(corpora, evaluated)

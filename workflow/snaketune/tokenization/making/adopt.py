@@ -11,11 +11,11 @@ from snaketune.tokenization.making.train import PAD
 from snaketune.tokenization.template import shipped
 
 
-def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, str]:
+def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, str | None]:
     """Write the tokenizer of `spec.adopt`, with `template` or its own, to `folder`.
 
     Returns:
-        Where the chat template is from, and which token pads.
+        Where the chat template is from, which token pads, and which did before.
     Raises:
         SnaketuneError: it can't be loaded, or has no fast version.
     """
@@ -51,6 +51,7 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
         )
     tokenizer.chat_template = template or own
 
+    own_pad = tokenizer.pad_token
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         # Padding with eos hides the end of turn from the loss.
         if tokenizer.unk_token is not None and tokenizer.unk_token != tokenizer.eos_token:
@@ -60,4 +61,5 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     tokenizer.padding_side = "right"
     tokenizer.save_pretrained(folder)
     source = "given" if template else "the model's own" if own else "none"
-    return {"chat_template": source, "pad_token": tokenizer.pad_token}
+    own = {"own_pad_token": own_pad} if own_pad != tokenizer.pad_token else {}
+    return {"chat_template": source, "pad_token": tokenizer.pad_token, **own}
