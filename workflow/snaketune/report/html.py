@@ -14,13 +14,14 @@ from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.drawing import COLOURS, Chart, model_styles, svg_inline
 from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
-from snaketune.report.headline import cards
+from snaketune.report.headline import cards, headline, judged_line
 from snaketune.report.jobs import job_rows, tokenizer_rows, versions
 from snaketune.report.preferences import Change, flips
 from snaketune.report.records import records
 from snaketune.report.samples import Sample, choose
 from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
+from snaketune.report.suspicions import groups, steps, suspicions
 from snaketune.report.variants import Variants
 from snaketune.stages.specs import ReportSpec
 
@@ -61,8 +62,14 @@ class Pages:
 
     def _index(self) -> dict[str, Any]:
         findings = self.findings
+        line = judged_line(findings, self.variants.best)
+        front = headline(findings, line)
+        suspicious = suspicions(findings, line, front.verdicts, self.variants)
         return {
-            "cards": cards(findings, self.variants.best),
+            "front": front,
+            "cards": cards(findings),
+            "suspicious": groups(suspicious),
+            "steps": steps(suspicious),
             "corpora": corpus_flows(findings),
             "packs": pack_flows(findings),
             "trainings": training_flows(findings),
