@@ -165,7 +165,9 @@ def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
         raise SnaketuneError(
             f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
         )
-    return Result(stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run, asked_by=job.asked_by)
+    return Result(
+        stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run, asked_by=job.asked_by
+    )
 
 
 def _scored(result: Result) -> Scored:

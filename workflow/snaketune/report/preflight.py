@@ -1,7 +1,7 @@
 """What was found before the first training, as the stage `preflight` left it: shown beside what the results say of themselves.
 
-    findings.json: {"findings": [{"severity": "warns", "where": "sft.demo", "key": "sft.demo.training.learning_rate",
-                                  "found": "...", "do": "..."}]}
+findings.json: {"findings": [{"severity": "warns", "where": "sft.demo", "key": "sft.demo.training.learning_rate",
+                              "found": "...", "do": "..."}]}
 """
 
 import json

@@ -122,7 +122,9 @@ def sentence(model: str, against: str, better: int, worse: int, open_: int, unco
     number = better + worse + open_
     if not number:
         moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in uncounted)
-        return f"{model} against {against}: {moved or 'nothing was measured of both'}; whether that is noise isn't known."
+        return (
+            f"{model} against {against}: {moved or 'nothing was measured of both'}; whether that is noise isn't known."
+        )
     every = {1: "the one measure", 2: "both measures"}.get(number, f"all {number} measures")
     if not better and not worse:
         are = "are" if number > 1 else "is"
