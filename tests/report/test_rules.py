@@ -120,8 +120,8 @@ def test_an_evaluation_that_can_tell_nothing_is_too_small():
     found = rules.too_small_to_tell(difference(-0.2, 0.2), verdict)
     assert "only differences above 20 points are told from none" in found.found
     assert (found.do, found.key) == ("about 4 times as many held-out rows tell 10 points", "corpora.chat.held_out")
-    for told in (difference(-0.05, 0.05), difference(0.1, 0.5), difference(-0.2, 0.2, unit="nats")):
-        assert rules.too_small_to_tell(told, verdict) is None
+    for one in (difference(-0.05, 0.05), difference(0.1, 0.5), difference(-0.2, 0.2, unit="nats")):
+        assert rules.too_small_to_tell(one, verdict) is None
 
 
 def probed(**figures: float) -> dict:
@@ -167,9 +167,8 @@ def test_what_preflight_found_is_told_with_where_key_and_what_to_do():
 
 def test_alike_suspicions_stand_together_and_a_step_is_told_once():
     runs = [replace(RUN, label=f"dpo:s-{n}", key="dpo.sweep", loss=(1.0, 1.0 + n), mfu=0.01) for n in range(5)]
-    found = [rules.loss_not_falling(run) for run in runs] + [
-        rules.ended_early(replace(RUN, stopped=Stopped(step=1, reason="x")))
-    ]
+    ended = replace(RUN, stopped=Stopped(step=1, reason="x"))
+    found = [*map(rules.loss_not_falling, runs), rules.ended_early(ended)]
     together = groups(found)
     assert [(group.where[0], len(group.where), group.others) for group in together] == [
         ("dpo:s-0", 5, 2),

@@ -1,4 +1,4 @@
-"""The verdict: which of two models is better, by how much, how sure that is, and what the page says where nothing can be said."""
+"""The verdict: which of two models is better, by how much, how sure that is, and what is said where nothing can be."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from snaketune.report.headline import headline, judged_line
 from snaketune.report.intervals import paired, separate
 from snaketune.report.suspicions import suspicions
 from snaketune.report.variants import variants
-from snaketune.report.verdict import outcomes, verdicts
+from snaketune.report.verdict import outcomes
 from snaketune.stages.table import STAGES
 
 PAIRS = [f"p{n:02}" for n in range(40)]
@@ -186,13 +186,8 @@ def test_answers_as_long_as_they_may_be_are_counted(results):
 def test_what_preflight_found_is_on_the_page(results, monkeypatch):
     monkeypatch.setitem(STAGES, "preflight", replace(STAGES["corpus"], payload="findings"))
     results.corpus("chat")
-    one = {
-        "severity": "warns",
-        "where": "sft.demo",
-        "key": "sft.demo.training.learning_rate",
-        "found": "1 <is> much",
-        "do": "1e-4",
-    }
+    key = "sft.demo.training.learning_rate"
+    one = {"severity": "warns", "where": "sft.demo", "key": key, "found": "1 <is> much", "do": "1e-4"}
     path = results.payload("preflight", "demo", "findings.json")
     path.write_text(json.dumps({"findings": [one]}))
     results.add("preflight", "demo")

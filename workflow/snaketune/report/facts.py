@@ -21,8 +21,8 @@ class Training:
 
     Attributes:
         label, key: `dpo:demo`, and the key of the config that asks for it, `dpo.demo`.
-        loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen completions
-            per token; None where too little was.
+        loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen
+            completions per token; None where too little was.
         held_out: by corpus, held-out loss before and after; of SFT runs whose start was evaluated too.
         waited, seconds: how long it waited for data, and how long it took.
         measured: whether its portions were chosen by what was measured.

@@ -24,8 +24,8 @@ def wilson(share: float, size: int, z: float = Z) -> Interval:
 def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
     """Of the share of the same rows that are right after, less the share before: bool[N] each.
 
-    Only rows that changed tell the two apart, as in McNemar's test; half a row more of each kind (Agresti and Min, 2005) keeps the
-    interval sensible where few changed, or none.
+    Only rows that changed tell the two apart, as in McNemar's test; half a row more of each kind (Agresti and Min, 2005) keeps
+    the interval sensible where few changed, or none.
 
     >>> was, now = np.array([False] * 8 + [True] * 2), np.array([True] * 6 + [False] * 2 + [True] * 2)
     >>> [round(bound, 2) for bound in paired(was, now)], [round(bound, 2) for bound in paired(was, was)]

@@ -1,7 +1,7 @@
 """What is suspicious, rule by rule: facts in, a sentence out, or nothing; with what to try and the key of the config to edit.
 
-A rule speaks where its numbers are beyond what a sound run shows, whatever the model and the data; what lies behind the bound is
-said beside it. Rules know nothing of files and pages, so that each is tried by itself.
+A rule speaks where its numbers are beyond what a sound run shows, whatever the model and the data; what lies behind the bound
+is said beside it. Rules know nothing of files and pages, so that each is tried by itself.
 """
 
 from collections.abc import Callable
@@ -173,7 +173,8 @@ def lost_to_length(pack: Packed) -> Suspicion | None:
 def little_supervised(pack: Packed) -> Suspicion | None:
     if not pack.tokens or pack.split != "train" or pack.supervised >= SUPERVISED * pack.tokens:
         return None
-    found = f"{percent(pack.supervised / pack.tokens, 2)} of the tokens are supervised: most of what is computed teaches nothing"
+    share = percent(pack.supervised / pack.tokens, 2)
+    found = f"{share} of the tokens are supervised: most of what is computed teaches nothing"
     do = "see in packing.html what is supervised; `all`, or a chat template that marks what the assistant says"
     return Suspicion(
         kind="little supervised", where=pack.name, found=found, do=do, key=pack.key and f"{pack.key}.train_on"
