@@ -126,7 +126,7 @@ class Findings:
         """By name of the evaluation: its models, from base to DPO."""
         found: dict[str, list[Scored]] = {}
         for result in self.of("eval"):
-            scored = _scored(result)
+            scored = scored_of(result)
             found.setdefault(scored.evaluation, []).append(scored)
         return {name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in found.items()}
 
@@ -170,7 +170,8 @@ def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
     )
 
 
-def _scored(result: Result) -> Scored:
+def scored_of(result: Result) -> Scored:
+    """Raises SnaketuneError if what it scored can't be read."""
     lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
     return Scored(
         result=result,

@@ -39,11 +39,18 @@ class Step:
     because: list[str]
 
 
-def suspicions(findings: Findings, line: list[str], told: Sequence[Verdict], found: Variants) -> list[Suspicion]:
+def suspicions(
+    findings: Findings,
+    line: list[str],
+    told: Sequence[Verdict],
+    found: Variants,
+    others: Sequence[tuple[str, dict[str, Any]]] = (),
+) -> list[Suspicion]:
     """Warnings first, in the order of what matters most: results, trainings, data, machines.
 
     Args:
         line: the models that the verdicts are about.
+        others: label and run.json of runs of another time, whose machines are held against ours.
     """
     of_differences = [
         said
@@ -58,7 +65,7 @@ def suspicions(findings: Findings, line: list[str], told: Sequence[Verdict], fou
         *_said(rules.OF_CORPORA, facts.rows(findings)),
         *_said(rules.OF_PROMPTS, facts.asked(findings, line)),
         *found_before(findings),
-        *slow_nodes((run.label, run.run) for run in findings.of("sft", "dpo")),
+        *slow_nodes([*((run.label, run.run) for run in findings.of("sft", "dpo")), *others]),
         *_said(rules.OF_SWEEPS, facts.swept(findings, found)),
     ]
     return sorted(all_, key=lambda one: one.severity != WARNS)

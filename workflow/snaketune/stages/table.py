@@ -198,7 +198,7 @@ STAGES: dict[str, Stage] = {
         payload="pages",
         name="",
         module="snaketune.report.report",
-        files=("manifests", "runs"),
+        files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
         links="best",
         libraries=always("matplotlib", "jinja2"),
     ),
