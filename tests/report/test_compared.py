@@ -8,9 +8,12 @@ from invented_results import Results
 from invented_sweeps import begun
 
 from snaketune.errors import SnaketuneError
+from snaketune.report.compared import Compared
+from snaketune.report.findings import Findings
 from snaketune.report.pages import pages_for
 from snaketune.stages.compared import compared_files
 
+BEFORE = "../before/results/dpo/demo"
 HOSTILE = "<script>alert(1)</script>\x1b"
 
 
@@ -69,7 +72,7 @@ def compare(results: Results, *entries: str):
 
 
 def test_a_run_of_before_is_compared_with_the_nearest_of_now(before, now):
-    outcome, pages = compare(now, "../before/results/dpo/demo")
+    outcome, pages = compare(now, BEFORE)
     assert {path.name for path in pages.iterdir()} == set(pages_for(outcome.counts["results"], compared=True))
     page = (pages / "compare.html").read_text("utf-8")
     # `far` differs in one key more.
@@ -82,7 +85,7 @@ def test_a_run_of_before_is_compared_with_the_nearest_of_now(before, now):
     assert "<td>loss</td>" not in page
     assert '<td class="n">20%</td><td class="n">90%</td>' in page
     assert "+70 points" in page
-    assert "Training loss of dpo" in (pages / "compare.svg").read_text("utf-8")
+    assert "dpo: Training loss" in (pages / "compare.svg").read_text("utf-8")
     assert outcome.about["compared"] == ["dpo-demo", "eval-main/dpo-demo"]
 
 
@@ -118,19 +121,30 @@ def test_an_evaluation_is_known_by_the_model_that_it_read(before, now):
     assert Path(path).parent == kept
 
 
-def test_scores_of_other_rows_are_not_compared(before, now):
-    path = before.folder / "results/eval/main/dpo-demo/manifest.json"
-    manifest = json.loads(path.read_text())
-    edit(path, inputs=manifest["inputs"] | {"packs": ["other rows"]})
-    _, pages = compare(now, "../before/results/dpo/demo")
+def test_of_other_held_out_rows_only_those_that_both_were_asked_about_count(before, now):
+    for evaluated, same_packs in ((before, True), (now, True), (before, False)):
+        path = evaluated.folder / "results/eval/main/dpo-demo/manifest.json"
+        inputs = json.loads(path.read_text())["inputs"]
+        edit(path, inputs=inputs | {"packs": ["the same" if same_packs else "others"]})
+        files = {role: [Path(path) for path in paths] for role, paths in compared_files([BEFORE]).items()}
+        found = Compared(Findings(now.named(), **now.files()), [BEFORE], *files.values())
+        told = {one.measure.name: one.rows for one in found.comparisons[0].scores.get(f"dpo:{BEFORE}", [])}
+        assert told["exact match"] == 12
+        assert ("held-out loss" in told) == (evaluated is now)
+
+
+def test_scores_of_rows_that_only_one_was_asked_about_are_not_compared(before, now):
+    before.evaluate("main/dpo-demo", corpora=("elsewhere",), preferences=())
+    before.add("eval", "main/dpo-demo", spec={"samples": 3}, counts={"prompts": 12}, inputs={"model": ["dpo/demo"]})
+    _, pages = compare(now, BEFORE)
     page = (pages / "compare.html").read_text("utf-8")
-    assert "dpo:demo was not asked about the same held-out rows" in page
+    assert "dpo:demo wasn&#39;t asked about the same held-out rows" in page
     assert "points" not in page
 
 
 def test_runs_of_two_stages_and_without_a_run_json(before, now):
     (before.folder / "results/dpo/demo/run.json").unlink()
-    _, pages = compare(now, "../before/results/dpo/demo", "results/sft/a")
+    _, pages = compare(now, BEFORE, "results/sft/a")
     page = (pages / "compare.html").read_text("utf-8")
     assert page.index("Supervised fine-tuning") < page.index("Preference optimization")
     assert "Nothing: same spec, same inputs, same code, same versions." in page
@@ -139,7 +153,7 @@ def test_runs_of_two_stages_and_without_a_run_json(before, now):
 def test_a_slow_machine_is_known_by_the_runs_of_before(before, now):
     edit(before.folder / "results/dpo/demo/run.json", probe={"copy_bytes_per_second": 4e12})
     edit(now.folder / "results/dpo/demo/run.json", probe={"copy_bytes_per_second": 3e12})
-    _, pages = compare(now, "../before/results/dpo/demo")
+    _, pages = compare(now, BEFORE)
     page = (pages / "index.html").read_text("utf-8")
     assert "<b>dpo:demo</b>: this run was on a slow node: copying memory at 3 TB/s" in page
 
@@ -184,7 +198,7 @@ def test_a_prefix_that_two_fit_is_refused_with_both(now):
 )
 def test_manifests_that_no_stage_wrote_are_refused(before, now, entries, said):
     edit(before.folder / "results/dpo/demo/manifest.json", **entries)
-    assert said in refused("../before/results/dpo/demo")
+    assert said in refused(BEFORE)
 
 
 def test_links_out_of_a_result_are_not_followed(before, now, tmp_path):
@@ -195,17 +209,17 @@ def test_links_out_of_a_result_are_not_followed(before, now, tmp_path):
         secret.write_bytes(mine)
         (result / name).unlink()
         (result / name).symlink_to(secret)
-        assert "out of its result" in refused("../before/results/dpo/demo")
+        assert "out of its result" in refused(BEFORE)
         (result / name).unlink()
         (result / name).write_bytes(mine)
-    compared_files(["../before/results/dpo/demo"])
+    compared_files([BEFORE])
 
 
 def test_a_changed_score_is_noticed(before, now):
     path = before.folder / "results/eval/main/dpo-demo/scores/scores.json"
     path.write_text(path.read_text().replace("0.2", "0.9"))
     with pytest.raises(SnaketuneError, match=r"scores\.json is damaged"):
-        compare(now, "../before/results/dpo/demo")
+        compare(now, BEFORE)
 
 
 def test_what_others_wrote_stays_text(before, now):
@@ -225,7 +239,7 @@ def test_what_others_wrote_stays_text(before, now):
         seconds=HOSTILE,
         probe={"copy_bytes_per_second": HOSTILE},
     )
-    _, pages = compare(now, "../before/results/dpo/demo")
+    _, pages = compare(now, BEFORE)
     for path in (*pages.glob("*.html"), *pages.glob("*.svg")):
         text = path.read_text("utf-8")
         assert "<script" not in text and "\x1b" not in text
@@ -236,4 +250,4 @@ def test_what_others_wrote_stays_text(before, now):
 def test_a_run_json_of_another_shape_is_refused(before, now, entries):
     edit(before.folder / "results/dpo/demo/run.json", **entries)
     with pytest.raises(SnaketuneError, match=r"report\.compare: .*run\.json isn't as a training writes it"):
-        compare(now, "../before/results/dpo/demo")
+        compare(now, BEFORE)

@@ -1,4 +1,4 @@
-"""`report.compare` in the real workflow: what it reruns, when the report is made again, and what is refused before anything runs."""
+"""`report.compare` in the real workflow: what it reruns, when the report is stale, and what is refused before anything runs."""
 
 import json
 import shutil

@@ -164,18 +164,16 @@ class Compared:
             return f"this config has no run of {other.run.stage}"
         models = [scored for some in self.findings.evaluations.values() for scored in some]
         ours = [scored for scored in models if scored.model == other.ours.label]
-        # On the same rows; of several evaluations, the one that was asked most alike.
-        alike = sorted(
-            (
-                (len(differing_keys(theirs.result.spec, own.result.spec)), place, theirs, own)
-                for place, (theirs, own) in enumerate((t, o) for t in other.evaluations for o in ours)
-                if all(_inputs(theirs, role) == _inputs(own, role) for role in ("corpora", "packs"))
-            ),
-            key=lambda found: found[:2],
-        )
-        if not alike:
-            return f"{other.ours.label} was not asked about the same held-out rows"
-        return differences(alike[0][2], alike[0][3])
+        asked = [(theirs, own) for theirs in other.evaluations for own in ours]
+        if not asked:
+            return f"{other.ours.label} wasn't evaluated"
+        # Of several evaluations, the two that are most alike.
+        theirs, own = min(asked, key=_unlike)
+        found = differences(theirs, own)
+        if not _same_rows(theirs, own):
+            # Of other held-out rows, those that both were asked about tell, and no mean over all of them.
+            found = [one for one in found if one.rows]
+        return found or f"{other.ours.label} wasn't asked about the same held-out rows"
 
     def chart(self, styles: dict[str, Style]) -> Chart:
         """Loss and speed of every stage's runs, ours and theirs."""
@@ -184,8 +182,10 @@ class Compared:
             for found in self.comparisons:
                 runs = self._beside([other for other in self.others if other.run.stage == found.stage])
                 runs = [replace(run, run=run.run | {"history": _numbers_of(run)}) for run in runs]
-                title = f"Training loss of {found.stage}"
-                panels += [curve("loss", title, "loss", runs, styles, decimal), throughput(runs, styles)]
+                title = f"{found.stage}: Training loss"
+                speed = throughput(runs, styles)
+                panels.append(curve("loss", title, "loss", runs, styles, decimal))
+                panels.append(speed and replace(speed, title=f"{found.stage}: {speed.title}"))
         drawn = [panel for panel in panels if panel] or [message("None of the runs has a log.")]
         return Chart(name="compare", panels=drawn, key={label: styles[label] for label in self._drawn})
 
@@ -216,8 +216,14 @@ def _distance(one: Result, other: Result) -> int:
     return len(differing_keys(one.spec, other.spec))
 
 
-def _inputs(scored: Scored, role: str) -> Any:
-    return scored.result.manifest["inputs"].get(role)
+def _unlike(asked: tuple[Scored, Scored]) -> tuple[bool, int]:
+    theirs, own = asked
+    return not _same_rows(theirs, own), len(differing_keys(theirs.result.spec, own.result.spec))
+
+
+def _same_rows(one: Scored, other: Scored) -> bool:
+    inputs, others = (scored.result.manifest["inputs"] for scored in (one, other))
+    return all(inputs.get(role) == others.get(role) for role in ("corpora", "packs"))
 
 
 def _differ(runs: list[Result]) -> list[Line]:
