@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from snaketune.report import rules
-from snaketune.report.facts import Asked, Packed, Rows, Swept, Training
+from snaketune.report.facts import Asked, Packed, Picked, Rows, Swept, Training
 from snaketune.report.preflight import told
 from snaketune.report.scores import Measure
 from snaketune.report.slow_nodes import slow_nodes
@@ -50,6 +50,7 @@ SPEAKS = [
      "corpora.chat.repair"),
     (rules.repeated_prompts, ASKED, {"different": 80}, "20 of 100 held-out prompts of chat", "corpora.chat.near_duplicates"),
     (rules.cut_off, ASKED, {"cut_off": 30}, "30% of the answers of dpo:a", "eval.main.generation.max_new_tokens"),
+    (rules.picked_of_many, Picked(run="dpo:b", of=3), {"of": 12}, "the best of 12 runs", "eval"),
     (rules.best_at_the_edge, SWEPT, {"best": 0.4}, "the highest beta that was tried", "dpo.sweep.grid"),
     (rules.best_at_the_edge, SWEPT, {"best": 0.1}, "the lowest beta that was tried", "dpo.sweep.grid"),
 ]  # fmt: skip
@@ -64,7 +65,7 @@ def test_a_rule_speaks_of_what_is_wrong_and_not_of_what_is_sound(rule, sound, ot
 
 
 def test_every_rule_is_tried():
-    tables = (rules.OF_TRAININGS, rules.OF_PACKS, rules.OF_CORPORA, rules.OF_PROMPTS, rules.OF_SWEEPS)
+    tables = (rules.OF_TRAININGS, rules.OF_PACKS, rules.OF_CORPORA, rules.OF_PROMPTS, rules.OF_SWEEPS, rules.OF_PICKED)
     assert {rule for table in tables for rule in table} == {case[0] for case in SPEAKS}
 
 
@@ -178,4 +179,12 @@ def test_alike_suspicions_stand_together_and_a_step_is_told_once():
         ("dpo.sweep.training.learning_rate", ["loss not falling"]),
         ("dpo.a.training.learning_rate", ["ended early"]),
     ]
+    gaps = [rules.sums_of_pack(replace(PACK, gaps=(text,))) for text in "ab"]
+    verdict = Verdict(model="dpo:a", against="base:a", key="dpo.a", differences=[])
+    one = difference(-0.3, -0.1)
+    other = replace(one, measure=replace(one.measure, name="f1"))
+    worse = [rules.worse_than_before(measured, verdict) for measured in (one, other)]
+    # What is said of each is told, though the step is the same.
+    assert [len(groups(some)) for some in (gaps, worse)] == [2, 2]
+    assert [step.because for step in steps(worse)] == [["worse"]]
     assert steps([rules.sums_of_pack(replace(PACK, gaps=("x",)))]) == []

@@ -78,7 +78,7 @@ def test_a_model_that_got_worse_is_called_so(results):
     found = judged(results)
     assert (found.sentence, found.tone) == ("sft:a is worse than base:a on the one measure.", "worse")
     told = suspicions(findings(results), ["base:a", "sft:a"], found.verdicts, variants(findings(results), None))
-    assert told[0].kind == "worse than before"
+    assert told[0].kind == "worse: base:a, exact match of chat"
     assert told[0].key == "sft.a.training.learning_rate"
 
 
@@ -149,6 +149,9 @@ def test_runs_of_a_grid_are_named_by_the_key_that_asks_for_them(results):
     (beta,) = facts.swept(found, variants(found, "preferences.pairs.logp_accuracy"))
     assert (beta.values, beta.best, beta.key) == ((0.1, 0.2, 0.3), 0.3, "dpo.s")
     assert facts.swept(found, variants(found, None)) == []
+    (best,) = facts.picked(variants(found, "preferences.pairs.logp_accuracy"))
+    assert (best.run, best.of) == ("dpo:s-b3", 3)
+    assert facts.picked(variants(found, None)) == []
 
 
 def test_facts_of_a_training_are_taken_from_its_run(results):

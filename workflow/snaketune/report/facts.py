@@ -110,6 +110,14 @@ class Swept:
     run: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Picked:
+    """The best of so many evaluated runs, by a figure of the very rows that its verdict is of."""
+
+    run: str
+    of: int
+
+
 def trainings(findings: Findings) -> list[Training]:
     """Of every run."""
     return [_training(findings, result) for result in findings.of("sft", "dpo")]
@@ -262,3 +270,10 @@ def swept(findings: Findings, found: Variants) -> list[Swept]:
             several = tuple(sorted(set(values.values())))
             swept_.append(Swept(key=best.key, name=name, values=several, best=values[best.label], run=best.label))
     return swept_
+
+
+def picked(found: Variants) -> list[Picked]:
+    """One, if some run is the best."""
+    if found.best is None or found.sorted_by is None:
+        return []
+    return [Picked(run=found.best, of=sum(value is not None for value in found.sorted_by.values.values()))]

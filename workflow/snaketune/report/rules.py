@@ -7,7 +7,7 @@ is said beside it. Rules know nothing of files and pages, so that each is tried 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from snaketune.report.facts import Asked, Packed, Rows, Swept, Training
+from snaketune.report.facts import Asked, Packed, Picked, Rows, Swept, Training
 from snaketune.report.text import decimal, duration, percent, whole, words
 from snaketune.report.verdict import OPEN, WORSE, Difference, Verdict
 
@@ -25,6 +25,8 @@ SUPERVISED = 0.02
 QUARANTINED = 0.005
 REPEATED = 0.05
 CUT_OFF = 0.1
+# The best of so many runs that are all alike leads by a standard error.
+MANY = 5
 # A difference of shares that an evaluation should tell from none.
 TELLS = 0.1
 
@@ -36,7 +38,7 @@ class Suspicion:
     """What was found where, and what to try.
 
     Attributes:
-        kind: the rule; alike suspicions of many runs stand together.
+        kind: the rule, and after a colon what is told apart; alike suspicions of many runs stand together.
         where: a run, a pack, a corpus.
         key: of the config, the one to edit.
     """
@@ -246,7 +248,7 @@ def worse_than_before(one: Difference, verdict: Verdict) -> Suspicion | None:
     found = f"worse than {verdict.against}: {one.name} {one.text} ({one.interval_text})"
     do = "a lower learning rate, or fewer epochs"
     return Suspicion(
-        kind="worse than before",
+        kind=f"worse: {verdict.against}, {one.name}",
         where=verdict.model,
         found=found,
         do=do,
@@ -294,6 +296,14 @@ def best_at_the_edge(one: Swept) -> Suspicion | None:
     )
 
 
+def picked_of_many(one: Picked) -> Suspicion | None:
+    if one.of < MANY:
+        return None
+    found = f"picked as the best of {one.of} runs by the rows that its verdict is of: some of its lead is luck"
+    do = "ask the first few about rows that none was picked by"
+    return Suspicion(kind="picked of many", where=one.run, found=found, do=do, key="eval", severity=NOTES)
+
+
 OF_DIFFERENCES: tuple[Callable[[Difference, Verdict], Suspicion | None], ...] = (worse_than_before, too_small_to_tell)
 OF_TRAININGS: tuple[Callable[[Training], Suspicion | None], ...] = (
     ended_early,
@@ -310,3 +320,4 @@ OF_PACKS: tuple[Callable[[Packed], Suspicion | None], ...] = (lost_to_length, li
 OF_CORPORA: tuple[Callable[[Rows], Suspicion | None], ...] = (much_quarantined, sums_of_rows)
 OF_PROMPTS: tuple[Callable[[Asked], Suspicion | None], ...] = (repeated_prompts, cut_off)
 OF_SWEEPS: tuple[Callable[[Swept], Suspicion | None], ...] = (best_at_the_edge,)
+OF_PICKED: tuple[Callable[[Picked], Suspicion | None], ...] = (picked_of_many,)

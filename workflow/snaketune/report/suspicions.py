@@ -66,6 +66,7 @@ def suspicions(
         *_said(rules.OF_PROMPTS, facts.asked(findings, line)),
         *found_before(findings),
         *slow_nodes([*((run.label, run.run) for run in findings.of("sft", "dpo")), *others]),
+        *_said(rules.OF_PICKED, facts.picked(found)),
         *_said(rules.OF_SWEEPS, facts.swept(findings, found)),
     ]
     return sorted(all_, key=lambda one: one.severity != WARNS)
@@ -76,10 +77,10 @@ def _said(table: Iterable[Callable[[Any], Suspicion | None]], about: list[Any]) 
 
 
 def groups(found: list[Suspicion]) -> list[Group]:
-    """Those of one rule and one key together, as of a sweep's runs; in the order of the first ones."""
-    by: dict[tuple[str, str], list[Suspicion]] = {}
+    """Those of one rule and one key together, as of a sweep's runs, in the order of the first ones; what names no key stands alone."""
+    by: dict[tuple[str, ...], list[Suspicion]] = {}
     for one in found:
-        by.setdefault((one.kind, one.key), []).append(one)
+        by.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.found), []).append(one)
     return [Group(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0]) for alike in by.values()]
 
 
