@@ -77,7 +77,7 @@ def _said(table: Iterable[Callable[[Any], Suspicion | None]], about: list[Any]) 
 
 
 def groups(found: list[Suspicion]) -> list[Group]:
-    """Those of one rule and one key together, as of a sweep's runs, in the order of the first ones; what names no key stands alone."""
+    """Those of one rule and one key together, in the order of the first ones; what names no key stands alone."""
     by: dict[tuple[str, ...], list[Suspicion]] = {}
     for one in found:
         by.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.found), []).append(one)
