@@ -100,6 +100,16 @@ def test_rows_that_cannot_be_checked_are_no_outcomes(results):
     assert outcomes(unchecked) == {}
 
 
+def test_what_gained_more_is_counted_of_the_pairs_that_the_reference_knows(results):
+    begun(results)
+    results.evaluate("main/sft-a", reference=True)
+    results.pairs("main/sft-a", {"up": 0.2, "down": 0.2, "new": 1.0}, reference={"up": 0.1, "down": 0.3})
+    results.evaluate("main/sft-a", reference=True)
+    found = outcomes(findings(results).evaluations["main"][0])
+    assert found["preferences.pairs.reward_accuracy"] == {"up": True, "down": False}
+    assert found["preferences.pairs.logp_accuracy_per_token"] == {"up": True, "down": True, "new": True}
+
+
 def test_where_nothing_can_be_compared_the_page_says_why(results):
     results.corpus("chat")
     assert judged(results).sentence == "No model was trained or evaluated; 80 rows are ready."

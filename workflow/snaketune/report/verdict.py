@@ -5,6 +5,7 @@ and the interval is about half as wide as that of two separate shares. A measure
 loss, tasks of lm-evaluation-harness) has a difference and no interval, and isn't counted.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -194,20 +195,27 @@ def differences(before: Scored, after: Scored, where: str = "") -> list[Differen
 
 
 def outcomes(scored: Scored) -> dict[str, dict[str, bool]]:
-    """By path of a measure, of each row whether the model got it right: prompts, and pairs by what is likelier per token."""
+    """By path of a measure, of each row whether the model got it right: prompts; pairs by what is likelier per token, and by what
+    gained more since the reference."""
     found: dict[str, dict[str, bool]] = {}
     for row in scored.responses:
         if row["correct"] is not None:
             found.setdefault(f"conversations.{row['corpus']}.exact_match.share", {})[row["id"]] = row["correct"]
     if scored.pairs is None:
         return found
-    columns = [scored.pairs[name].to_pylist() for name in ("corpus", "id")]
-    chosen_P, rejected_P = (
-        scored.pairs[f"{side}_logp"].to_numpy() / np.maximum(scored.pairs[f"{side}_tokens"].to_numpy(), 1)
-        for side in ("chosen", "rejected")
+    chosen_P, rejected_P, *references = (
+        scored.pairs[f"{side}_logp"].to_numpy().astype(float)
+        for side in ("chosen", "rejected", "reference_chosen", "reference_rejected")
     )
-    for corpus, pair, right in zip(*columns, (chosen_P > rejected_P).tolist()):
-        found.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = right
+    counts = (np.maximum(scored.pairs[f"{side}_tokens"].to_numpy(), 1) for side in ("chosen", "rejected"))
+    per_token_P = np.subtract(*(logp_P / count_P for logp_P, count_P in zip((chosen_P, rejected_P), counts)))
+    # Not a number where the reference doesn't know the pair.
+    gained_P = (chosen_P - references[0]) - (rejected_P - references[1])
+    names = [scored.pairs[name].to_pylist() for name in ("corpus", "id")]
+    for corpus, pair, margin, gained in zip(*names, per_token_P.tolist(), gained_P.tolist()):
+        found.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = margin > 0
+        if math.isfinite(gained):
+            found.setdefault(f"preferences.{corpus}.reward_accuracy", {})[pair] = gained > 0
     return found
 
 
