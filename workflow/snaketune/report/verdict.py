@@ -195,8 +195,8 @@ def differences(before: Scored, after: Scored, where: str = "") -> list[Differen
 
 
 def outcomes(scored: Scored) -> dict[str, dict[str, bool]]:
-    """By path of a measure, of each row whether the model got it right: prompts; pairs by what is likelier per token, and by what
-    gained more since the reference."""
+    """By path of a measure, of each row whether the model got it right: prompts; pairs by what is likelier per token, and by
+    what gained more since the reference."""
     found: dict[str, dict[str, bool]] = {}
     for row in scored.responses:
         if row["correct"] is not None:
