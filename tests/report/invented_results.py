@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,12 +232,21 @@ class Results(DataResults):
     def _manifest(self, job: ReportedJob) -> Path:
         return self.folder / "results" / job.stage / job.name / "manifest.json"
 
-    def report(self, *, backwards: bool = False, **spec: Any) -> tuple[Outcome, Path]:
+    def report(
+        self,
+        *,
+        backwards: bool = False,
+        compared: Sequence[Path] = (),
+        compared_runs: Sequence[Path] = (),
+        compared_evals: Sequence[Path] = (),
+        **spec: Any,
+    ) -> tuple[Outcome, Path]:
         """Build the report of everything there is, named in this order or the other; where its pages are."""
         self.built += 1
         work = WorkFolder(self.folder / f"work-{self.built}")
         work.start()
-        outcome = build(ReportSpec(jobs=self.named(backwards), **spec), work, **self.files(backwards))
+        others = {"compared": compared, "compared_runs": compared_runs, "compared_evals": compared_evals}
+        outcome = build(ReportSpec(jobs=self.named(backwards), **spec), work, **self.files(backwards), **others)
         return outcome, work.payload
 
 

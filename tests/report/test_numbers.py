@@ -17,9 +17,10 @@ from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
 from snaketune.report.headline import cards, lineage
+from snaketune.report.intervals import wilson
 from snaketune.report.records import records
 from snaketune.report.samples import choose
-from snaketune.report.scores import measures, wilson
+from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
 from snaketune.tables import read_table
 
@@ -227,19 +228,26 @@ def test_the_headline_follows_the_best_model_back_to_its_base(sweep):
     found = findings(sweep)
     assert lineage(found, found.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
     assert lineage(found, found.evaluations["second"]) == ["sft:raw"]
-    headline = {card.title: card for card in cards(found)}
-    assert [value for _, value in headline["Exact match"].steps] == ["0%", "50%", "83.3%"]
-    assert headline["Tokens per second"].steps == [("sft", "22 k"), ("dpo", "9 k")]
 
 
-def test_without_checkable_answers_the_headline_is_the_held_out_loss(results):
-    results.evaluate("main/sft-a", preferences=())
-    path = results.folder / "results/eval/main/sft-a/scores/scores.json"
-    scores = json.loads(path.read_text())
-    scores["conversations"]["chat"]["exact_match"] = {"prompts": 0, "correct": 0, "share": None, "by_task": {}}
-    path.write_text(json.dumps(scores))
-    results.add("eval", "main/sft-a", spec={"samples": 3}, counts={"prompts": 0})
-    assert [card.title for card in cards(findings(results))] == ["Held-out loss", "Computing time"]
+def test_what_it_cost_is_added_up(sweep):
+    cost = {card.title: card for card in cards(findings(sweep))}
+    assert cost["Tokens per second"].steps == [("sft", "22 k"), ("dpo", "9 k")]
+    # Two DPO runs of a second in two processes each; what ran on the CPU isn't counted.
+    assert cost["GPU hours"].value == "under 0.01"
+    assert "by 4 runs, 5,081 steps in all; 1 more on raw rows" in cost["Tokens trained"].note
+    assert cost["Computing time"].value == "32.0 s"
+
+
+def test_gpu_hours_are_of_all_gpus(results):
+    for name, run in {
+        "a": {"device": "NVIDIA H200", "seconds": 5400.0, "processes": 4},
+        "b": {"device": "cpu", "seconds": 9000.0},
+        "c": {"device": "cuda:0", "seconds": 1800.0},
+    }.items():
+        results.add("sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
+    (card,) = (card for card in cards(findings(results)) if card.title == "GPU hours")
+    assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200; of attempts that finished")
 
 
 def test_scores_side_by_side(sweep, sweep_pages):

@@ -97,7 +97,7 @@ def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
 
 def test_every_caption_is_there_and_says_something():
     captions = Path(__file__).parents[2] / "workflow" / "report"
-    promised = {caption for _, caption in pages_for(STAGES).values()}
+    promised = {caption for _, caption in pages_for(STAGES, compared=True).values()}
     assert {path.stem for path in captions.glob("*.rst")} == promised
     assert all(len((captions / f"{name}.rst").read_text("utf-8").split()) > 30 for name in promised)
 

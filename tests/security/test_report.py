@@ -122,6 +122,23 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path):
     assert not [cell for cell in cells if re.match(r"[=+@\t\r]|-(?![\d.])", cell)]
 
 
+@pytest.mark.parametrize("name", ["run.json", "model/only.txt"])
+def test_of_a_compared_result_nothing_outside_its_folder_is_read(tmp_path, name):
+    from invented_results import Results
+
+    from snaketune.errors import SnaketuneError
+    from snaketune.stages.compared import compared_files
+
+    results = Results(tmp_path)
+    results.add("dpo", "theirs", run={})
+    folder = tmp_path / "results/dpo/theirs"
+    assert compared_files([str(folder)])["compared"] == [str(folder / "manifest.json")]
+    (folder / name).rename(tmp_path / "secret")
+    (folder / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(SnaketuneError, match="out of its result"):
+        compared_files([str(folder)])
+
+
 def dumped(path: Path, profile: Path) -> str:
     """The page as a browser has it after its scripts ran."""
     flags = [

@@ -23,6 +23,7 @@ shell.prefix(
 )
 
 from snaketune.stages.code import code_digest
+from snaketune.stages.compared import compared_files
 from snaketune.stages.libraries import installed_version
 from snaketune.stages.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
@@ -164,7 +165,16 @@ def report_inputs(wildcards):
         "manifests": [mark(one.manifest) for one in made_from(job)],
         "runs": [mark(one.run) for one in made_from(job)],
         "payloads": [mark(one.payload) for one in made_from(job)],
+        **{role: [mark(file) for file in files] for role, files in compared_with(job).items()},
     }
+
+
+def compared_with(job):
+    """By role, the files of what the report is asked to compare with; refused before anything runs."""
+    try:
+        return compared_files(job.spec.compare)
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def outputs_of(stage):

@@ -12,6 +12,14 @@ from snaketune.config.paths import LocalPath
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
 
 
+def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names themselves; ValueError if one is there twice."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is listed twice")
+    return names
+
+
 class ExactMatch(Model):
     """Greedy answers to held-out prompts, compared with the checkable answer."""
 
@@ -67,11 +75,8 @@ class Evaluation(Model):
 
     @field_validator("models", "conversations", "preferences")
     @classmethod
-    def _each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"{name!r} is listed twice")
-        return names
+    def _asks_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return each_once(names)
 
 
 class Report(Model):
@@ -84,3 +89,11 @@ class Report(Model):
     sort_by: str | None = None
     """The figure by which the runs of `dpo:` are sorted, as a dotted path into scores.json, such as
     `preferences.votes.reward_accuracy`. `results/best` then links to the model of the first."""
+    compare: tuple[LocalPath, ...] = ()
+    """Trainings of another time to compare with, on a page of their own: folders of results (`results/dpo/old`,
+    `../before/results/sft/demo`), or fingerprints of kept work, at least the first 8 digits."""
+
+    @field_validator("compare")
+    @classmethod
+    def _compares_once(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        return each_once(entries)

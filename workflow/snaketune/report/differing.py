@@ -23,8 +23,8 @@ def differing(findings: Findings, runs: list[Result]) -> dict[str, dict[str, str
         made = {run.label: ", ".join(one.name for one in findings.made_from(run, role)) or NOTHING for run in runs}
         if len(set(made.values())) > 1:
             found[name] = made
-    leaves = dict(_leaves({run.label: run.spec for run in runs}))
-    keys = {key: leaves[key] for key in (*FIRST, *leaves) if key in leaves}
+    differ = dict(leaves({run.label: run.spec for run in runs}))
+    keys = {key: differ[key] for key in (*FIRST, *differ) if key in differ}
     ends = [dotted.rpartition(".")[2] for dotted in keys]
     for dotted, values in keys.items():
         end = dotted.rpartition(".")[2]
@@ -81,12 +81,12 @@ def value_text(value: Any) -> str:
     return clean(value)
 
 
-def _leaves(specs: dict[str, Any], key: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+def leaves(specs: dict[str, Any], key: str = "") -> Iterator[tuple[str, dict[str, str]]]:
     """What differs, as deep as all runs have keys: dotted path, and by label the value as text."""
     if key not in WHOLE and all(isinstance(spec, dict) for spec in specs.values()):
         for name in dict.fromkeys(name for spec in specs.values() for name in spec):
             inside = {label: spec.get(name) for label, spec in specs.items()}
-            yield from _leaves(inside, f"{key}.{name}" if key else str(name))
+            yield from leaves(inside, f"{key}.{name}" if key else str(name))
         return
     shown = {label: loss_text(value) if key == "loss" else value_text(value) for label, value in specs.items()}
     if len(set(shown.values())) > 1:

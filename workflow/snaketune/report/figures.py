@@ -37,8 +37,8 @@ def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
     """Loss and throughput of all SFT runs."""
     runs = findings.of("sft")
     panels = [
-        _curve("loss", "Training loss", "loss, nats per token", runs, styles, decimal),
-        _throughput(runs, styles),
+        curve("loss", "Training loss", "loss, nats per token", runs, styles, decimal),
+        throughput(runs, styles),
         *calibration_panels(runs, styles),
     ]
     return _training_chart("sft", runs, styles, panels)
@@ -49,13 +49,13 @@ def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
     runs = findings.of("dpo")
     losses = sorted({loss_text(run.spec["loss"]) for run in runs})
     name = f"{losses[0]} loss" if len(losses) == 1 else "loss (of different kinds, not comparable)"
-    panels = [_curve("loss", "Training loss", name, runs, styles, decimal)]
+    panels = [curve("loss", "Training loss", name, runs, styles, decimal)]
     for key in _logged(runs):
         title, axis, shown, line = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
         if "chosen" in key:
             panels.append(_both(key, f"{title}: chosen (solid) and rejected (dashed)", axis, runs, styles, line))
         else:
-            panels.append(_curve(key, title, axis, runs, styles, shown, line))
+            panels.append(curve(key, title, axis, runs, styles, shown, line))
     return _training_chart("dpo", runs, styles, [*panels, *calibration_panels(runs, styles)])
 
 
@@ -85,7 +85,7 @@ def _training_chart(name: str, runs: list[Result], styles: dict[str, Style], pan
     return Chart(name=name, panels=drawn, key={run.label: styles[run.label] for run in runs})
 
 
-def _curve(
+def curve(
     key: str,
     title: str,
     axis: str,
@@ -135,8 +135,8 @@ def _both(key: str, title: str, axis: str, runs: list[Result], styles: dict[str,
     return Panel(title=title, draw=draw)
 
 
-def _throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
-    panel = _curve("tokens_per_second", "Throughput", "tokens per second", runs, styles, whole)
+def throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
+    panel = curve("tokens_per_second", "Throughput", "tokens per second", runs, styles, whole)
     if panel is None:
         return None
 

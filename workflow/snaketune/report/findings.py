@@ -26,6 +26,7 @@ class Result:
     Attributes:
         name: its folder below `results/<stage>/`; two folders of an evaluation, and of what is made in parts.
         made_from: by role, the jobs that it was made from, as `stage/name`.
+        asked_by: the key of the config that asks for it, where that isn't its own name: that of a grid.
         run: what run.json says, or nothing.
     """
 
@@ -34,6 +35,12 @@ class Result:
     made_from: dict[str, tuple[str, ...]]
     artifact: Artifact
     run: dict[str, Any]
+    asked_by: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the config that asks for it: `dpo.demo`, `eval.demo`; `dpo.sweep` of all variants of a grid."""
+        return self.asked_by or f"{self.stage}.{self.name.partition('/')[0]}"
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -119,7 +126,7 @@ class Findings:
         """By name of the evaluation: its models, from base to DPO."""
         found: dict[str, list[Scored]] = {}
         for result in self.of("eval"):
-            scored = _scored(result)
+            scored = scored_of(result)
             found.setdefault(scored.evaluation, []).append(scored)
         return {name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in found.items()}
 
@@ -158,10 +165,13 @@ def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
         raise SnaketuneError(
             f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
         )
-    return Result(stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run)
+    return Result(
+        stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run, asked_by=job.asked_by
+    )
 
 
-def _scored(result: Result) -> Scored:
+def scored_of(result: Result) -> Scored:
+    """Raises SnaketuneError if what it scored can't be read."""
     lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
     return Scored(
         result=result,

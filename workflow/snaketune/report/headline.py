@@ -1,11 +1,12 @@
-"""The page's first line of numbers: how good it got, how fast it ran, how little was wasted."""
+"""What the page answers first: did it work, is it better than before and by how much, and what did it cost."""
 
 from dataclasses import dataclass, field
 
+from snaketune.report.facts import is_gpu, numbers
 from snaketune.report.findings import Findings, Result, Scored
-from snaketune.report.flow import pack_flows
-from snaketune.report.scores import Measure, measures
-from snaketune.report.text import duration, percent, short, whole
+from snaketune.report.flow import pack_flows, training_flows
+from snaketune.report.text import clean, decimal, duration, percent, short, whole
+from snaketune.report.verdict import OPEN, UNCOUNTED, Difference, Verdict, verdicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,111 @@ class Card:
     note: str = ""
 
 
-def cards(findings: Findings, best: str | None = None) -> list[Card]:
-    """What is known; a card that would be empty isn't there. Args: best: the model that the report sorts first."""
-    found = [*_score_cards(findings, best), _speed_card(findings), _packing_card(findings), _time_card(findings)]
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One line of the table under the verdict: a measure, and its difference to each model that the verdicts are against."""
+
+    on: str
+    name: str
+    unit: str
+    rows: int
+    values: list[str]
+    differences: list[Difference | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The verdict.
+
+    Attributes:
+        sentence, more: the whole of it against the base; against what the model began from, where that is another model.
+        tone: `better`, `worse` or `open`.
+        models: labels of the table's columns, the judged one last; none where nothing can be compared.
+    """
+
+    sentence: str
+    more: list[str]
+    tone: str
+    models: list[str]
+    table: list[Compared]
+    verdicts: list[Verdict]
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether some measure has no interval."""
+        return any(one.of(UNCOUNTED) for one in self.verdicts)
+
+
+def headline(findings: Findings, line: list[str]) -> Headline:
+    """Args: line: the models to compare, from the base on, as `judged_line` has them."""
+    told = verdicts(findings, line)
+    if not told:
+        return Headline(sentence=_unjudged(findings, line), more=[], tone=OPEN, models=[], table=[], verdicts=[])
+    return Headline(
+        sentence=told[0].sentence,
+        more=[one.sentence for one in told[1:]],
+        tone=told[0].tone,
+        models=[*(one.against for one in told), told[0].model],
+        table=_table(told),
+        verdicts=told,
+    )
+
+
+def judged_line(findings: Findings, best: str | None = None) -> list[str]:
+    """Of the first evaluation that has two models of one line, else of the first that has any. Args: best: sorted first."""
+    lines = [lineage(findings, models, best) for models in findings.evaluations.values()]
+    return next((line for line in lines if len(line) > 1), next((line for line in lines if line), []))
+
+
+def _table(told: list[Verdict]) -> list[Compared]:
+    by_measure: dict[tuple[str, str], list[Difference | None]] = {}
+    for number, verdict in enumerate(told):
+        for one in verdict.differences:
+            found = by_measure.setdefault((one.evaluation, one.measure.path), [None] * len(told))
+            found[number] = one
+    lines = []
+    for found in by_measure.values():
+        known = next(one for one in found if one)
+        values = [one.shown(one.before) if one else "–" for one in found]
+        lines.append(
+            Compared(
+                on=known.measure.on,
+                name=known.measure.name,
+                unit=known.measure.unit,
+                rows=max(one.rows for one in found if one),
+                values=[*values, known.shown(known.after)],
+                differences=found,
+            )
+        )
+    # What counts first.
+    return sorted(lines, key=lambda line: all(one is None or one.interval is None for one in line.differences))
+
+
+def _unjudged(findings: Findings, line: list[str]) -> str:
+    """What can be said where no two models of one line were asked the same."""
+    trained = findings.of("sft", "dpo")
+    if trained:
+        runs = f"{trained[0].label} was" if len(trained) == 1 else f"{len(trained)} models were"
+        asked = f"only {line[-1]} was evaluated" if line else "nothing was evaluated"
+        fell = ""
+        if len(trained) == 1 and (losses := numbers(trained[0].history, "loss")):
+            fell = f" Its training loss went from {decimal(losses[0])} to {decimal(losses[-1])}."
+        return f"{runs} trained, and {asked}: whether that is better than before isn't known.{fell}"
+    if line:
+        return f"Only {line[-1]} was evaluated: there is nothing to compare it with."
+    kept = sum(sum(corpus.counts["kept"].values()) for corpus in findings.of("corpus"))
+    return f"No model was trained or evaluated; {whole(kept)} rows are ready."
+
+
+def cards(findings: Findings) -> list[Card]:
+    """What it cost, and how well the machines were used; a card that would be empty isn't there."""
+    found = [
+        _time_card(findings),
+        _gpu_card(findings),
+        _tokens_card(findings),
+        _speed_card(findings),
+        _packing_card(findings),
+    ]
     return [card for card in found if card]
 
 
@@ -55,37 +158,6 @@ def _goodness(scored: Scored) -> tuple[float, float]:
     return sum(shares), -sum(losses)
 
 
-def _score_cards(findings: Findings, best: str | None) -> list[Card]:
-    """Of the first evaluation and its first corpora; the table below has all."""
-    if not findings.evaluations:
-        return []
-    models = next(iter(findings.evaluations.values()))
-    line = lineage(findings, models, best)
-    table = measures(models)
-    cards_ = []
-    if measure := _first(table, "exact match") or _first(table, "held-out loss"):
-        size = next((n for n in measure.sizes.values() if n), None)
-        note = f"of {whole(size)} held-out prompts of {measure.on}" if size else f"on {measure.on}, nats per token"
-        cards_.append(Card(title=measure.name.capitalize(), steps=_steps(measure, line), note=note))
-    # Per token, since a whole answer is the likelier for being short, even to a model that has learned nothing.
-    if measure := _first(table, "chosen is likelier, per token"):
-        size = next((n for n in measure.sizes.values() if n), 0)
-        note = f"chosen answer likelier per token than the rejected, {whole(size)} pairs of {measure.on}"
-        gained = _first(table, "chosen gained more than rejected")
-        if gained and line and gained.values.get(line[-1]) is not None:
-            note += f"; gained more in {gained.shown(line[-1])}"
-        cards_.append(Card(title="Preference accuracy", steps=_steps(measure, line), note=note))
-    return cards_
-
-
-def _first(table: list[Measure], name: str) -> Measure | None:
-    return next((measure for measure in table if measure.name == name), None)
-
-
-def _steps(measure: Measure, line: list[str]) -> list[tuple[str, str]]:
-    return [(label, measure.shown(label)) for label in line]
-
-
 def _speed_card(findings: Findings) -> Card | None:
     timed = [result for result in findings.of("sft", "dpo") if result.run.get("tokens_per_second_median")]
     if not timed:
@@ -117,3 +189,35 @@ def _time_card(findings: Findings) -> Card | None:
         f"{whole(len(timed))} jobs; the longest is {longest.stage} {longest.name}, {duration(longest.run['seconds'])}"
     )
     return Card(title="Computing time", value=duration(sum(result.run["seconds"] for result in timed)), note=note)
+
+
+def _gpu_card(findings: Findings) -> Card | None:
+    """By the attempts that finished: what was killed before has no record."""
+    hours: dict[str, float] = {}
+    for result in findings.results:
+        if is_gpu(result.run) and result.run.get("seconds"):
+            device = clean(result.run["device"])
+            # Passes and evaluations know the kind alone.
+            name = "GPU" if device.startswith("cuda") else device
+            spent = result.run["seconds"] * result.run.get("processes", 1) / 3600
+            hours[name] = hours.get(name, 0.0) + spent
+    if not hours:
+        return None
+    note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
+    return Card(title="GPU hours", value=_hours(sum(hours.values())), note=f"{note}; of attempts that finished")
+
+
+def _hours(spent: float) -> str:
+    return f"{spent:,.2f}" if spent >= 0.01 else "under 0.01"
+
+
+def _tokens_card(findings: Findings) -> Card | None:
+    flows = training_flows(findings)
+    known = [flow for flow in flows if flow.tokens]
+    if not known:
+        return None
+    steps = sum(flow.steps for flow in flows)
+    uncounted = len(flows) - len(known)
+    note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in all"
+    note += f"; {uncounted} more on raw rows, which nobody counts" if uncounted else ""
+    return Card(title="Tokens trained", value=short(sum(flow.tokens for flow in known)), note=note)

@@ -10,17 +10,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from snaketune.report import text
+from snaketune.report.compared import Compared
 from snaketune.report.corpus_flow import corpus_flows
-from snaketune.report.drawing import COLOURS, Chart, model_styles, svg_inline
+from snaketune.report.drawing import COLOURS, Chart, Style, svg_inline
 from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
-from snaketune.report.headline import cards
+from snaketune.report.headline import cards, headline, judged_line
 from snaketune.report.jobs import job_rows, tokenizer_rows, versions
 from snaketune.report.preferences import Change, flips
 from snaketune.report.records import records
 from snaketune.report.samples import Sample, choose
 from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
+from snaketune.report.suspicions import groups, steps, suspicions
 from snaketune.report.variants import Variants
 from snaketune.stages.specs import ReportSpec
 
@@ -35,14 +37,21 @@ class Pages:
     """The pages of one report: `render` gives one by the stem of its file name."""
 
     def __init__(
-        self, spec: ReportSpec, findings: Findings, charts: dict[str, Chart], found: Variants, changed: list[Change]
+        self,
+        spec: ReportSpec,
+        findings: Findings,
+        charts: dict[str, Chart],
+        styles: dict[str, Style],
+        found: Variants,
+        changed: list[Change],
+        compared: Compared,
     ):
-        self.findings, self.variants, self.changed = findings, found, changed
+        self.findings, self.variants, self.changed, self.compared = findings, found, changed, compared
         # Both the overview and the page of its own show a figure; it is drawn once.
         self.panels = {name: _panels(chart) for name, chart in charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": text.clean(spec.title), "note": text.clean(spec.note)}),
-            "styles": model_styles(findings.models),
+            "styles": styles,
             "colours": COLOURS,
             "charts": charts,
             "panels": self.panels,
@@ -56,13 +65,20 @@ class Pages:
             "packing": self._packing,
             "preferences": self._preferences,
             "samples": self._samples,
+            "compare": self._compare,
         }
         return _environment().get_template(f"{name}.html.jinja").render(**self.shared, **pages[name]())
 
     def _index(self) -> dict[str, Any]:
         findings = self.findings
+        line = judged_line(findings, self.variants.best)
+        front = headline(findings, line)
+        suspicious = suspicions(findings, line, front.verdicts, self.variants, self.compared.runs)
         return {
-            "cards": cards(findings, self.variants.best),
+            "front": front,
+            "cards": cards(findings),
+            "suspicious": groups(suspicious),
+            "steps": steps(suspicious),
             "corpora": corpus_flows(findings),
             "packs": pack_flows(findings),
             "trainings": training_flows(findings),
@@ -88,6 +104,9 @@ class Pages:
         drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "supervised")), strict=True)
         panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.findings)}
+
+    def _compare(self) -> dict[str, Any]:
+        return {"comparisons": self.compared.comparisons}
 
     def _samples(self) -> dict[str, Any]:
         return {"samples": self._chosen()}

@@ -11,11 +11,11 @@ def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
     Returns:
         By file name below `results/report/pages`: the category in Snakemake's report, and the caption's file name.
     """
-    return pages_for({stage for stage, _ in graph.jobs})
+    return pages_for({stage for stage, _ in graph.jobs}, compared=bool(graph.config.report.compare))
 
 
-def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:
-    """The same for the stages that results are there of.
+def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tuple[str, str]]:
+    """The same for the stages that results are there of. Args: compared: whether runs of another time are asked for.
 
     >>> list(pages_for({"corpus"}))
     ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
@@ -51,4 +51,6 @@ def pages_for(stages: Collection[str]) -> dict[str, tuple[str, str]]:
             "preferences.html": ("Evaluation", "preferences"),
             "preferences.svg": ("Evaluation", "distributions"),
         }
+    if compared:
+        pages |= {"compare.html": ("Comparison", "compare"), "compare.svg": ("Comparison", "compare")}
     return pages

@@ -12,8 +12,9 @@ from typing import Any
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.report import data_csv, scores
+from snaketune.report.compared import Compared
 from snaketune.report.data_figures import data_charts
-from snaketune.report.drawing import Chart, model_styles, svg_file
+from snaketune.report.drawing import Chart, Style, model_styles, svg_file
 from snaketune.report.figures import dpo_chart, sft_chart
 from snaketune.report.findings import Findings
 from snaketune.report.html import Pages
@@ -27,21 +28,36 @@ from snaketune.stages.specs import ReportSpec
 from snaketune.stages.work import WorkFolder
 
 
-def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: list[Path]) -> Outcome:
+def build(
+    spec: ReportSpec,
+    work: WorkFolder,
+    *,
+    manifests: list[Path],
+    runs: list[Path],
+    compared: Sequence[Path] = (),
+    compared_runs: Sequence[Path] = (),
+    compared_evals: Sequence[Path] = (),
+) -> Outcome:
     """Fill `work.payload` with the pages that `pages_for` names for the stages among the manifests.
 
     Args:
         manifests: of all results to report on, in the order of `spec.jobs`.
         runs: their run.json files, each beside its manifest; one that isn't there leaves gaps and nothing else.
+        compared, compared_runs: the same of trainings of another time, in the order of `spec.compare`.
+        compared_evals: manifests of what evaluated their models.
     Raises:
         SnaketuneError: a manifest or payload that can't be read.
     """
     findings = Findings(spec.jobs, manifests, runs)
     found = variants(findings, spec.sort_by)
-    wanted = pages_for(findings.stages)
+    others = Compared(findings, spec.compare, list(compared), list(compared_runs), list(compared_evals))
+    wanted = pages_for(findings.stages, compared=bool(others.others))
     changed = changes(findings)
-    charts = _charts(findings, found, changed)
-    pages = Pages(spec, findings, charts, found, changed)
+    styles = model_styles([*findings.models, *others.labels])
+    charts = _charts(findings, found, changed, styles)
+    if others.others:
+        charts["compare"] = others.chart(styles)
+    pages = Pages(spec, findings, charts, styles, found, changed, others)
     for name in wanted:
         path = work.payload / name
         match path.suffix:
@@ -54,12 +70,13 @@ def build(spec: ReportSpec, work: WorkFolder, *, manifests: list[Path], runs: li
             case _:
                 _write(path, _csv(*_table(path.stem, findings, found)))
     counts = {"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}}
-    return Outcome(counts=counts, about=best_of(found))
+    # What was compared with is kept when old work is freed.
+    kept = {"compared": others.fingerprints} if others.others else {}
+    return Outcome(counts=counts, about=best_of(found) | kept)
 
 
-def _charts(findings: Findings, found: Variants, changed: list[Change]) -> dict[str, Chart]:
+def _charts(findings: Findings, found: Variants, changed: list[Change], styles: dict[str, Style]) -> dict[str, Chart]:
     """By name of their file."""
-    styles = model_styles(findings.models)
     charts = data_charts(findings)
     if findings.of("sft"):
         charts["sft"] = sft_chart(findings, styles)

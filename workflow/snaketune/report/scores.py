@@ -1,6 +1,5 @@
 """Scores of models side by side: the table, the chart, and the headline's numbers."""
 
-import math
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -10,6 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
 from snaketune.report.findings import Findings, Scored, unique
+from snaketune.report.intervals import wilson
 from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
 PREFERENCES = {
@@ -197,19 +197,6 @@ def _dots(title: str, rows: list[Measure], models: list[str], styles: dict[str, 
         ax.grid(False, axis="y")
 
     return Panel(title=title, draw=draw, height=max(1.6, 0.6 + pitch * len(rows)))
-
-
-def wilson(share: float, size: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a share, which stays sensible for few prompts and for none or all right.
-
-    >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
-    ([0.0, 0.278], (0.5, 0.5))
-    """
-    if not size:
-        return share, share
-    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
-    half = z / (1 + z * z / size) * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def _cut(name: str, limit: int = 32) -> str:

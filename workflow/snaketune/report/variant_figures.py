@@ -7,8 +7,9 @@ from matplotlib.ticker import PercentFormatter
 
 from snaketune.report.differing import WATCHED
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
+from snaketune.report.intervals import wilson
 from snaketune.report.preferences import Change
-from snaketune.report.scores import Measure, wilson
+from snaketune.report.scores import Measure
 from snaketune.report.text import NOTHING
 from snaketune.report.variants import Variants
 

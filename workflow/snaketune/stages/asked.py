@@ -86,7 +86,7 @@ class _Asked(Starts):
         for name, evaluation in config.eval.items():
             for model in _expand_models(evaluation, variants):
                 self._eval(name, model)
-        self._report()
+        self._report(variants)
 
     def _add(self, job: Job) -> Job:
         known = self.jobs.setdefault((job.stage, job.name), job)
@@ -459,18 +459,26 @@ class _Asked(Starts):
             )
         )
 
-    def _report(self) -> Job:
+    def _report(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Job:
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
         # What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
         apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit")
         shown = (job for job in self.jobs.values() if job.stage not in apart)
         jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
+        grids = {
+            (section, variant): f"{section}.{name}"
+            for section, names in variants.items()
+            for name, made in names.items()
+            for variant in made
+            if variant != name
+        }
         reported = tuple(
             ReportedJob(
                 stage=job.stage,
                 name=job.name,
                 made_from={role: tuple(made.key for made in some) for role, some in job.artifacts.items() if some},
+                asked_by=grids.get((job.stage, job.name), ""),
             )
             for job in jobs
         )

@@ -11,8 +11,8 @@ from snaketune.stages.locks import holder, is_free
 def clean(work_root: Path, *, remove: bool) -> None:
     """Tell, and with `remove` free, what work folders hold that no manifest below the results folder came from.
 
-    Kept are the work of published results, what somebody is working on, and killed trainings and reference passes that can
-    still be resumed.
+    Kept are the work of published results, what the report compares them with, what somebody is working on, and killed
+    trainings and reference passes that can still be resumed.
 
     Args:
         work_root: `results/.work`.
@@ -21,7 +21,8 @@ def clean(work_root: Path, *, remove: bool) -> None:
     for manifest in work_root.parent.rglob("manifest.json"):
         if work_root not in manifest.parents:
             try:
-                current.add(json.loads(manifest.read_text(encoding="utf-8"))["fingerprint"])
+                said = json.loads(manifest.read_text(encoding="utf-8"))
+                current |= {said["fingerprint"], *said.get("compared", ())}
             except (ValueError, LookupError, TypeError) as error:
                 raise SnaketuneError(
                     f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again"

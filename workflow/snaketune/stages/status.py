@@ -15,6 +15,7 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import content_digest, is_damaged
 from snaketune.stages.accepted import accepted_codes
+from snaketune.stages.compared import compared_files
 from snaketune.stages.jobs import Job
 from snaketune.stages.outside import entries, outside_digest
 from snaketune.stages.specs import canonical
@@ -195,9 +196,10 @@ def differing(then: Any, now: Any, key: str = "") -> list[str]:
 
 
 def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
-    """The report reads manifests and runs of all results as they are."""
+    """The report reads manifests and runs of all results as they are, and of those that it compares them with."""
     jobs = list(made_from(job))
     files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
+    files |= compared_files(job.spec.compare)
     return {
         role: [
             (path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else "") for path in paths

@@ -238,7 +238,7 @@ STAGES: dict[str, Stage] = {
         name="",
         by_file=True,
         module="snaketune.report.report",
-        files=("manifests", "runs"),
+        files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
         links="best",
         libraries=always("matplotlib", "jinja2"),
     ),

@@ -1,0 +1,36 @@
+"""`report.compare` in the real workflow: what it reruns, when the report is stale, and what is refused before anything runs."""
+
+import json
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.workflow
+
+
+def test_comparing_reruns_the_report_alone_and_again_only_where_something_changed(project):
+    results = project.folder / "results"
+    fingerprint = json.loads(project.read("results/dpo/run/manifest.json"))["fingerprint"]
+    before = project.folder.parent / "before/results"
+    shutil.copytree(results / "sft", before / "sft")
+    # No job of this config, though a rule could make what is called so.
+    shutil.copytree(results / "dpo/run", results / "dpo/old")
+    project.config["report"] = {"compare": [fingerprint[:9], "results/dpo/old", "../before/results/sft/run"]}
+    assert project.stale() == {"report"}
+    project.snakemake()
+    page = project.read("results/report/pages/compare.html")
+    for label in (f"dpo:{fingerprint[:9]}", "dpo:old", "sft:../before/results/sft/run"):
+        assert label.replace("dpo:old", "dpo:results/dpo/old") in page
+    assert "exact match" in page
+    assert json.loads(project.read("results/report/manifest.json"))["compared"][0]
+    assert project.stale() == set()
+    run = before / "sft/run/run.json"
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"seconds": 5432.0}))
+    assert project.stale() == {"report"}
+    shutil.rmtree(results / "dpo/old")
+    said = project.snakemake("--dry-run", check=False)
+    assert "report.compare: there is no folder 'results/dpo/old'" in said
+    # What is no part of the report goes on.
+    assert project.stale("results/eval/both/dpo-run/manifest.json") == set()
+    del project.config["report"]
+    assert project.stale() == {"report"}

@@ -1,0 +1,54 @@
+"""95 % intervals of shares, and of the difference of two: closed forms, so the same numbers give the same interval."""
+
+import math
+
+import numpy as np
+
+Z = 1.96
+Interval = tuple[float, float]
+
+
+def wilson(share: float, size: int, z: float = Z) -> Interval:
+    """The interval of a share, which stays sensible for few prompts and for none or all right.
+
+    >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
+    ([0.0, 0.278], (0.5, 0.5))
+    """
+    if not size:
+        return share, share
+    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
+    """Of the share of the same rows that are right after, less the share before: bool[N] each.
+
+    Only rows that changed tell the two apart, as in McNemar's test; half a row more of each kind (Agresti and Min, 2005) keeps
+    the interval sensible where few changed, or none.
+
+    >>> was, now = np.array([False] * 8 + [True] * 2), np.array([True] * 6 + [False] * 2 + [True] * 2)
+    >>> [round(bound, 2) for bound in paired(was, now)], [round(bound, 2) for bound in paired(was, was)]
+    ([0.17, 0.83], [-0.16, 0.16])
+    """
+    rows = len(before_N) + 2
+    won, lost = (float((one & ~other).sum()) + 0.5 for one, other in ((after_N, before_N), (before_N, after_N)))
+    middle = (won - lost) / rows
+    half = Z * math.sqrt(max(won + lost - (won - lost) ** 2 / rows, 0.0)) / rows
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def separate(before: float, before_size: int, after: float, after_size: int) -> Interval:
+    """Of a difference of shares whose rows can't be paired: Newcombe's, from the intervals of both.
+
+    >>> [round(bound, 2) for bound in separate(0.0, 20, 0.5, 20)], separate(0.5, 0, 0.5, 9)
+    ([0.24, 0.7], (-1.0, 1.0))
+    """
+    if not before_size or not after_size:
+        return -1.0, 1.0
+    difference = after - before
+    (low_0, high_0), (low_1, high_1) = wilson(before, before_size), wilson(after, after_size)
+    return (
+        difference - math.hypot(after - low_1, high_0 - before),
+        difference + math.hypot(high_1 - after, before - low_0),
+    )
