@@ -1,6 +1,7 @@
 """The verdict: which of two models is better, by how much, how sure that is, and what is said where nothing can be."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -19,8 +19,8 @@ def found_before(findings: Findings) -> list[Suspicion]:
             found += told(result.run.get("preflight") or [])
         except (LookupError, TypeError, AttributeError) as error:
             raise SnaketuneError(
-                f"results/{result.stage}/{result.name}/run.json: what preflight found isn't as it writes it ({error!r}); remove "
-                "the file's folder and run again"
+                f"results/{result.stage}/{result.name}/run.json: what preflight found isn't as it writes it ({error!r}); "
+                "remove the file's folder and run again"
             ) from None
     # Runs that were looked at together repeat it.
     return list(dict.fromkeys(found))

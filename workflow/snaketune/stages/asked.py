@@ -72,7 +72,8 @@ class _Asked(Starts):
         self.config, self.variants, self.root = config, variants, root
         self.jobs: dict[tuple[str, str], Job] = {}
         self._kept = {}
-        self._audited: set[tuple[str, str]] = set()
+        # By section and name: its rows, and what measures trainings like it.
+        self._trainings: dict[tuple[str, str], tuple[Sft | Dpo, Job, Job]] = {}
         for name in config.corpora:
             self._corpus(name)
         for name in config.tokenizers:
@@ -83,6 +84,7 @@ class _Asked(Starts):
             self._dpo(name)
         for name, diagnosis in config.diagnose.items():
             self._diagnosis(name, diagnosis)
+        self._audits()
         for name, evaluation in config.eval.items():
             for model in _expand_models(evaluation, variants):
                 self._eval(name, model)
@@ -214,7 +216,7 @@ class _Asked(Starts):
         start, pack = self._start_of(run), self._sft_pack(run)
         spec = self._sft_spec(name, run)
         looked_at, calibrated = self._preflight(self._family(name)), self._calibrate(run, spec, name, pack)
-        self._audit("sft", name, run, pack, calibrated)
+        self._trainings["sft", name] = run, pack, calibrated
         return self._add(
             Job(
                 stage="sft",
@@ -325,7 +327,7 @@ class _Asked(Starts):
         model, pack = self._start_of_dpo(run), self._preference_pack(run)
         spec = self._dpo_spec(run)
         looked_at, calibrated = self._preflight(self._family(run.from_)), self._calibrate(run, spec, run.from_, pack)
-        self._audit("dpo", name, run, pack, calibrated)
+        self._trainings["dpo", name] = run, pack, calibrated
         return self._add(
             Job(
                 stage="dpo",
@@ -355,12 +357,18 @@ class _Asked(Starts):
         )
         return self._add(Job(stage="diagnosis", name=name, spec=spec, artifacts={"trials": tuple(trials)}))
 
+    def _audits(self) -> None:
+        """What looks at each run; of those that take the same time and memory, at the first by name."""
+        seen: set[tuple[str, str]] = set()
+        for (section, name), (run, pack, calibrated) in sorted(self._trainings.items(), key=lambda entry: entry[0]):
+            alike = calibrated.name, str(run.training.micro_batch_rows)
+            if alike not in seen:
+                self._audit(section, name, run, pack, calibrated)
+            seen.add(alike)
+
     def _audit(self, section: str, name: str, run: Sft | Dpo, pack: Job, calibrated: Job) -> None:
-        """What looks at a run, and tries what looks wrong with it. Of runs that take the same time and memory, at the first."""
-        alike, doubts = (calibrated.name, str(run.training.micro_batch_rows)), doubtful(run)
-        if alike in self._audited:
-            return
-        self._audited.add(alike)
+        """What looks at a run, and tries what looks wrong with it."""
+        doubts = doubtful(run)
         trials = tuple(
             self._trial(
                 f"doctor-{section}-{name}/{variant}/1", name, one, (), **AUDITED, repeat=1, profile=variant == BASELINE
