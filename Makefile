@@ -7,12 +7,14 @@
 # make bench-gpu    the engine on a CUDA GPU: its kernels checked, then shares of the peak, beside TRL; within 9 minutes
 # make bench-scale  what planning costs with 1,000 and with 10,000 jobs
 # make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
+# make bench-doctor   whether the doctor names the cause of five runs made bad on purpose
+# make ab BASE=COMMIT   the same training on that commit and on the working tree, in turns, and a verdict
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
 # make torture   a small chain broken in every way there is (kills, full disks, flipped bits ...); hours, and docs/reliability.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu bench-scale families torture
+.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu bench-scale bench-doctor ab families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -44,6 +46,12 @@ bench-gpu: .venv/installed
 
 bench-scale: .venv/installed
 	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.scale $(BENCH)
+
+bench-doctor: .venv/installed
+	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.doctored
+
+ab: .venv/installed
+	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.ab --base "$(BASE)" $(AB)
 
 families: .venv/installed
 	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families

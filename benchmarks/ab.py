@@ -1,0 +1,169 @@
+"""Is B faster than A? The same training on two checkouts, or in two environments, in turns: make ab BASE=<commit>
+
+    make ab BASE=HEAD~5                                  that commit beside the working tree
+    python -m benchmarks.ab --base-python old/bin/python the working tree in two environments, as before a library's upgrade
+    python -m benchmarks.ab --base main --config mine.yaml --run dpo:support --rounds 5
+
+Each side has a folder of its own with its code; rows are made once, then rounds of A B, B A, A B … train from nothing. Compared
+is what run.json says: the median of tokens per second, the peak of memory, the last loss. The verdict, a table and all figures
+go to results/bench/ab.json.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import yaml
+from benchmarks.results import made_on
+
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "results/bench/ab.json"
+# Less is none.
+SAME_MEMORY, SAME_LOSS = 1.0, 0.05
+
+
+def side(folder: Path, commit: str, config: Path) -> Path:
+    """A folder with the code of a commit (empty: of the working tree), and the config."""
+    folder.mkdir()
+    if commit:
+        told = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+    else:
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
+        ).stdout
+        there = b"\0".join(name for name in listed.split(b"\0") if name and (ROOT / os.fsdecode(name)).is_file())
+        told = subprocess.run(
+            ["tar", "cf", "-", "--null", "-T", "-"], cwd=ROOT, input=there, check=True, capture_output=True
+        ).stdout
+    subprocess.run(["tar", "xf", "-"], cwd=folder, input=told, check=True)
+    shutil.copy(config, folder / "ab.yaml")
+    return folder
+
+
+def short(config: Path, run: str, folder: Path) -> Path:
+    """The default config without evaluations, and with a third of an epoch of the run."""
+    told = yaml.safe_load(config.read_text(encoding="utf-8"))
+    section, _, name = run.partition(":")
+    told[section][name]["training"]["epochs"] = 0.3
+    written = folder / "ab.yaml"
+    written.write_text(
+        yaml.safe_dump({key: told[key] for key in told if key not in ("eval", "report")}), encoding="utf-8"
+    )
+    return written
+
+
+def train(folder: Path, python: str, run: str) -> dict[str, float]:
+    """Train from nothing, and what run.json then says."""
+    section, _, name = run.partition(":")
+    for made in (f"results/{section}/{name}", f"results/.work/{section}"):
+        shutil.rmtree(folder / made, ignore_errors=True)
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    environment["PATH"] = f"{Path(python).parent}{os.pathsep}{environment['PATH']}"
+    target = f"results/{section}/{name}/manifest.json"
+    command = [python, "-m", "snakemake", "--configfile", "ab.yaml", "--cores", "all", "--", target]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{folder.name}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
+    told = json.loads((folder / target).with_name("run.json").read_text(encoding="utf-8"))
+    return {
+        "tokens_per_second": told["tokens_per_second_median"],
+        "peak_memory_gb": told["peak_memory_gb"],
+        "loss": told["history"][-1]["loss"],
+    }
+
+
+def verdict(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, Any]:
+    """What is to be said of rounds (A, B). A side is faster where the interval of the rounds' ratios is away from 1.
+
+    >>> a, b = {"tokens_per_second": 100.0, "peak_memory_gb": 2.0, "loss": 3.0}, {}
+    >>> made = [(a, a | {"tokens_per_second": speed}) for speed in (111.0, 112.0, 113.0)]
+    >>> verdict(made)["said"]
+    'B 12.0% ± 2.2% faster, memory equal, loss equal to 0.00%'
+    """
+    logs = [math.log(b["tokens_per_second"] / a["tokens_per_second"]) for a, b in rounds]
+    middle = statistics.median(logs)
+    # Of the mean of few rounds, by Student's t.
+    spread = T.get(len(logs), 2.0) * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    percent, around = 100 * (math.exp(middle) - 1), 100 * (math.exp(spread) - 1)
+    if abs(middle) <= spread:
+        speed = f"no difference in speed shown ({percent:+.1f}% ± {around:.1f}%)"
+    else:
+        speed = f"B {abs(percent):.1f}% ± {around:.1f}% {'faster' if percent > 0 else 'slower'}"
+    memory = _off(rounds, "peak_memory_gb")
+    loss = _off(rounds, "loss")
+    said = [
+        speed,
+        "memory equal" if abs(memory) <= SAME_MEMORY else f"memory {memory:+.1f}%",
+        f"loss equal to {abs(loss):.2f}%" if abs(loss) <= SAME_LOSS else f"loss {loss:+.2f}%: not the same training",
+    ]
+    return {
+        "said": ", ".join(said),
+        "percent": percent,
+        "around": around,
+        "memory_percent": memory,
+        "loss_percent": loss,
+    }
+
+
+# Two-sided 95%, by the number of rounds.
+T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+
+
+def _off(rounds: list[tuple[dict[str, float], dict[str, float]]], key: str) -> float:
+    a, b = (statistics.median(one[which][key] for one in rounds) for which in (0, 1))
+    return 100 * (b / a - 1)
+
+
+def table(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> str:
+    """Medians, from the least to the most."""
+    lines = ["| | A | B |", "|---|---|---|"]
+    for key in rounds[0][0]:
+        cells = []
+        for which in (0, 1):
+            values = sorted(one[which][key] for one in rounds)
+            cells.append(f"{statistics.median(values):,.4g} ({values[0]:,.4g} to {values[-1]:,.4g})")
+        lines.append(f"| {key} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--base", default="", help="commit that A is; default: the working tree too")
+    parser.add_argument("--base-python", default=sys.executable, help="A's Python (default: this one)")
+    parser.add_argument("--config", type=Path, help="default: the embedded one, a third of an epoch of it")
+    parser.add_argument("--run", default="sft:demo", help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    asked = parser.parse_args()
+    if not asked.base and asked.base_python == sys.executable:
+        parser.error("A and B would be the same; give --base COMMIT (make ab BASE=COMMIT) or --base-python PYTHON")
+    folder = Path(mkdtemp(prefix="ab-"))
+    try:
+        config = asked.config or short(ROOT / "config/config.yaml", asked.run, folder)
+        sides = {"A": (side(folder / "A", asked.base, config), asked.base_python)}
+        sides["B"] = side(folder / "B", "", config), sys.executable
+        rounds = []
+        for number in range(asked.rounds):
+            made = {}
+            for name in ("A", "B") if number % 2 == 0 else ("B", "A"):
+                made[name] = train(*sides[name], asked.run)
+                print(f"round {number + 1}, {name}: {made[name]['tokens_per_second']:,.0f} tokens/s", flush=True)
+            rounds.append((made["A"], made["B"]))
+    finally:
+        shutil.rmtree(folder)
+    found = verdict(rounds)
+    details = {"made": made_on("benchmarks.ab"), "base": asked.base, "rounds": rounds, "verdict": found}
+    FOUND.parent.mkdir(parents=True, exist_ok=True)
+    FOUND.write_text(json.dumps(details, indent=1) + "\n", encoding="utf-8")
+    print(f"{table(rounds)}\n\n{found['said']}")
+
+
+if __name__ == "__main__":
+    main()
