@@ -49,4 +49,4 @@ def test_a_side_is_its_commit_and_the_other_the_working_tree(tmp_path):
     told = subprocess.run(["git", "show", "HEAD:Snakefile"], cwd=ROOT, capture_output=True, check=True).stdout
     assert (commit / "Snakefile").read_bytes() == told
     assert (tree / "Snakefile").read_bytes() == (ROOT / "Snakefile").read_bytes()
-    assert (tree / "ab.yaml").read_text(encoding="utf-8") == "a: 1\n" and not (tree / "results").is_dir()
+    assert (tree / "ab.yaml").read_text(encoding="utf-8") == "a: 1\n" and not (tree / "results/sft").is_dir()
