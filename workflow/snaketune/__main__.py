@@ -7,6 +7,7 @@ if __name__ == "__main__":
 
 # isort: split
 import argparse
+import json
 import shlex
 import signal
 import sys
@@ -63,6 +64,16 @@ def main(arguments: list[str] | None = None) -> int:
             from snaketune.cluster.described import write_description
 
             print(write_description(options.out))
+            return 0
+        if options.command == "doctor":
+            from snaketune.diagnostics import nodes
+
+            if not options.nodes:
+                print(json.dumps(nodes.here(Path())))
+                return 0
+            found = nodes.on_nodes(options.nodes)
+            said = nodes.differing(found) or [f"no node is more than {nodes.APART:.0%} from the median"]
+            print(nodes.table(found), "", *said, sep="\n")
             return 0
         stage = STAGES[options.command]
         with noted(options.out):
@@ -158,6 +169,8 @@ def _parser() -> argparse.ArgumentParser:
         "check", help="config files: whether they hold plain values alone; nothing in them is run"
     )
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON or YAML")
+    doctor = commands.add_parser("doctor", help="what this node does, or which of a cluster's nodes are slow")
+    doctor.add_argument("--nodes", type=int, default=0, metavar="N", help="of SLURM, instead of this one")
     commands.add_parser("accept", help="changes of code: let all results count as made with the code of now")
     return parser
 
