@@ -17,11 +17,13 @@ from benchmarks.torture.faults import Fault
 from benchmarks.torture.processes import wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
+from snaketune.cluster.pending import LOST_SIGHT
+
 CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_LOSE_NODE", "")
 AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")
 # More for the command line of Snakemake, such as --slurm-status-command squeue where nothing keeps accounts.
 ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
-# A requeued job waits two minutes for its turn.
+# A requeued job waits two minutes for its turn, and who is lost sight of is told after five.
 REQUEUED_SECONDS = 2 * SECONDS
 
 
@@ -57,7 +59,12 @@ def on_cluster(strike: Callable[[str], None]) -> Callable[[Trial], None]:
         job = job_of(trial)
         time.sleep(trial.drawn.uniform(0, 15))
         strike(job)
-        trial.check_told(chain.wait(running, REQUEUED_SECONDS), fails=None)
+        said = chain.wait(running, REQUEUED_SECONDS)
+        if said.status is None and LOST_SIGHT in said.text:
+            # Ended, as that says.
+            trial.told.append(LOST_SIGHT)
+        else:
+            trial.check_told(said, fails=None)
         # What the cluster did with it is over; the rest is as on one machine.
         trial.recover(unlock=True)
 

@@ -9,7 +9,7 @@ import pytest
 from snaketune.cluster.asks import Ask
 from snaketune.cluster.deadline import ends_at, requeued
 from snaketune.cluster.ends import last_end, noted, raised
-from snaketune.cluster.pending import waiting
+from snaketune.cluster.pending import Gone, waiting
 
 JOB = "JobId=17 JobName=x JobState={state} Reason=None TimeLimit={limit} TRES=cpu=4,mem={memory},node=1,billing=4 {rest}\n"
 ASK = Ask(threads=1, mem_mb=1500, runtime=10)
@@ -129,3 +129,11 @@ def test_only_a_job_that_was_sent_by_the_profile_is_queued_again(slurm, monkeypa
     assert requeued()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     assert not requeued()
+
+
+def test_a_driver_that_has_lost_sight_of_its_jobs_is_told_of_once():
+    gone = Gone()
+    ours, others = "7|/here\n", "8|/elsewhere\n"
+    # Before anything was sent, while SLURM doesn't answer, and while something is there, nothing is wrong.
+    looks = [others, None, ours, None, *[others] * 3, ours, *[others] * 4, None, others, others]
+    assert [gone.now(listed, "/here") for listed in looks] == [*[False] * 13, True, False]

@@ -66,6 +66,31 @@ def waiting(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str,
             yield number, reason, f"job {number} ({name}) has waited for {waited:.0f} min: {explained(reason)}"
 
 
+# Looks after which a run whose jobs are gone from the queue is told so; the executor itself looks every three minutes at least.
+LOOKS_WITHOUT_JOBS = 5
+LOST_SIGHT = (
+    "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost sight of "
+    "its jobs, as it may after slurmctld was away: end this, and run again; what the jobs have made is taken"
+)
+
+
+class Gone:
+    """Whether jobs were there, and aren't any more."""
+
+    def __init__(self):
+        self.seen, self.looks = False, 0
+
+    def now(self, listed: str | None, folder: str) -> bool:
+        """Called at each look with all jobs of this user, as `%i|%Z`, None where SLURM doesn't answer; true once."""
+        if listed is None:
+            return False
+        if any(line.partition("|")[2] == folder for line in listed.splitlines()):
+            self.seen, self.looks = True, 0
+            return False
+        self.looks += self.seen
+        return self.looks == LOOKS_WITHOUT_JOBS
+
+
 def watch(tell: Callable[[str], None]) -> None:
     """From now on and until this process ends, tell of each job why it waits, and again when the reason is another one."""
     threading.Thread(target=_watch, args=(tell, str(Path.cwd())), name="pending jobs", daemon=True).start()
@@ -73,6 +98,7 @@ def watch(tell: Callable[[str], None]) -> None:
 
 def _watch(tell: Callable[[str], None], folder: str) -> None:
     told: set[tuple[str, str]] = set()
+    gone = Gone()
     pause = threading.Event()
     while not pause.wait(SECONDS_BETWEEN_LOOKS):
         listed = asked("squeue", "--me", "--noheader", "--states=PENDING", "--format=%i|%r|%V|%k|%Z")
@@ -80,3 +106,5 @@ def _watch(tell: Callable[[str], None], folder: str) -> None:
             if (number, reason) not in told:
                 told.add((number, reason))
                 tell(line)
+        if gone.now(asked("squeue", "--me", "--noheader", "--format=%i|%Z"), folder):
+            tell(LOST_SIGHT)
