@@ -69,8 +69,8 @@ def waiting(listed: str, folder: str, now: datetime) -> Iterator[tuple[str, str,
 # Looks after which a run whose jobs are gone from the queue is told so; the executor itself looks every three minutes at least.
 LOOKS_WITHOUT_JOBS = 5
 LOST_SIGHT = (
-    "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost sight "
-    "of its jobs, as it may after slurmctld was away: end this, and run again; what the jobs have made is taken"
+    "no job sent from here has been in SLURM's queue for five minutes. If nothing runs here either, the executor has lost "
+    "sight of its jobs, as it may after slurmctld was away: end this, and run again; what the jobs have made is taken"
 )
 
 
