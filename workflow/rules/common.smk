@@ -27,6 +27,7 @@ from snaketune.stages.libraries import installed_version
 from snaketune.stages.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
+from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.jobs import RESULTS, folder_of
 from snaketune.stages.linked import check_place
@@ -70,6 +71,11 @@ DECIDES = workflow.exec_mode == ExecMode.DEFAULT
 # Not there where a file is only checked or drawn.
 METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_settings else frozenset()
 DEPLOYS = METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}
+if DECIDES and not DEPLOYS:
+    try:
+        check_shipped_tasks(graph.config)
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
 # Looked at once, not for each job.
 codes = {stage: code_digest(made.module) for stage, made in STAGES.items()}
 results = Results(
