@@ -34,7 +34,7 @@ from snaketune.stages.linked import check_place
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
-from snaketune.report.pages import pages_of
+from snaketune.report.pages import files_to_judge, pages_of
 from snaketune.stages.table import STAGES, option
 
 try:
@@ -256,5 +256,5 @@ def all_results(wildcards):
     # First of all, so that what is stale is told in one list.
     mark_of(last)
     made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
-    pages = (f"{last.payload}/{page}" for page in pages_of(graph))
+    pages = (f"{last.payload}/{page}" for page in (*pages_of(graph), *files_to_judge(graph)))
     return [*made, last.manifest, *pages, *link_to_best().values()]

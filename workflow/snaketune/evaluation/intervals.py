@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 # Standard errors on both sides of a mean that hold 95% of a normal distribution.
 Z = 1.96
+# Metrics of lm-evaluation-harness that are shares, by the beginning of their names.
+SHARES = ("acc", "exact_match", "f1")
 
 
 def wilson(share: float, size: int, z: float = Z) -> tuple[float, float]:

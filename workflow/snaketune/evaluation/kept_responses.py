@@ -46,8 +46,10 @@ class KeptResponses:
         self.key = digest_json(shaped_by | parts)[:32]
         self.folder = work_root / RESPONSES / self.key
         self.known: dict[str, Written] = {}
+        # What a link leads to is not ours to read or to write.
+        self.there = not any(path.is_symlink() for path in (self.folder, self.folder.parent))
         # Sorted, so that of two responses to one prompt every job takes the same.
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path in sorted(self.folder.glob("*.jsonl") if self.there else ()):
             for line in _intact(path):
                 row = json.loads(line)
                 self.known.setdefault(row["prompt"], Written(row["text"], row["tokens"]))
@@ -55,6 +57,8 @@ class KeptResponses:
     def add(self, new: dict[str, Written]) -> None:
         """Args: new: by digest of the prompt."""
         self.known |= new
+        if not self.there:
+            return
         rows = [{"prompt": prompt, "text": text, "tokens": tokens} for prompt, (text, tokens) in sorted(new.items())]
         content = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows).encode()
         name = f"{_digest(content)}.jsonl"
@@ -62,7 +66,9 @@ class KeptResponses:
         # A folder that can't be written to costs the time of generating again, and nothing else.
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
+            partial.unlink(missing_ok=True)
+            with partial.open("xb") as file:
+                file.write(content)
             partial.replace(self.folder / name)
 
 

@@ -17,7 +17,7 @@ from snaketune.config.evaluation import TaskQuestions
 from snaketune.config.names import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.harness_results import harness_results
-from snaketune.evaluation.intervals import around
+from snaketune.evaluation.intervals import SHARES, around
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.stages.disk import disk_trouble
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # Samples that a standard error is found from where there is no formula; lm-evaluation-harness' own 100,000 take minutes.
 BOOTSTRAP = 1000
-# Metrics that are shares, by the beginning of their names.
-SHARES = ("acc", "exact_match", "f1")
 HUB_FILE = re.compile(r"hf://datasets/([^@]+)@([0-9a-f]{40})/")
 
 

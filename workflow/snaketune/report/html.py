@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from snaketune.report import text
+from snaketune.report import side_by_side, text
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.drawing import COLOURS, Chart, model_styles, svg_inline
 from snaketune.report.findings import Findings
@@ -90,7 +90,10 @@ class Pages:
         return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.findings)}
 
     def _samples(self) -> dict[str, Any]:
-        return {"samples": self._chosen()}
+        return {
+            "samples": self._chosen(),
+            "side_by_side": side_by_side.names_of(side_by_side.conversations_of(self.findings.evaluations)),
+        }
 
     def _preferences(self) -> dict[str, Any]:
         return {"moved": self._moved(self.variants.labels, FLIPS)}
