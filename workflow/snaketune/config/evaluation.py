@@ -44,14 +44,10 @@ class Decoding(Model):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a response; it is what stands before the first of them."""
 
-    @property
-    def draws(self) -> bool:
-        return self.temperature > 0
-
     @model_validator(mode="after")
     def _is_looked_at(self) -> Self:
         for key in ("top_p", "top_k", "seed"):
-            if not self.draws and getattr(self, key) != Decoding.model_fields[key].default:
+            if not self.temperature and getattr(self, key) != Decoding.model_fields[key].default:
                 raise ValueError(
                     f"{key} is {getattr(self, key)}, but temperature is 0, so nothing is drawn; raise temperature, or leave "
                     f"{key} out"

@@ -130,7 +130,7 @@ def build(
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
     (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
     generation = {
-        "strategy": "sampling" if spec.generation.draws else "greedy",
+        "strategy": "sampling" if spec.generation.temperature else "greedy",
         "max_new_tokens": spec.generation.max_new_tokens,
         "stop_ids": list(chat.stop_ids),
         "responses": kept.key,

@@ -38,7 +38,7 @@ def processors(
     found = LogitsProcessorList()
     if decoding.repetition_penalty != 1.0:
         found.append(PenalizeRepeated(decoding.repetition_penalty, ids_BW, mask_BW))
-    if decoding.draws:
+    if decoding.temperature:
         if decoding.temperature != 1.0:
             found.append(TemperatureLogitsWarper(decoding.temperature))
         if decoding.top_k:
