@@ -110,6 +110,24 @@ def test_a_batch_ends_when_all_of_its_rows_have_stopped():
     assert max(response.tokens for response in responses) == len(widths) <= 3
 
 
+def test_each_batch_is_handed_on_when_it_is_written():
+    """So that an evaluation that is killed has lost no more than one."""
+    model, kept = tiny_model("llama"), []
+
+    def killed(batch):
+        kept.append(batch)
+        if len(kept) == 2:
+            raise KeyboardInterrupt
+
+    how = {"decoding": Decoding(max_new_tokens=12), "batch_size": 2, "compute": CPU}
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, Chat(), PROMPTS, **how, keep=killed)
+    whole = written()
+    # The shortest prompts come first.
+    assert [sorted(batch) for batch in kept] == [[3, 4], [0, 2]]
+    assert all(whole[number] == response for batch in kept for number, response in batch.items())
+
+
 def test_a_stop_text_is_complete_after_the_fewest_tokens_that_hold_it():
     def decode(ids):
         return "".join("abc\n"[id] for id in ids)
