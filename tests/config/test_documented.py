@@ -24,7 +24,16 @@ def models() -> set[str]:
         if isinstance(value, type)
         and issubclass(value, base.Model)
         # Parts of others, and what no config holds.
-        and value not in (base.Model, corpora.CorpusContent, runs.Learning, losses.PreferenceLoss, operation.Execution)
+        and value
+        not in (
+            base.Model,
+            corpora.CorpusContent,
+            runs.Learning,
+            losses.PreferenceLoss,
+            operation.Execution,
+            evaluation.Decoding,
+            evaluation.TaskQuestions,
+        )
     }
 
 

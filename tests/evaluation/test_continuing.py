@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from snaketune.config.evaluation import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.continuing import how_to_continue
 from snaketune.evaluation.generation import generate
@@ -69,7 +70,13 @@ def test_a_model_generates_the_way_that_is_right(make, batched, cached, said, ca
     assert said in capsys.readouterr().out if said else not capsys.readouterr().out
     prompts = [np.random.default_rng(n).integers(4, 97, n).astype(np.int32) for n in (3, 17, 9)]
     written = generate(
-        model, Chat(), prompts, max_new_tokens=6, batch_size=way.batch_size(3), compute=CPU, cached=way.cached
+        model,
+        Chat(),
+        prompts,
+        decoding=Decoding(max_new_tokens=6),
+        batch_size=way.batch_size(3),
+        compute=CPU,
+        cached=way.cached,
     )
     assert [text for text, _ in written] == [greedily(model, prompt, 6) for prompt in prompts]
 

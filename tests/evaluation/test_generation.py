@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from snaketune.config.evaluation import Decoding
 from snaketune.evaluation.generation import generate
 from tests.models.conftest import CPU, tiny_model
 
@@ -21,7 +22,7 @@ def written(settings: dict) -> list[tuple[str, int]]:
     for name, value in settings.items():
         setattr(model.generation_config, name, value)
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5)]
-    return generate(model, Chat(), prompts, max_new_tokens=12, batch_size=2, compute=CPU)
+    return generate(model, Chat(), prompts, decoding=Decoding(max_new_tokens=12), batch_size=2, compute=CPU)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,15 @@ def test_responses_come_in_the_order_of_their_prompts_whatever_the_batches():
     prompts = [np.arange(4, 4 + n, dtype=np.int32) for n in (3, 9, 5, 1, 9, 2)]
 
     def ask(batch_size: int, cached: bool = True) -> list[tuple[str, int]]:
-        return generate(model, Chat(), prompts, max_new_tokens=6, batch_size=batch_size, compute=CPU, cached=cached)
+        return generate(
+            model,
+            Chat(),
+            prompts,
+            decoding=Decoding(max_new_tokens=6),
+            batch_size=batch_size,
+            compute=CPU,
+            cached=cached,
+        )
 
     alone = ask(1)
     assert len({text for text, _ in alone}) > 1
@@ -71,4 +80,4 @@ def test_a_response_ends_at_a_stop_token_or_at_its_longest():
 def written_by(prompts: list[np.ndarray], stops: tuple[int, ...]) -> list[tuple[str, int]]:
     chat = Chat()
     chat.stop_ids = stops or (2,)
-    return generate(tiny_model("llama"), chat, prompts, max_new_tokens=12, batch_size=2, compute=CPU)
+    return generate(tiny_model("llama"), chat, prompts, decoding=Decoding(max_new_tokens=12), batch_size=2, compute=CPU)

@@ -7,6 +7,7 @@ import torch
 from snaketune.config.evaluation import ExactMatch
 from snaketune.config.measured import FIGURES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
+from snaketune.evaluation.intervals import wilson
 from snaketune.evaluation.pairs import PAIRS, pair_table
 from snaketune.evaluation.preferences import by_source, of_same_tokens, preference_scores
 from snaketune.training.reference import Reference
@@ -36,9 +37,11 @@ def test_summary_counts_by_task_and_leaves_the_uncheckable_out():
     free = Prompt(id="2", corpus="c", task=None, messages=[], answer=None)
     summary = summarize([judge(PROMPT, "4", 2, spec), judge(PROMPT, "5", 4, spec), judge(free, "hi", 6, spec)])
     assert (summary["prompts"], summary["correct"], summary["share"]) == (2, 1, 0.5)
-    assert summary["by_task"] == {"sum": {"prompts": 2, "correct": 1, "share": 0.5}}
+    interval = [0.0945, 0.9055]
+    assert summary["share_interval"] == interval
+    assert summary["by_task"] == {"sum": {"prompts": 2, "correct": 1, "share": 0.5, "share_interval": interval}}
     assert summary["mean_response_tokens"] == 4.0
-    assert summarize([])["share"] is None
+    assert (summarize([])["share"], summarize([])["share_interval"]) == (None, None)
 
 
 def test_every_model_gets_the_same_prompts_the_first_by_id():
@@ -65,8 +68,26 @@ def test_preference_scores_with_and_without_a_reference():
     assert (scores["chosen_reward_nats"], scores["rejected_reward_nats"]) == (2.0, 0.0)
     assert scores["chosen_logp_nats"] == pytest.approx(-10 / 3, abs=1e-4)
     assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None
-    # Besides how many there were, all that the report may be asked to sort by, and nothing else.
-    assert scores.keys() - {"pairs", "pairs_with_reference"} == set(FIGURES["preferences"])
+    # Besides how many there were, all that the report may be asked to sort by, each with an interval, and nothing else.
+    named = set(FIGURES["preferences"])
+    assert scores.keys() - {"pairs", "pairs_with_reference"} == named | {f"{name}_interval" for name in named}
+
+
+def test_figures_of_pairs_have_intervals_around_them():
+    generator = torch.Generator().manual_seed(0)
+    sums = torch.randn(50, 2, generator=generator, dtype=torch.float64) + torch.tensor([-3.0, -3.5])
+    scores = preference_scores([str(n) for n in range(50)], sums, torch.ones(50, 2, dtype=torch.long), {})
+    margins = sums[:, 0] - sums[:, 1]
+    mean, half = margins.mean().item(), 1.96 * margins.std().item() / 50**0.5
+    assert scores["logp_margin_nats_interval"] == pytest.approx([mean - half, mean + half], abs=1e-4)
+    assert scores["logp_accuracy_interval"] == pytest.approx(wilson((margins > 0).double().mean().item(), 50), abs=1e-4)
+    # Of no pairs there is none, and of one no standard error, but a share.
+    assert (scores["reward_accuracy_interval"], scores["reward_margin_nats_interval"]) == (None, None)
+    alone = preference_scores(["0"], sums[:1], torch.ones(1, 2, dtype=torch.long), {})
+    assert (
+        alone["logp_margin_nats_interval"] is None
+        and alone["logp_accuracy_interval"][1] - alone["logp_accuracy_interval"][0] > 0.7
+    )
 
 
 def test_preference_scores_of_each_source_are_those_of_its_pairs_alone():

@@ -1,18 +1,27 @@
-"""Tasks of lm-evaluation-harness: the rows that are there now, and every score that they give."""
+"""Tasks of lm-evaluation-harness: local rows as they are now, shipped tasks from the cache, every score with its interval."""
 
 import gzip
 import json
 import os
+from pathlib import Path
 
 import datasets
+import huggingface_hub
+import lm_eval
 import pytest
+from lm_eval import tasks as lm_eval_tasks
+from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import make_table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from snaketune.config.evaluation import TaskQuestions
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.tasks import run_tasks
+from snaketune.evaluation.task_code import refuse_code
+from snaketune.evaluation.tasks import TaskScores, prepared_tasks, run_tasks
 from tests.models.conftest import tiny_model
 
+SHIPPED = Path(lm_eval_tasks.__file__).parent
 DATA = """
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {path}}}}}
@@ -32,46 +41,254 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 filter_list:
   - {name: strict-match, filter: [{function: regex, regex_pattern: "(w5)"}, {function: take_first}]}
 """
+COMMIT = "210d026faf9955653af8916fad021475a3f00453"
 
 
 @pytest.fixture
-def scores(tmp_path, monkeypatch):
-    """Scores of a task with these lines, asked about rows with this answer in a file of always the same time."""
+def tokenizer(tmp_path):
+    """A folder with one that has no chat template."""
+    words = {f"w{n}": n for n in range(97)}
+    made = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"pad_token": "w0", "eos_token": "w1", "unk_token": "w2"}
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "state").mkdir()
+    return tmp_path / "tokenizer"
+
+
+@pytest.fixture
+def local(tmp_path, tokenizer, monkeypatch):
+    """Scores of a task with these lines, asked about rows with these answers in a file of always the same time."""
     shared = tmp_path / "shared"
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", shared)
-    words = {f"w{n}": n for n in range(97)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w1", unk_token="w2").save_pretrained(
-        tmp_path / "tokenizer"
-    )
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "state").mkdir()
     model = tiny_model("llama")
 
-    def asking(lines: str, answer: str, name: str = "rows.jsonl") -> dict[str, float]:
+    def asking(lines: str, *answers: str, name: str = "rows.jsonl", **questions) -> TaskScores:
         path = tmp_path / name
-        text = "".join(json.dumps({"q": "w7 w8", "a": answer}) + "\n" for _ in range(2)).encode()
+        text = "".join(
+            json.dumps({"q": f"w7 w{8 + n}", "a": answer}) + "\n" for n, answer in enumerate(answers)
+        ).encode()
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
         os.utime(path, (1e9, 1e9))
         (tmp_path / "tasks/t.yaml").write_text(f"task: t\n{DATA.format(path=path)}{lines}")
-        found = run_tasks(model, tmp_path / "tokenizer", tmp_path / "tasks", ("t",), None, 1, tmp_path / "state")
+        asked = TaskQuestions(**({"names": ["t"]} | questions))
+        with prepared_tasks(asked, tmp_path / "tasks", tokenizer, tmp_path / "state") as prepared:
+            found = run_tasks(model, prepared, asked, 1)
         assert not list((tmp_path / "state").iterdir())
         assert datasets.config.HF_DATASETS_CACHE is shared
-        return found["t"]
+        return found
 
     return asking
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
-def test_a_file_replaced_by_another_of_the_same_time_is_read_again(scores, name):
-    assert scores(CHOICE, "w5", name)["acc"] + scores(CHOICE, "w6", name)["acc"] == 1.0
+def test_a_file_replaced_by_another_of_the_same_time_is_read_again(local, name):
+    both = [local(CHOICE, answer, answer, name=name).scores["t"]["acc"] for answer in ("w5", "w6")]
+    assert sum(both) == 1.0
 
 
-def test_scores_under_a_filter_keep_its_name(scores):
-    assert list(scores(FILTERED, "w5")) == ["exact_match,strict-match"]
+def test_scores_under_a_filter_keep_its_name(local):
+    found = local(FILTERED, "w5", "w5")
+    assert (
+        list(found.scores["t"])
+        == list(found.stderrs["t"])
+        == list(found.intervals["t"])
+        == ["exact_match,strict-match"]
+    )
 
 
-def test_a_task_without_a_number_is_refused(scores):
+def test_a_task_without_a_number_is_refused(local):
     with pytest.raises(SnaketuneError, match=r"eval\.tasks\.names: t in .* gives no score"):
-        scores("output_type: multiple_choice\ndoc_to_choice: [w5, w6]\nmetric_list: []\n", "w5")
+        local("output_type: multiple_choice\ndoc_to_choice: [w5, w6]\nmetric_list: []\n", "w5")
+
+
+def test_an_interval_is_lm_evals_standard_error_on_both_sides(local):
+    found = local(CHOICE, *["w5", "w6"] * 5, "w5")
+    share, stderr = found.scores["t"]["acc"], found.stderrs["t"]["acc"]
+    assert 0 < share < 1 and stderr == pytest.approx((share * (1 - share) / 10) ** 0.5, abs=1e-4)
+    assert found.intervals["t"]["acc"] == pytest.approx(
+        [max(0, share - 1.96 * stderr), min(1, share + 1.96 * stderr)], abs=2e-4
+    )
+    # Nothing is known of how far one document could be off.
+    assert local(CHOICE, "w5").intervals["t"] == {}
+
+
+def test_metrics_without_a_formula_have_the_same_interval_every_time(local, monkeypatch):
+    monkeypatch.setattr("snaketune.evaluation.tasks.BOOTSTRAP", 50)
+    lines = CHOICE.replace("metric: acc, aggregation: mean", "metric: mcc, aggregation: matthews_corrcoef")
+    both = [local(lines, *["w5", "w6"] * 4).intervals for _ in range(2)]
+    assert both[0] == both[1]
+    assert len(both[0]["t"]["mcc"]) == 2
+
+
+def test_lm_evals_own_json_is_the_same_every_time_and_its_own_tools_read_it(local, tmp_path):
+    found, again = (json.dumps(local(CHOICE, "w5", "w6", limit=2).harness, sort_keys=True) for _ in range(2))
+    assert found == again
+    assert str(tmp_path) not in found and str(SHIPPED) not in found
+    read = json.loads(found)
+    assert "|t    |Yaml" in make_table(read) or "acc" in make_table(read)
+    assert read["results"]["t"]["acc_stderr,none"] >= 0
+    assert (read["n-shot"]["t"], read["n-samples"]["t"]["effective"], read["config"]["limit"]) == (0, 2, 2)
+    assert read["lm_eval_version"] == lm_eval.__version__
+
+
+def test_a_function_in_a_task_leaves_no_address_in_the_json(local, tmp_path):
+    (tmp_path / "tasks/utils.py").write_text(
+        "import functools\nask = functools.partial(lambda doc, x: doc['q'], x=1)\n"
+    )
+    said = local(f"{CHOICE}doc_to_text: !function utils.ask\n", "w5", "w6").harness["configs"]["t"]["doc_to_text"]
+    assert "functools.partial" in said and "0x" not in said
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What the model is asked, the first request of each time."""
+    texts = []
+    loglikelihood = HFLM.loglikelihood
+    monkeypatch.setattr(
+        HFLM, "loglikelihood", lambda self, asked: texts.append(asked[0].args[0]) or loglikelihood(self, asked)
+    )
+    return texts
+
+
+def test_solved_examples_and_instructions_stand_before_the_question(local, seen):
+    examples = f"{CHOICE}fewshot_split: test\nfewshot_config: {{sampler: first_n}}\n"
+    found = local(examples, "w5", "w6", "w5", few_shot=1, system_instruction="w40 ")
+    assert seen[0].startswith("w40 ") and seen[0].count("w7") == 2
+    assert found.harness["n-shot"] == {"t": 1}
+    assert found.harness["system_instruction"] == "w40 "
+    local(examples, "w5", "w6", "w5")
+    assert seen[1].count("w7") == 1
+
+
+def test_the_chat_template_is_applied_where_there_is_one_or_as_told(local, tokenizer, seen):
+    with pytest.raises(SnaketuneError, match=r"chat_template is true, but the tokenizer has none"):
+        local(CHOICE, "w5", "w6", chat_template=True)
+    assert local(CHOICE, "w5", "w6").harness["chat_template"] is None
+    (tokenizer / "chat_template.jinja").write_text("{% for m in messages %}w30 {{ m.content }} w31 {% endfor %}")
+    assert local(CHOICE, "w5", "w6").harness["chat_template"].startswith("{% for m")
+    told = local(CHOICE, "w5", "w6", chat_template=False).harness
+    assert (told["chat_template"], told["fewshot_as_multiturn"]) == (None, False)
+    assert [text.split() for text in seen] == [["w7", "w8"], ["w30", "w7", "w8", "w31"], ["w7", "w8"]]
+    examples = f"{CHOICE}fewshot_split: test\nfewshot_config: {{sampler: first_n}}\n"
+    for turns in (True, False):
+        local(examples, "w5", "w6", few_shot=1, few_shot_as_multiturn=turns)
+    assert [text.count("w30") for text in seen[3:]] == [3, 1]
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """`arc` alone of what is shipped, since the index of all takes 15 s; its data in the cache of `datasets`, no network."""
+    arc = {"include_path": str(SHIPPED / "arc"), "include_defaults": False}
+    monkeypatch.setattr(lm_eval_tasks, "TaskManager", lambda: MANAGER(**arc))
+    for module in (datasets.config, huggingface_hub.constants):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for name in ("ARC-Easy", "ARC-Challenge"):
+        cached(tmp_path / f"cache/allenai___ai2_arc/{name}/0.0.0/{COMMIT}", name)
+
+
+MANAGER = lm_eval_tasks.TaskManager
+
+
+def cached(folder: Path, name: str) -> None:
+    """As `datasets` keeps what it fetched of a repository."""
+    rows = [
+        {
+            "id": str(n), "question": f"w7 w{8 + n}", "answerKey": "AB"[n % 2],
+            "choices": {"text": ["w5", "w6"], "label": ["A", "B"]},
+        }
+        for n in range(6)
+    ]  # fmt: skip
+    made = datasets.Dataset.from_list(rows)
+    folder.mkdir(parents=True)
+    splits = datasets.SplitDict()
+    for split in ("train", "validation", "test"):
+        with datasets.arrow_writer.ArrowWriter(
+            features=made.features, path=str(folder / f"ai2_arc-{split}.arrow")
+        ) as writer:
+            for row in rows:
+                writer.write(row)
+            writer.finalize()
+        splits.add(datasets.SplitInfo(split, num_examples=len(rows), dataset_name="ai2_arc"))
+    datasets.DatasetInfo(
+        features=made.features, builder_name="parquet", dataset_name="ai2_arc", config_name=name, version="0.0.0",
+        splits=splits, download_checksums={f"hf://datasets/allenai/ai2_arc@{COMMIT}/{name}/test.parquet": {"num_bytes": 1}},
+    ).write_to_directory(str(folder))  # fmt: skip
+
+
+def test_what_is_shipped_is_asked_by_name_without_a_network(shipped, tokenizer, tmp_path):
+    asked = TaskQuestions(names=["ai2_arc"], few_shot=2, limit=4)
+    with prepared_tasks(asked, None, tokenizer, tmp_path / "state") as prepared:
+        assert prepared.data == {"allenai/ai2_arc": [COMMIT]}
+        found = run_tasks(tiny_model("llama"), prepared, asked, 4)
+    assert set(found.scores) == {"arc_easy", "arc_challenge"}
+    assert set(found.scores["arc_easy"]) == set(found.intervals["arc_easy"]) == {"acc", "acc_norm"}
+    assert found.harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
+    assert found.harness["n-samples"]["arc_easy"]["effective"] == 4
+    assert found.harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
+
+
+def test_what_is_not_cached_is_refused_without_a_network(shipped, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "empty")
+    with (
+        pytest.raises(SnaketuneError, match=r"arc_easy of lm-evaluation-harness can't be loaded"),
+        prepared_tasks(TaskQuestions(names=["arc_easy"]), None, tokenizer, tmp_path / "state"),
+    ):
+        pass
+
+
+def test_a_name_that_is_not_there_is_refused_with_the_nearest(shipped, tokenizer, tmp_path):
+    with (
+        pytest.raises(SnaketuneError, match=r"lm-evaluation-harness has no 'arc_eazy'; did you mean 'arc_easy'\?"),
+        prepared_tasks(TaskQuestions(names=["arc_eazy"]), None, tokenizer, tmp_path / "state"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "said"),
+    [
+        ("humaneval", "humaneval", "humaneval runs what the model writes (unsafe_code)"),
+        ("humaneval", "humaneval_instruct", "runs what the model writes (unsafe_code)"),
+        ("mbpp", "mbpp_instruct", "runs what the model writes"),
+        ("cruxeval", "cruxeval_input_cot", "runs what the model writes"),
+        (
+            "mmlu-redux-spanish",
+            "mmlu_redux_spanish_generative",
+            "needs code that comes with its data set (trust_remote_code)",
+        ),
+    ],
+)
+def test_shipped_tasks_that_need_code_are_refused(folder, name, said):
+    index = MANAGER(include_path=str(SHIPPED / folder), include_defaults=False).task_index
+    with pytest.raises(SnaketuneError, match="leave the task out") as error:
+        refuse_code(index, (name,))
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("unsafe_code: true", "unsafe_code"),
+        ("dataset_kwargs: {trust_remote_code: true}", "trust_remote_code"),
+        ("metric_list: [{metric: code_eval}]", "code_eval"),
+        ("process_results: !function own.score", "code_eval"),
+        ("include: base", "unsafe_code"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["t", "some", "all", "deep", "inline"])
+def test_code_is_refused_wherever_it_is_asked_for(tmp_path, lines, said, asked):
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')\nmetric = load('code_eval')\n")
+    (tmp_path / "base").write_text("unsafe_code: true\n")
+    (tmp_path / "t.yaml").write_text(f"task: t\ntag: some\ndataset_path: x/y\n{lines}\n")
+    (tmp_path / "fine.yaml").write_text("task: fine\ntag: some\ndataset_path: x/y\n")
+    (tmp_path / "all.yaml").write_text("group: all\ntask: [fine, {task: t, num_fewshot: 1}]\n")
+    (tmp_path / "deep.yaml").write_text("group: deep\ntask: [{group: new, task: [some]}]\n")
+    (tmp_path / "inline.yaml").write_text("group: inline\ntask: [all, {task: new, unsafe_code: true}]\n")
+    index = MANAGER(include_path=str(tmp_path), include_defaults=False).task_index
+    refuse_code(index, ("fine",))
+    with pytest.raises(SnaketuneError) as error:
+        refuse_code(index, ("fine", asked))
+    assert said in str(error.value) or asked == "inline"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from invented_results import Results
 
 
@@ -23,3 +24,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def sweep_pages(sweep: Results) -> Path:
     """The report of the sweep."""
     return sweep.report(title="A sweep")[1]
+
+
+@pytest.fixture
+def raw_default(monkeypatch) -> dict:
+    """The embedded default config."""
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    return yaml.safe_load((root / "config/config.yaml").read_text(encoding="utf-8"))

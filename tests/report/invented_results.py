@@ -173,7 +173,8 @@ class Results(DataResults):
         write_json(self.payload("eval", name, "scores.json"), scores)
         lines = [json.dumps(row) + "\n" for row in rows]
         self.payload("eval", name, "responses.jsonl").write_text("".join(lines), encoding="utf-8")
-        return self.add("eval", name, spec={"samples": samples}, counts={"prompts": len(rows)}, run={"device": "cpu"})
+        spec = {"samples": samples, "conversations": list(corpora)}
+        return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, run={"device": "cpu"})
 
     def everything(self) -> None:
         """A sweep: three corpora, packed and raw, rows of one length and two; three SFT and two DPO runs, two evals."""

@@ -12,12 +12,12 @@ import pytest
 from benchmarks.sft.demo import exact_match
 from invented_data import bad
 
+from snaketune.evaluation.intervals import wilson
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
 from snaketune.report.headline import cards, lineage
-from snaketune.report.intervals import wilson
 from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures

@@ -38,7 +38,7 @@ class Elements(HTMLParser):
 
 
 def names(pages: Path) -> set[str]:
-    return {path.name for path in pages.iterdir()}
+    return {path.name for path in pages.iterdir() if path.is_file()}
 
 
 def corpora_only(results):
@@ -104,9 +104,12 @@ def test_every_caption_is_there_and_says_something():
 
 def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
     _, again = sweep.report(title="A sweep", backwards=True)
-    assert {path.name: path.read_bytes() for path in again.iterdir()} == {
-        path.name: path.read_bytes() for path in sweep_pages.iterdir()
-    }
+    files = [
+        {str(path.relative_to(pages)): path.read_bytes() for path in pages.rglob("*") if path.is_file()}
+        for pages in (again, sweep_pages)
+    ]
+    assert files[0] == files[1]
+    assert "side_by_side/main/chat/blind.csv" in files[0]
 
 
 def test_text_of_models_and_data_stays_text(results):
@@ -127,7 +130,7 @@ def test_pages_need_nothing_from_outside(sweep_pages):
     for name in HTML:
         page = (sweep_pages / name).read_text("utf-8")
         assert not {"script", "link", "img"} & Elements(page).tags
-        assert not re.search(r"@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
+        assert not re.search(r"@import|url\((?!#)|(?:src|href)=\"(?!#|side_by_side/)", page)
 
 
 def test_figures_in_the_page_follow_light_and_dark(sweep_pages):

@@ -208,3 +208,18 @@ def test_compiled_code_of_others_is_not_loaded(tmp_path, monkeypatch, mode):
 
 def test_an_outcome_has_no_room_for_code():
     assert set(Outcome.__dataclass_fields__) == {"counts", "about", "records", "run"}
+
+
+def test_responses_are_kept_and_found_through_no_link(tmp_path):
+    from snaketune.evaluation.generation import Written
+    from snaketune.evaluation.kept_responses import KeptResponses
+
+    elsewhere, work = tmp_path / "elsewhere", tmp_path / ".work"
+    work.mkdir()
+    KeptResponses(elsewhere, {}).add({"p": Written("theirs", 1)})
+    before = sorted(elsewhere.rglob("*"))
+    (work / ".responses").symlink_to(elsewhere / ".responses")
+    kept = KeptResponses(work, {})
+    assert kept.known == {}
+    kept.add({"q": Written("ours", 1)})
+    assert sorted(elsewhere.rglob("*")) == before

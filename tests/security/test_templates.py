@@ -104,3 +104,32 @@ def test_a_folder_of_tasks_is_read_and_not_run_to_know_what_is_in_it(tmp_path, m
     (folder / "t.yaml").write_text(f"task: !!python/object/apply:os.system ['touch {mark.path}']")
     with pytest.raises(SnaketuneError, match="can't be read as YAML"):
         task_files(str(folder))
+
+
+def test_tasks_that_run_what_a_model_writes_are_refused_unseen(tmp_path):
+    """Local ones whose module says so when it is imported, and one that is shipped."""
+    from lm_eval.tasks import TaskManager
+
+    from snaketune.config.shipped_tasks import tasks_folder
+    from snaketune.evaluation.task_code import refuse_code
+
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(f"open({str(ran)!r}, 'w')\nscore = 'code_eval'\n", encoding="utf-8")
+    (tmp_path / "t.yaml").write_text(
+        "task: t\ndataset_path: x/y\nprocess_results: !function own.score\n", encoding="utf-8"
+    )
+    for place, name in ((tmp_path, "t"), (tasks_folder() / "humaneval", "humaneval_64")):
+        index = TaskManager(include_path=str(place), include_defaults=False).task_index
+        with pytest.raises(SnaketuneError, match="runs what the model writes"):
+            refuse_code(index, (name,))
+    assert not ran.exists()
+    # Such a module does run where it is imported.
+    import_module_from(tmp_path / "own.py")
+    assert ran.exists()
+
+
+def import_module_from(path):
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    spec = spec_from_file_location("own", path)
+    spec.loader.exec_module(module_from_spec(spec))

@@ -61,7 +61,7 @@ def test_every_reason_is_of_something_that_is_there():
 # What stages call of rooms that no digest covers, each looked at: it describes, verifies, waits or prints. Those of tables and
 # progress are in the path of the data, so tests hold that they hand on what they get.
 CALLED = {
-    "artifacts.digests": {"digest_file"},
+    "artifacts.digests": {"digest_file", "digest_json"},
     "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
     "cluster.deadline": {"ends_at", "requeued", "seconds_left"},
     "config.confidential": {"without_secrets"},
@@ -69,14 +69,18 @@ CALLED = {
     "config.optimizers": {"missing_package"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},
     "stages.code": {"code_digest"},
+    # By the report, of runs of another time.
+    "stages.compared": {"result_of"},
     "stages.disk": {"disk_trouble"},
     "stages.gpus": {"gpu_model", "visible_gpus"},
     "stages.jobs": {"result_at"},
-    "stages.libraries": {"quiet_libraries"},
+    "stages.libraries": {"installed_version", "quiet_libraries"},
     "stages.launches": {"check_installed", "check_nodes", "command"},
     "stages.locks": {"locked"},
     "stages.needs": {"needs_of_gpu", "tell"},
+    "stages.outside": {"entries", "outside_digest"},
     "stages.progress": {"progress"},
+    "stages.status": {"differing"},
     "stages.work": {"sync", "sync_folder"},
     "tracking.curves": {"drawn"},
 }

@@ -20,6 +20,8 @@ MARKED = {
 }  # fmt: skip
 CHANGE = {"one-row": {"training.micro_batch_rows": 1}}
 ALPHA = {"dpo.run.f_divergence_type": "alpha_divergence"}
+DRAWN = {"eval.both.generation.temperature": 0.5}
+SHIPPED = {"names": ["arc_easy"]}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -157,10 +159,21 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "eval.generation.max_new_tokens": ({"eval.both.generation.max_new_tokens": 7}, EVAL),
     "eval.exact_match.limit": ({"eval.both.exact_match.limit": 7}, EVAL),
     "eval.generation.batch_size": ({"eval.both.generation.batch_size": 7}, EVAL),
+    # The likeliest token is written, and never drawn; each edit is of one of the settings of drawing besides.
+    "eval.generation.temperature": ({"eval.both.generation.temperature": 0.5}, EVAL),
+    "eval.generation.top_p": (DRAWN | {"eval.both.generation.top_p": 0.9}, EVAL),
+    "eval.generation.top_k": (DRAWN | {"eval.both.generation.top_k": 9}, EVAL),
+    "eval.generation.seed": (DRAWN | {"eval.both.generation.seed": 1}, EVAL),
+    "eval.generation.repetition_penalty": ({"eval.both.generation.repetition_penalty": 1.1}, EVAL),
+    "eval.generation.stop": ({"eval.both.generation.stop": ["x"]}, EVAL),
     "eval.tasks.folder": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"]}}, EVAL),
     "eval.tasks.names": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["u"]}}, EVAL),
     "eval.tasks.limit": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "limit": 1}}, EVAL),
     "eval.tasks.batch_size": ({"eval.both.tasks": {"folder": "data/tasks", "names": ["t"], "batch_size": 1}}, EVAL),
+    "eval.tasks.few_shot": ({"eval.both.tasks": {**SHIPPED, "few_shot": 2}}, EVAL),
+    "eval.tasks.chat_template": ({"eval.both.tasks": {**SHIPPED, "chat_template": False}}, EVAL),
+    "eval.tasks.few_shot_as_multiturn": ({"eval.both.tasks": {**SHIPPED, "few_shot_as_multiturn": False}}, EVAL),
+    "eval.tasks.system_instruction": ({"eval.both.tasks": {**SHIPPED, "system_instruction": "Be brief."}}, EVAL),
     "eval.samples": ({"eval.both.samples": 3}, EVAL),
     # Nothing was made with other versions here.
     # What is tried is a target of its own.
@@ -249,4 +262,14 @@ SINGLE = {
     "dpo.lora.rslora": ({"dpo.run.lora": LORA}, {"dpo.run.lora.rslora": True}, {"dpo"}),
     "dpo.lora.modules_to_save": ({"dpo.run.lora": LORA}, {"dpo.run.lora.modules_to_save": ["norm"]}, {"dpo"}),
     "dpo.lora.merge": ({"dpo.run.lora": LORA}, {"dpo.run.lora.merge": False}, {"dpo"}),
+    "eval.generation.top_p": (DRAWN, {"eval.both.generation.top_p": 0.9}, {"eval"}),
+    "eval.generation.top_k": (DRAWN, {"eval.both.generation.top_k": 9}, {"eval"}),
+    "eval.generation.seed": (DRAWN, {"eval.both.generation.seed": 1}, {"eval"}),
+    "eval.tasks.names": ({"eval.both.tasks": SHIPPED}, {"eval.both.tasks.names": ["arc_challenge"]}, {"eval"}),
+    "eval.tasks.few_shot": ({"eval.both.tasks": SHIPPED}, {"eval.both.tasks.few_shot": 2}, {"eval"}),
+    "eval.tasks.chat_template": ({"eval.both.tasks": SHIPPED}, {"eval.both.tasks.chat_template": False}, {"eval"}),
+    "eval.tasks.few_shot_as_multiturn": (
+        {"eval.both.tasks": SHIPPED}, {"eval.both.tasks.few_shot_as_multiturn": False}, {"eval"}
+    ),
+    "eval.tasks.system_instruction": ({"eval.both.tasks": SHIPPED}, {"eval.both.tasks.system_instruction": "x"}, {"eval"}),
 }  # fmt: skip

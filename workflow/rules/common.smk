@@ -28,13 +28,14 @@ from snaketune.stages.libraries import installed_version
 from snaketune.stages.status import Results, made_from
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
+from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.jobs import RESULTS, folder_of
 from snaketune.stages.linked import check_place
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
-from snaketune.report.pages import pages_of
+from snaketune.report.pages import files_to_judge, pages_of
 from snaketune.stages.table import STAGES, option
 
 try:
@@ -73,6 +74,11 @@ DECIDES = workflow.exec_mode == ExecMode.DEFAULT
 # Not there where a file is only checked or drawn.
 METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_settings else frozenset()
 DEPLOYS = METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER}
+if DECIDES and not DEPLOYS:
+    try:
+        check_shipped_tasks(graph.config)
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
 # Looked at once, not for each job.
 codes = {stage: code_digest(made.module) for stage, made in STAGES.items()}
 results = Results(
@@ -284,5 +290,5 @@ def all_results(wildcards):
     # First of all, so that what is stale is told in one list.
     mark_of(last)
     made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
-    pages = (f"{last.payload}/{page}" for page in pages_of(graph))
+    pages = (f"{last.payload}/{page}" for page in (*pages_of(graph), *files_to_judge(graph)))
     return [*made, last.manifest, *pages, *link_to_best().values()]

@@ -17,6 +17,7 @@ rule report:
             )
             for page, (category, caption) in pages_of(graph).items()
         ],
+        judged=[f"results/report/pages/{name}" for name in files_to_judge(graph)],
     log:
         log_of("report"),
     localrule: True

@@ -1,10 +1,10 @@
 """`eval:` and `report:`, what is looked at."""
 
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
+from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveFloat, PositiveInt
 from snaketune.config.corpora import regex_with_one_group
 from snaketune.config.packing import Packing
 from snaketune.config.paths import LocalPath
@@ -21,7 +21,7 @@ def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ExactMatch(Model):
-    """Greedy answers to held-out prompts, compared with the checkable answer."""
+    """Answers to held-out prompts, compared with the checkable answer."""
 
     answer_pattern: str = r"(?s)(.*)"
     """Regular expression with one group that finds the answer in what the model wrote."""
@@ -34,26 +34,74 @@ class ExactMatch(Model):
         return regex_with_one_group(pattern)
 
 
-class Generation(Model):
-    """How responses to held-out prompts are generated, for exact match and samples: greedily."""
+class Decoding(Model):
+    """What shapes a response, besides model and prompt."""
 
     max_new_tokens: PositiveInt = 64
     """Where a response ends at the latest."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 takes the likeliest token every time. Above it, tokens are drawn, from logits divided by it."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draws from the likeliest tokens that together have this probability."""
+    top_k: PositiveInt | None = None
+    """Draws from so many of the likeliest tokens."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Above 1, tokens that stand in the prompt or were written already become less likely (Keskar et al., 2019)."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the tokens that are drawn: the same seed draws the same for the same prompt."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end a response; it is what stands before the first of them."""
+
+    @model_validator(mode="after")
+    def _is_looked_at(self) -> Self:
+        for key in ("top_p", "top_k", "seed"):
+            if not self.temperature and getattr(self, key) != Decoding.model_fields[key].default:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)}, but temperature is 0, so nothing is drawn; raise temperature, or leave "
+                    f"{key} out"
+                )
+        return self
+
+
+class Generation(Decoding):
+    """How responses to held-out prompts are generated, for exact match and samples."""
+
     batch_size: PositiveInt = 32
     """Prompts that are answered at a time."""
 
 
-class Tasks(Model):
-    """Tasks of lm-evaluation-harness, from local YAML files."""
+class TaskQuestions(Model):
+    """What is asked of lm-evaluation-harness, wherever its tasks come from."""
 
-    folder: LocalPath
-    """Folder with the task files."""
     names: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Tasks, tags or groups that the files define."""
+    """Tasks, tags or groups."""
+    few_shot: Annotated[int, Field(ge=0)] | None = None
+    """Solved examples before each question. Default: as many as the task says. A task that says 0 itself keeps that."""
+    chat_template: Literal["auto"] | bool = "auto"
+    """Asks in the frame of the model's chat template; `auto` does where the tokenizer has one."""
+    few_shot_as_multiturn: bool = True
+    """Under a chat template, each solved example is a turn of the user and one of the assistant; otherwise all are one turn."""
+    system_instruction: str | None = None
+    """Stands before every prompt; under a chat template as the system turn."""
     limit: PositiveInt | None = None
     """At most so many documents of each task, the first ones."""
     batch_size: PositiveInt = 16
     """Requests that the model answers at a time."""
+
+    @model_validator(mode="after")
+    def _is_looked_at(self) -> Self:
+        if self.chat_template is False and not self.few_shot_as_multiturn:
+            raise ValueError(
+                "few_shot_as_multiturn is false, but there are no turns without a chat template; leave it out"
+            )
+        return self
+
+
+class Tasks(TaskQuestions):
+    """Tasks of lm-evaluation-harness: those that it ships, or, with `folder`, those in local YAML files."""
+
+    folder: LocalPath | None = None
+    """Folder with task files, which then has all that `names` names. Default: what lm-evaluation-harness ships."""
 
 
 class Evaluation(Model):

@@ -119,7 +119,7 @@ def _check_files(config: Workflow) -> None:
         if tokenizer.chat_template:
             _exists(f"tokenizers.{name}.chat_template", tokenizer.chat_template, Path.is_file, "a file")
     for name, evaluation in config.eval.items():
-        if evaluation.tasks:
+        if evaluation.tasks and evaluation.tasks.folder is not None:
             _exists(
                 f"eval.{name}.tasks.folder", evaluation.tasks.folder, _has_tasks, "a folder with task files (*.yaml)"
             )

@@ -1,4 +1,4 @@
-"""Greedy answers to held-out prompts, and whether they are right."""
+"""Answers to held-out prompts, and whether they are right."""
 
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from snaketune.config.evaluation import ExactMatch
 from snaketune.errors import SnaketuneError
+from snaketune.evaluation.intervals import share_interval
 from snaketune.patterns import TooSlow, search
 
 
@@ -105,7 +106,7 @@ def _number(text: str) -> Decimal | None:
 
 
 def summarize(responses: list[Response]) -> dict[str, Any]:
-    """Shares of right answers, overall and by task, and the mean length of the responses."""
+    """Shares of right answers, overall and by task, with their 95% intervals, and the mean length of the responses."""
     checked = [response for response in responses if response.correct is not None]
     by_task: dict[str, dict[str, Any]] = {}
     for response in checked:
@@ -114,11 +115,13 @@ def summarize(responses: list[Response]) -> dict[str, Any]:
         entry["correct"] += int(response.correct)
     for entry in by_task.values():
         entry["share"] = round(entry["correct"] / entry["prompts"], 4)
+        entry["share_interval"] = share_interval(entry["correct"] / entry["prompts"], entry["prompts"])
     correct = sum(entry["correct"] for entry in by_task.values())
     return {
         "prompts": len(checked),
         "correct": correct,
         "share": round(correct / len(checked), 4) if checked else None,
+        "share_interval": share_interval(correct / len(checked), len(checked)) if checked else None,
         "mean_response_tokens": round(sum(r.tokens for r in responses) / len(responses), 2) if responses else None,
         "by_task": dict(sorted(by_task.items())),
     }

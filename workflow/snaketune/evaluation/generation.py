@@ -1,12 +1,25 @@
-"""Greedy generation in batches, prompts of similar length together."""
+"""Generation in batches, prompts of similar length together."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
+from snaketune.config.evaluation import Decoding
+from snaketune.evaluation.next_token import processors
+from snaketune.evaluation.stop_texts import Stopped, cut
 from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress
 from snaketune.tokenization.chat import ChatTokenizer
+
+
+class Written(NamedTuple):
+    """What was written to a prompt, without special tokens, and its length in tokens (the stop token included)."""
+
+    text: str
+    tokens: int
 
 
 def generates_plainly(model: PreTrainedModel, chat: ChatTokenizer) -> None:
@@ -37,36 +50,48 @@ def generate(
     chat: ChatTokenizer,
     prompts: list[np.ndarray],
     *,
-    max_new_tokens: int,
+    decoding: Decoding,
     batch_size: int,
     compute: Compute,
     cached: bool = True,
-) -> list[tuple[str, int]]:
-    """Continue prompts greedily until a stop token, by the settings of `generates_plainly`.
+    keep: Callable[[dict[int, Written]], None] = lambda written: None,
+) -> list[Written]:
+    """Continue prompts until a stop token or a stop text.
 
     Args:
         prompts: int32[n] each.
         batch_size, cached: as `continuing.how_to_continue` allows.
+        keep: is given each batch when it is written, by number of the prompt.
     Returns:
-        For each prompt what was written, without special tokens, and its length in tokens (the stop token included).
+        One for each prompt.
     """
     model.eval()
     generates_plainly(model, chat)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    written: list[tuple[str, int]] = [("", 0)] * len(prompts)
+    written: dict[int, Written] = {}
     starts = range(0, len(order), batch_size)
     for start in progress(starts, "generating", f"batches of {batch_size}", len(starts)):
         chunk = order[start : start + batch_size]
-        ids_BW, mask_BW = left_padded([prompts[i] for i in chunk], chat.pad_id)
+        asked = [prompts[i] for i in chunk]
+        ids_BW, mask_BW = (padded.to(compute.device) for padded in left_padded(asked, chat.pad_id))
+        width = ids_BW.shape[1]
+        stopped = [Stopped(chat.decode, decoding.stop, width)] if decoding.stop else []
         with compute.autocast():
             out_BX = model.generate(
-                input_ids=ids_BW.to(compute.device),
-                attention_mask=mask_BW.to(compute.device),
-                max_new_tokens=max_new_tokens,
+                input_ids=ids_BW,
+                attention_mask=mask_BW,
+                max_new_tokens=decoding.max_new_tokens,
                 use_cache=cached,
+                logits_processor=processors(decoding, asked, ids_BW, mask_BW),
+                stopping_criteria=StoppingCriteriaList(stopped),
             )
-        for row, i in enumerate(chunk):
-            new = out_BX[row, ids_BW.shape[1] :].tolist()
-            length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
-            written[i] = (chat.decode(new[:length]), length)
-    return written
+        batch = {i: _written(row, chat, decoding) for i, row in zip(chunk, out_BX[:, width:].tolist(), strict=True)}
+        keep(batch)
+        written |= batch
+    return [written[i] for i in range(len(prompts))]
+
+
+def _written(new: list[int], chat: ChatTokenizer, decoding: Decoding) -> Written:
+    """Args: new: tokens, with those that fill up the batch behind a stop token or text."""
+    length = next((n + 1 for n, token in enumerate(new) if token in chat.stop_ids), len(new))
+    return Written(*cut(new[:length], chat.decode, decoding.stop))

@@ -6,6 +6,7 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.evaluation.intervals import mean_interval, share_interval
 from snaketune.evaluation.pairs import pair_table
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import pair_logprobs_of
@@ -88,39 +89,49 @@ def preference_scores(
     Returns:
         `logp_accuracy`: how often the chosen completion is the likelier one, by itself; `reward_accuracy` and
         `reward_margin_nats`: the same for its log-ratio to the reference (DPO's implicit reward, not scaled by beta);
-        log-probabilities and rewards of either completion, means over the pairs. Their names stand in `config/measured.py`.
+        log-probabilities and rewards of either completion, means over the pairs. Their names stand in `config/measured.py`;
+        each has a 95% interval beside it (`NAME_interval`).
     """
     chosen_P, rejected_P = sums_P2[:, 0], sums_P2[:, 1]
     per_token_P2 = sums_P2 / counts_P2.clamp(min=1)
-    scores: dict[str, Any] = {
-        "pairs": len(ids),
-        "logp_accuracy": _mean(chosen_P > rejected_P),
-        "logp_accuracy_per_token": _mean(per_token_P2[:, 0] > per_token_P2[:, 1]),
-        "logp_margin_nats": _mean(chosen_P - rejected_P),
-        "chosen_logp_nats": _mean(chosen_P),
-        "rejected_logp_nats": _mean(rejected_P),
-        "reward_accuracy": None,
-        "reward_margin_nats": None,
-        "chosen_reward_nats": None,
-        "rejected_reward_nats": None,
-        "pairs_with_reference": 0,
-    }
-    known = [i for i, pair in enumerate(ids) if pair in references]
-    if known:
-        reference_K2 = torch.tensor(
-            [(references[ids[i]].chosen_logp, references[ids[i]].rejected_logp) for i in known], dtype=sums_P2.dtype
-        )
-        ratio_K2 = sums_P2[known] - reference_K2
-        margin_K = ratio_K2[:, 0] - ratio_K2[:, 1]
-        scores |= {
-            "reward_accuracy": _mean(margin_K > 0),
-            "reward_margin_nats": _mean(margin_K),
-            "chosen_reward_nats": _mean(ratio_K2[:, 0]),
-            "rejected_reward_nats": _mean(ratio_K2[:, 1]),
-            "pairs_with_reference": len(known),
+    scores: dict[str, Any] = {"pairs": len(ids)}
+    scores |= _figures(
+        {
+            "logp_accuracy": chosen_P > rejected_P,
+            "logp_accuracy_per_token": per_token_P2[:, 0] > per_token_P2[:, 1],
+            "logp_margin_nats": chosen_P - rejected_P,
+            "chosen_logp_nats": chosen_P,
+            "rejected_logp_nats": rejected_P,
         }
-    return scores
+    )
+    known = [i for i, pair in enumerate(ids) if pair in references]
+    reference_K2 = torch.tensor(
+        [(references[ids[i]].chosen_logp, references[ids[i]].rejected_logp) for i in known], dtype=sums_P2.dtype
+    ).reshape(-1, 2)
+    ratio_K2 = sums_P2[known] - reference_K2
+    margin_K = ratio_K2[:, 0] - ratio_K2[:, 1]
+    return (
+        scores
+        | {"pairs_with_reference": len(known)}
+        | _figures(
+            {
+                "reward_accuracy": margin_K > 0,
+                "reward_margin_nats": margin_K,
+                "chosen_reward_nats": ratio_K2[:, 0],
+                "rejected_reward_nats": ratio_K2[:, 1],
+            }
+        )
+    )
 
 
-def _mean(values: torch.Tensor) -> float | None:
-    return round(values.double().mean().item(), 4) if len(values) else None
+def _figures(values: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Of each the mean and, as `NAME_interval`, its 95% interval: Wilson's of what is true or false, else from the standard
+    error. None where there is nothing."""
+    found: dict[str, Any] = {}
+    for name, values_P in values.items():
+        mean = values_P.double().mean().item() if len(values_P) else None
+        found[name] = None if mean is None else round(mean, 4)
+        found[f"{name}_interval"] = (
+            share_interval(mean, len(values_P)) if values_P.dtype == torch.bool else mean_interval(values_P.tolist())
+        )
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from snaketune.report import text
+from snaketune.report import side_by_side, text
 from snaketune.report.compared import Compared
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.drawing import COLOURS, Chart, Style, svg_inline
@@ -109,7 +109,10 @@ class Pages:
         return {"comparisons": self.compared.comparisons}
 
     def _samples(self) -> dict[str, Any]:
-        return {"samples": self._chosen()}
+        return {
+            "samples": self._chosen(),
+            "side_by_side": side_by_side.names_of(side_by_side.conversations_of(self.findings.evaluations)),
+        }
 
     def _preferences(self) -> dict[str, Any]:
         return {"moved": self._moved(self.variants.labels, FLIPS)}

@@ -1,24 +1,12 @@
-"""95 % intervals of shares, and of the difference of two: closed forms, so the same numbers give the same interval."""
+"""95 % intervals of the difference of two shares: closed forms, so the same numbers give the same interval."""
 
 import math
 
 import numpy as np
 
-Z = 1.96
+from snaketune.evaluation.intervals import Z, wilson
+
 Interval = tuple[float, float]
-
-
-def wilson(share: float, size: int, z: float = Z) -> Interval:
-    """The interval of a share, which stays sensible for few prompts and for none or all right.
-
-    >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
-    ([0.0, 0.278], (0.5, 0.5))
-    """
-    if not size:
-        return share, share
-    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
-    half = z / (1 + z * z / size) * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from snaketune.report.side_by_side import names_of
 from snaketune.stages.graph import JobGraph
 
 
@@ -12,6 +13,14 @@ def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
         By file name below `results/report/pages`: the category in Snakemake's report, and the caption's file name.
     """
     return pages_for({stage for stage, _ in graph.jobs}, compared=bool(graph.config.report.compare))
+
+
+def files_to_judge(graph: JobGraph) -> list[str]:
+    """Files below `results/report/pages` that are no pages, and too large for Snakemake's report."""
+    asked: dict[str, tuple[str, ...]] = {
+        job.name.partition("/")[0]: job.spec.conversations for job in graph.stage("eval")
+    }
+    return [name for names in names_of(asked).values() for name in names]
 
 
 def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tuple[str, str]]:

@@ -21,11 +21,15 @@ from snaketune.report.html import Pages
 from snaketune.report.pages import pages_for
 from snaketune.report.preference_figures import preferences_chart
 from snaketune.report.preferences import Change, changes
+from snaketune.report.side_by_side import conversations_of, names_of, tables
 from snaketune.report.variant_figures import variants_chart
 from snaketune.report.variants import Variants, best_of, csv_rows, variants
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportSpec
 from snaketune.stages.work import WorkFolder
+
+# What a cell begins with that is computed, full-width forms too; some programs look past space before it.
+FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def build(
@@ -69,6 +73,12 @@ def build(
                 write_json(path, scores.as_json(findings))
             case _:
                 _write(path, _csv(*_table(path.stem, findings, found)))
+    for evaluation, corpora in conversations_of(findings.evaluations).items():
+        for place, names in names_of({evaluation: corpora}).items():
+            made = tables(evaluation, place.partition("/")[2], findings.evaluations[evaluation])
+            for name, table in zip(names, made.values(), strict=True):
+                (work.payload / name).parent.mkdir(parents=True, exist_ok=True)
+                _write(work.payload / name, _csv(*table))
     counts = {"results": {stage: len(findings.of(stage)) for stage in sorted(findings.stages)}}
     # What was compared with is kept when old work is freed.
     kept = {"compared": others.fingerprints} if others.others else {}
@@ -108,12 +118,15 @@ def _csv(columns: Sequence[str], rows: list[dict[str, Any]]) -> str:
 
 
 def _no_formula(value: Any) -> Any:
-    """Text as a spreadsheet takes it for text: columns of somebody's data may be called `=HYPERLINK(...)`.
+    """Text as a spreadsheet takes it for text: columns of somebody's data may be called `=HYPERLINK(...)`, and models write
+    what they like. An apostrophe before it makes text of it; numbers stay numbers.
 
     >>> [_no_formula(value) for value in ("=1+1", "@x", "-x", "a=b", -1.5, "-1.5", "")]
     ["'=1+1", "'@x", "'-x", 'a=b', -1.5, '-1.5', '']
+    >>> [_no_formula(value) for value in (" =1", "\\n+1|x", "\uff1d1")]
+    ["' =1", "'\\n+1|x", "'\uff1d1"]
     """
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if not isinstance(value, str) or not value.lstrip().startswith(FORMULAS):
         return value
     try:
         float(value)

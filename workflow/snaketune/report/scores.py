@@ -1,15 +1,15 @@
 """Scores of models side by side: the table, the chart, and the headline's numbers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from snaketune.evaluation.intervals import SHARES, wilson
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
 from snaketune.report.findings import Findings, Scored, unique
-from snaketune.report.intervals import wilson
 from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
 PREFERENCES = {
@@ -41,6 +41,7 @@ class Measure:
         better: 1 if more is better, -1 if less, 0 if neither.
         values: by model; None where it wasn't measured.
         sizes: by model, how many prompts or pairs a share is of.
+        intervals: by model, the 95% intervals that the evaluation wrote.
     """
 
     path: str
@@ -50,10 +51,26 @@ class Measure:
     better: int
     values: dict[str, float | None]
     sizes: dict[str, int]
+    intervals: dict[str, list[float]] = field(default_factory=dict)
     detail: bool = False
 
     def shown(self, model: str) -> str:
         return FORMATS[self.unit](self.values.get(model))
+
+    def interval(self, model: str) -> tuple[float, float] | None:
+        """The 95% interval; of shares in scores from before these had one, Wilson's. None where there is none."""
+        value, size = self.values.get(model), self.sizes.get(model)
+        if value is None:
+            return None
+        if model in self.intervals:
+            low, high = self.intervals[model]
+            return low, high
+        return wilson(value, size) if size and self.unit == "share" else None
+
+    def shown_interval(self, model: str) -> str:
+        """As `[55.1%, 67.3%]`; empty where there is none."""
+        bounds = self.interval(model)
+        return f"[{', '.join(FORMATS[self.unit](bound) for bound in bounds)}]" if bounds else ""
 
     def of(self, models: list[str]) -> "Measure":
         """Of these models, measured or not."""
@@ -74,15 +91,21 @@ def measures(models: list[Scored], where: str = "") -> list[Measure]:
     def add(
         section: str, on: str, path: tuple[str, ...], name: str, unit: str, better: int, size: str = "", **more: Any
     ):
-        values, sizes = {}, {}
+        values, sizes, intervals = {}, {}, {}
         for scored in models:
             *parents, key = path
             entry = _inside(scored.scores.get(section, {}).get(on), parents)
             values[scored.model] = entry.get(key)
             sizes[scored.model] = entry.get(size) or 0
+            beside = (
+                _inside(scored.scores.get("task_intervals", {}).get(on), []).get(key) if section == "tasks" else None
+            )
+            if bounds := beside or entry.get(f"{key}_interval"):
+                intervals[scored.model] = bounds
         if any(value is not None for value in values.values()):
             about = {"path": ".".join((section, on, *path)), "on": f"{clean(on)}{where}"}
-            found.append(Measure(**about, name=name, unit=unit, better=better, values=values, sizes=sizes, **more))
+            about |= {"values": values, "sizes": sizes, "intervals": intervals}
+            found.append(Measure(**about, name=name, unit=unit, better=better, **more))
 
     for on in _keys(models, "conversations"):
         add("conversations", on, ("held_out_loss",), "held-out loss", "nats", -1)
@@ -108,7 +131,7 @@ def measures(models: list[Scored], where: str = "") -> list[Measure]:
             add("preferences", on, path, f"{name}: source {source}", unit, better, size, detail=True)
     for on in _keys(models, "tasks"):
         for metric in sorted(unique(key for scored in models for key in scored.scores.get("tasks", {}).get(on, {}))):
-            unit, better = ("share", 1) if metric.startswith(("acc", "exact_match", "f1")) else ("", 0)
+            unit, better = ("share", 1) if metric.startswith(SHARES) else ("", 0)
             add("tasks", on, (metric,), clean(metric), unit, better)
     return found
 
@@ -183,7 +206,7 @@ def _dots(title: str, rows: list[Measure], models: list[str], styles: dict[str, 
                 if value is None:
                     continue
                 y = number * pitch - spread / 2 + place * DOT_STEP
-                low, high = wilson(value, measure.sizes[model])
+                low, high = measure.interval(model) or (value, value)
                 ax.plot([low, high], [y, y], color=style.hex, linewidth=1.2, alpha=0.5)
                 ax.plot(value, y, color=style.hex, marker=style.marker, markersize=4.5)
         ax.set_ylim((len(rows) - 0.5) * pitch, -0.5 * pitch)

@@ -7,7 +7,6 @@ from matplotlib.ticker import PercentFormatter
 
 from snaketune.report.differing import WATCHED
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
-from snaketune.report.intervals import wilson
 from snaketune.report.preferences import Change
 from snaketune.report.scores import Measure
 from snaketune.report.text import NOTHING
@@ -33,14 +32,14 @@ def variants_chart(found: Variants, changes: list[Change], styles: dict[str, Sty
 
 
 def _ranking(found: Variants, measure: Measure, styles: dict[str, Style]) -> Panel:
-    """Where each variant stands, on its 95 % interval where the measure is a share."""
+    """Where each variant stands, on its 95 % interval where it has one."""
 
     def draw(ax: Axes) -> None:
         for row, label in enumerate(found.labels):
             value, style = measure.values[label], styles[label]
             if value is None:
                 continue
-            low, high = wilson(value, measure.sizes.get(label, 0)) if measure.unit == "share" else (value, value)
+            low, high = measure.interval(label) or (value, value)
             ax.plot([low, high], [row, row], color=style.hex, linewidth=1.2, alpha=0.5)
             _dot(ax, value, row, style, label == found.best, label in found.stopped)
         _rows(ax, found)

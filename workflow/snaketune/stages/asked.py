@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.config.diagnose import BASELINE, Diagnosis, doubtful, variants_of
-from snaketune.config.evaluation import Evaluation
+from snaketune.config.evaluation import Evaluation, TaskQuestions
 from snaketune.config.operation import Execution
 from snaketune.config.packing import Packing
 from snaketune.config.runs import Dpo, Sft
@@ -110,7 +110,7 @@ class _Asked(Starts):
             for evaluated in (*evaluation.conversations, *evaluation.preferences)
             if evaluated != name and not self.config.corpora[evaluated].decontamination
         }
-        tasks = {evaluation.tasks.folder: None for evaluation in evaluations if evaluation.tasks}
+        tasks = {folder for evaluation in evaluations if (folder := _task_folder(evaluation))}
         return self._add(
             Job(
                 stage="corpus",
@@ -422,6 +422,7 @@ class _Asked(Starts):
 
     def _eval(self, evaluation_name: str, model: str) -> Job:
         evaluation = self.config.eval[evaluation_name]
+        folder = _task_folder(evaluation)
         kind, name = model.split(":")
         trained = self.config.dpo[name].from_ if kind == "dpo" else name
         sft, weights = self.config.sft[trained], self._weights(kind, name)
@@ -439,9 +440,9 @@ class _Asked(Starts):
                     preferences=evaluation.preferences,
                     generation=evaluation.generation,
                     exact_match=evaluation.exact_match,
-                    task_names=evaluation.tasks.names if evaluation.tasks else (),
-                    task_limit=evaluation.tasks.limit if evaluation.tasks else None,
-                    task_batch_size=evaluation.tasks.batch_size if evaluation.tasks else 1,
+                    tasks=TaskQuestions(**evaluation.tasks.model_dump(exclude={"folder"}))
+                    if evaluation.tasks
+                    else None,
                     samples=evaluation.samples,
                 ),
                 artifacts=weights.artifacts
@@ -460,8 +461,8 @@ class _Asked(Starts):
                 },
                 files={
                     "base": weights.files,
-                    "tasks": task_files(evaluation.tasks.folder).inside if evaluation.tasks else (),
-                    "task_data": task_files(evaluation.tasks.folder).outside if evaluation.tasks else (),
+                    "tasks": task_files(folder).inside if folder else (),
+                    "task_data": task_files(folder).outside if folder else (),
                 },
                 operation=Execution(gpus=sft.operation.gpus and 1),
             )
@@ -498,6 +499,11 @@ class _Asked(Starts):
                 artifacts={"results": jobs},
             )
         )
+
+
+def _task_folder(evaluation: Evaluation) -> str | None:
+    """Where its tasks lie; None of those that lm-evaluation-harness ships, which its version stands for."""
+    return evaluation.tasks.folder if evaluation.tasks else None
 
 
 def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:

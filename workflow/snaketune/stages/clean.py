@@ -7,28 +7,35 @@ from pathlib import Path
 from snaketune.errors import SnaketuneError
 from snaketune.stages.locks import holder, is_free
 
+# Below the work folders: what models wrote, by key (`evaluation/kept_responses.py`). A name with a dot is no stage.
+RESPONSES = ".responses"
+
 
 def clean(work_root: Path, *, remove: bool) -> None:
     """Tell, and with `remove` free, what work folders hold that no manifest below the results folder came from.
 
     Kept are the work of published results, what the report compares them with, what somebody is working on, and killed
-    trainings and reference passes that can still be resumed.
+    trainings and reference passes that can still be resumed. Responses are kept if a published evaluation has some of them; one
+    that is at work loses nothing but what a killed one would find again.
 
     Args:
         work_root: `results/.work`.
     """
-    current = set()
+    current, responses = set(), set()
     for manifest in work_root.parent.rglob("manifest.json"):
         if work_root not in manifest.parents:
             try:
                 said = json.loads(manifest.read_text(encoding="utf-8"))
                 current |= {said["fingerprint"], *said.get("compared", ())}
-            except (ValueError, LookupError, TypeError) as error:
+                # Of an evaluation, the key of its responses.
+                responses.add((said.get("generation") or {}).get("responses"))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise SnaketuneError(
                     f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again"
                 ) from None
     total = 0
-    for folder in sorted(path for path in work_root.glob("[!.]*/*") if path.is_dir() and path.name not in current):
+    worked_in = [*work_root.glob("[!.]*/*"), *work_root.glob(f"{RESPONSES}/*")]
+    for folder in sorted(path for path in worked_in if path.is_dir() and path.name not in current | responses):
         if link := next((path for path in (folder.parent, folder) if path.is_symlink()), None):
             print(f"kept {folder}: {link} is a link, and what it leads to is no work of ours; remove the link by hand")
             continue

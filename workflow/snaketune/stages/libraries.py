@@ -77,7 +77,8 @@ def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
 
 
 def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
-    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=bool(spec.task_names))
+    asks_tasks = spec.tasks is not None
+    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=asks_tasks, datasets=asks_tasks)
 
 
 def _adds_adapters(inputs: Inputs) -> bool:

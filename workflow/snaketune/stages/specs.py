@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from snaketune.config.base import Model
 from snaketune.config.corpora import CorpusContent
-from snaketune.config.evaluation import ExactMatch, Generation, Report
+from snaketune.config.evaluation import ExactMatch, Generation, Report, TaskQuestions
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainOn
@@ -199,9 +199,8 @@ class EvalSpec(Model):
     preferences: tuple[str, ...]
     generation: Generation
     exact_match: ExactMatch
-    task_names: tuple[str, ...]
-    task_limit: int | None
-    task_batch_size: int
+    tasks: TaskQuestions | None
+    """Of the files that it is given; without any, tasks that lm-evaluation-harness ships."""
     samples: int
 
 

@@ -38,6 +38,11 @@ class WorkFolder:
     lease: Lease | None = None
 
     @property
+    def root(self) -> Path:
+        """Of all work folders: `results/.work`."""
+        return self.folder.parent.parent
+
+    @property
     def payload(self) -> Path:
         return self.folder / "payload.partial"
 

@@ -1,0 +1,55 @@
+"""What a model wrote isn't generated again when something else of an evaluation is edited; names of no task are refused."""
+
+import json
+
+import pytest
+
+from .conftest import Project
+from .reruns import EVAL
+
+pytestmark = pytest.mark.workflow
+MODELS = ("sft-run", "dpo-run")
+
+
+def generated(project: Project) -> list[int]:
+    runs = [json.loads(project.read(f"results/eval/both/{model}/run.json")) for model in MODELS]
+    return [run["responses_generated"] for run in runs]
+
+
+def answers(project: Project) -> list[dict[str, dict]]:
+    texts = [project.read(f"results/eval/both/{model}/scores/responses.jsonl") for model in MODELS]
+    return [{row["id"]: row for row in map(json.loads, text.splitlines())} for text in texts]
+
+
+def test_only_what_was_not_written_yet_is_generated(project):
+    first, before = generated(project), answers(project)
+    assert all(first) and first[0] == len(before[0])
+    evaluation = project.config["eval"]["both"]
+    evaluation["exact_match"]["answer_pattern"] = "(.*)"
+    evaluation["generation"]["batch_size"] = 2
+    assert project.stale() == EVAL
+    assert f"{first[0]} of {first[0]} responses were written already" in project.snakemake()
+    assert generated(project) == [0, 0]
+    evaluation["exact_match"]["limit"] = 9
+    project.snakemake()
+    after = answers(project)
+    for was, now, count in zip(before, after, generated(project), strict=True):
+        assert count == len(now) - len(was) == 3
+        assert all(now[id]["response"] == row["response"] for id, row in was.items())
+    evaluation["generation"]["stop"] = ["a"]
+    project.snakemake()
+    assert generated(project) == [len(now) for now in after]
+    assert all("a" not in row["response"] for now in answers(project) for row in now.values())
+    # All edits are there, and cleaning leaves those of the last.
+    kept = project.folder / "results/.work/.responses"
+    assert len(list(kept.iterdir())) == 4
+    project.snakemake("clean_work")
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_a_name_that_no_task_has_is_refused_before_anything_runs(project):
+    project.config["eval"]["both"]["tasks"] = {"names": ["arc_eazy"]}
+    said = project.snakemake("--dry-run", check=False)
+    assert "eval.both.tasks.names" in said and "did you mean 'arc_easy'?" in said and "Traceback" not in said
+    project.config["eval"]["both"]["tasks"] = {"names": ["arc_easy"]}
+    assert project.stale() == EVAL

@@ -1,0 +1,62 @@
+"""95% intervals: how far a figure could be off because it was measured on so few prompts, pairs or documents.
+
+They tell of the choice of the rows alone: two models on the same rows can differ by less and still differ.
+"""
+
+import math
+from collections.abc import Sequence
+
+# Standard errors on both sides of a mean that hold 95% of a normal distribution.
+Z = 1.96
+# Metrics of lm-evaluation-harness that are shares, by the beginning of their names.
+SHARES = ("acc", "exact_match", "f1")
+
+
+def wilson(share: float, size: int, z: float = Z) -> tuple[float, float]:
+    """The 95 % interval of a share, which stays sensible for few prompts and for none or all right.
+
+    >>> [round(bound, 3) for bound in wilson(0.0, 10)], wilson(0.5, 0)
+    ([0.0, 0.278], (0.5, 0.5))
+    """
+    if not size:
+        return share, share
+    middle = (share + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def share_interval(share: float | None, size: int) -> list[float] | None:
+    """Wilson's, rounded as scores are; None where nothing was measured.
+
+    >>> share_interval(0.5, 40), share_interval(None, 0)
+    ([0.352, 0.648], None)
+    """
+    return None if share is None or not size else _rounded(wilson(share, size))
+
+
+def mean_interval(values: Sequence[float]) -> list[float] | None:
+    """Of a mean, from the standard error of these values; None of fewer than two.
+
+    >>> mean_interval([1.0, 2.0, 3.0, 4.0]), mean_interval([1.0])
+    ([1.2348, 3.7652], None)
+    """
+    size = len(values)
+    if size < 2:
+        return None
+    mean = math.fsum(values) / size
+    variance = math.fsum((value - mean) ** 2 for value in values) / (size - 1)
+    return around(mean, math.sqrt(variance / size))
+
+
+def around(value: float, stderr: float, share: bool = False) -> list[float]:
+    """Args: share: whether nothing below 0 or above 1 can be meant.
+
+    >>> around(0.9, 0.1), around(0.9, 0.1, share=True)
+    ([0.704, 1.096], [0.704, 1.0])
+    """
+    low, high = value - Z * stderr, value + Z * stderr
+    return _rounded((max(0.0, low), min(1.0, high)) if share else (low, high))
+
+
+def _rounded(bounds: tuple[float, float]) -> list[float]:
+    return [round(bound, 4) for bound in bounds]
