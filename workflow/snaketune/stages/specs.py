@@ -140,12 +140,36 @@ class EvalSpec(Model):
 
 
 class ReportedJob(Model):
-    """A result that the report shows."""
+    """A result that the report or a card tells of."""
 
     stage: str
     name: str
     made_from: dict[str, tuple[str, ...]] = {}
     """By role, the jobs that it was made from, as `stage/name`."""
+
+
+class CorpusWords(Model):
+    """What a config says of a corpus for people alone."""
+
+    license: str | None
+    description: str | None
+
+
+class CardSpec(Model):
+    """Which model the card is of, what it tells of, and what of that no manifest says."""
+
+    model: str
+    """`sft:NAME` or `dpo:NAME`."""
+    license: str | None
+    corpora: dict[str, CorpusWords]
+    jobs: tuple[ReportedJob, ...]
+    """In the order of the manifests; the model's own training first, then those that it goes on from."""
+
+
+class ConvertSpec(Model):
+    """What llama.cpp's converter is asked for."""
+
+    type: Literal["f16", "bf16", "q8_0"]
 
 
 class ReportSpec(Report):
