@@ -1,7 +1,7 @@
 """The `convert` stage: a trained model as one GGUF file, by llama.cpp's own converter.
 
-Which architectures and tokenizers it knows, and how it writes them, is llama.cpp's to say; where it fails, its last words are the
-error. It is a program of the user's: `convert_hf_to_gguf.py` in the folder that LLAMA_CPP names, or else on PATH.
+Which architectures and tokenizers it knows, and how it writes them, is llama.cpp's to say; where it fails, its last words are
+the error. It is a program of the user's: `convert_hf_to_gguf.py` in the folder that LLAMA_CPP names, or else on PATH.
 """
 
 import os

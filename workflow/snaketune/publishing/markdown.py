@@ -14,8 +14,8 @@ TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 def text(value: object) -> str:
     r"""Foreign text as one line of plain Markdown, to stand after words of ours or in a cell of a table.
 
-    >>> print(text("a|b <b>*c*</b>\\n# [x](javascript:y) http://x www.x"))
-    a\\|b \\<b\\>\\*c\\*\\</b\\> \\# \\[x\\](javascript:y) http\\://x www\\.x
+    >>> print(text("a|b <b>*c*</b>\n# [x](javascript:y) http://x www.x"))
+    a\|b \<b\>\*c\*\</b\> \# \[x\](javascript:y) http\://x www\.x
     """
     shown = "".join("�" if _unshowable(c) else c for c in str(value))
     return SPECIAL.sub(r"\\\1", " ".join(shown.split()))

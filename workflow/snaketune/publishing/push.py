@@ -38,6 +38,8 @@ def models_asked_for(names: list[str], config: Path, told: str | None) -> dict[s
     """
     if told is None:
         check_file(config)
+        if not config.is_file():
+            raise SnaketuneError(f"{config} isn't there; name a config with --configfile")
         found = load(yaml.safe_load(config.read_text(encoding="utf-8")))[0].push
     else:
         found = TypeAdapter(dict[str, Push]).validate_json(told)
