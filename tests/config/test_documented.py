@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from snaketune.config import base, corpora, evaluation, losses, operation, runs, tokenizers, tracking
+from snaketune.config import base, corpora, evaluation, losses, operation, publishing, runs, tokenizers, tracking
 from snaketune.config.readme import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
 
@@ -19,7 +19,7 @@ PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 def models() -> set[str]:
     return {
         name
-        for module in (corpora, tokenizers, runs, losses, operation, evaluation, tracking)
+        for module in (corpora, tokenizers, runs, losses, operation, evaluation, publishing, tracking)
         for name, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, base.Model)

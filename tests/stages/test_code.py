@@ -77,7 +77,7 @@ CALLED = {
     "stages.locks": {"locked"},
     "stages.needs": {"needs_of_gpu", "tell"},
     "stages.progress": {"progress"},
-    "stages.work": {"sync", "sync_folder"},
+    "stages.work": {"remove", "sync", "sync_folder"},
     "tracking.curves": {"drawn"},
 }
 

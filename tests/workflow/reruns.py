@@ -1,7 +1,8 @@
 """Every config key, an edit of it, and the exact rules that the edit reruns."""
 
 REPORT = {"report"}
-EVAL = {"eval"} | REPORT
+CARD = {"card"}
+EVAL = {"eval"} | CARD | REPORT
 DPO = {"dpo"} | EVAL
 REF = {"ref_logps"} | DPO
 SFT = {"sft"} | REF
@@ -19,6 +20,7 @@ MARKED = {
     "dpo.run.loss": "kto",
 }  # fmt: skip
 ALPHA = {"dpo.run.f_divergence_type": "alpha_divergence"}
+PUSHED = {"model": "dpo:run", "repository": "owner/name"}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -27,7 +29,7 @@ CONTINUED = {
 # Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
 TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora": ({"corpora.more": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]}}, {"corpus"} | REPORT),
-    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "report"} | TOKENS),
+    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "card", "report"} | TOKENS),
     "corpora.sources.files": ({"corpora.chat.sources.0.files": ["data/chat2.jsonl"]}, CORPUS),
     "corpora.sources.hub.path": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "main"}}}, CORPUS),
     "corpora.sources.hub.name": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "name": "c", "revision": "main"}}}, CORPUS),
@@ -63,6 +65,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.decontamination.ngram": ({"corpora.chat.decontamination": {"ngram": 9}}, CORPUS),
     # The same rows in other parts: Snakemake sees other files, and what follows publishes what it had.
     "corpora.parts": ({"corpora.chat.parts": 2}, TOKENS | SFT),
+    "corpora.license": ({"corpora.chat.license": "cc-by-4.0"}, CARD),
+    "corpora.description": ({"corpora.chat.description": "Invented."}, CARD),
     "corpora.max_quarantined_fraction": ({"corpora.chat.max_quarantined_fraction": 0.5}, CORPUS),
     "tokenizers.train.corpora": ({"tokenizers.small.train.corpora": ["chat"]}, TOKENIZER),
     "tokenizers.train.model": ({"tokenizers.small.train.model": "unigram"}, TOKENIZER),
@@ -103,6 +107,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.lora.merge": (ADOPTED | {"sft.run.lora": {**LORA, "merge": False}}, TOKENIZER),
     # The run goes on from one that is current, and all that is made of it follows.
     "sft.use_base": ({"sft.first": "=sft.run", "sft.run": CONTINUED}, SFT),
+    "sft.license": ({"sft.run.license": "mit"}, CARD),
     "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
     "sft.quantization.double": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, TOKENIZER),
     "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
@@ -172,6 +177,13 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "report.title": ({"report": {"title": "other"}}, REPORT),
     "report.note": ({"report": {"note": "other"}}, REPORT),
     "report.sort_by": ({"report": {"sort_by": "preferences.pairs.reward_accuracy"}}, REPORT),
+    # What is pushed was made before, and what is converted is made by `snakemake gguf` alone.
+    "push.model": ({"push.run": PUSHED | {"model": "sft:run"}}, set()),
+    "push.repository": ({"push.run": PUSHED | {"repository": "owner/other"}}, set()),
+    "push.private": ({"push.run": PUSHED | {"private": False}}, set()),
+    "push.branch": ({"push.run": PUSHED | {"branch": "v1"}}, set()),
+    "gguf.model": ({"gguf.run": {"model": "sft:run"}}, {"convert"}),
+    "gguf.type": ({"gguf.run": {"model": "sft:run", "type": "q8_0"}}, {"convert"}),
 }  # fmt: skip
 for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {

@@ -14,10 +14,12 @@ from pathlib import Path
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.laid_out import lay_out
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.work import WorkFolder, remove
 
+LAID_OUT = "model"
 CONVERTER, FOLDER = "convert_hf_to_gguf.py", "LLAMA_CPP"
 LAST_LINES = 12
 
@@ -39,20 +41,22 @@ def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
             f"{model.folder} has code ({', '.join(code)}), which the converter might run; nobody trusts it"
         )
     command, converter = find_converter()
-    model.files()
-    target = work.payload / f"model-{spec.type}.gguf"
+    # An attempt that was killed may have left one.
+    remove(work.state / LAID_OUT)
+    folder, target = lay_out(model, work.state / LAID_OUT), work.payload / f"model-{spec.type}.gguf"
     status, said = _run(
-        [*command, str(model.folder.resolve()), "--outfile", str(target.resolve()), "--outtype", spec.type]
+        [*command, str(folder.resolve()), "--outfile", str(target.resolve()), "--outtype", spec.type], work.state
     )
     if status or not target.is_file():
         raise SnaketuneError("\n       ".join([f"{converter} failed (exit status {status}); it said:", *said]))
     return Outcome(about={"converter": digest_file(converter)})
 
 
-def _run(command: list[str]) -> tuple[int, list[str]]:
+def _run(command: list[str], state: Path) -> tuple[int, list[str]]:
     """The exit status and the last lines of a program, whose words are printed as they come. No shell is there to take any."""
-    # It reads a folder. Some families' converters would run code that a folder names on the Hub; they get none, and no token.
-    environment = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"} | {"HF_HUB_OFFLINE": "1"}
+    # It reads a folder. Parts of it would run code that the folder names on the Hub: they get none, no cache, and no token.
+    hidden = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((state / "hub").resolve())}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | hidden
     said: deque[str] = deque(maxlen=LAST_LINES)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
