@@ -151,7 +151,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.lora.merge": ({"dpo.run.lora": {**LORA, "merge": False}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
     "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
-    "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
+    # What it starts from has no card.
+    "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, {"eval"} | REPORT),
     "eval.conversations": ({"eval.both.conversations": []}, EVAL),
     "eval.preferences": ({"eval.both.preferences": []}, EVAL),
     "eval.packing.length": ({"eval.both.packing.length": 200}, PACK | EVAL),

@@ -23,6 +23,8 @@ from tests.publishing.test_convert import STAND_IN
 from .conftest import ROOT
 
 pytestmark = pytest.mark.workflow
+# Drawn, and so strong that what it lies on says something else.
+LOUD = LoraConfig(r=4, lora_alpha=400, target_modules="all-linear", init_lora_weights=False)
 PUSH = {"run": {"model": "dpo:run", "repository": "owner/name"}}
 
 
@@ -126,11 +128,10 @@ def test_the_example_answers_with_an_adapter_and_without(finished, tmp_path):
     model = finished.folder / "results/sft/run/model"
     plain = ask(str(model), "Add 2 and 3.")
     assert plain.strip()
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=4, init_lora_weights=False))
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model), LOUD)
     alone = tmp_path / "alone"
     adapted.save_pretrained(alone / "adapter")
     for path in model.glob("*"):
         if path.suffix in (".json", ".jinja"):
             shutil.copy(path, alone)
-    # Its weights are random, so that it says something else.
     assert ask(str(alone), "Add 2 and 3.") != plain

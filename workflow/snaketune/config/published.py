@@ -19,7 +19,7 @@ def check_published(config: Workflow, variants: dict[str, dict[str, tuple[str, .
         runs = config.sft if kind == "sft" else config.dpo
         if name not in runs:
             made = variants[kind].get(name, ())
-            why = f", which is a grid of {len(made)} runs; name one of them: {', '.join(made[:4])}" if made else ""
+            why = f", which is a grid; name one of its runs: {', '.join(made[:4])}" if made else ""
             raise SnaketuneError(f"{key}.model: there is no {name!r} under `{kind}:`{why or unknown(name, runs)}")
         if isinstance(entry, Gguf) and _is_adapter(kind, name, config):
             raise SnaketuneError(

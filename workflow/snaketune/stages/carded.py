@@ -42,7 +42,7 @@ def _card(training: Job, name: str, evaluations: list[Job], config: Workflow) ->
         ),
         corpora={
             corpus: CorpusWords(**config.corpora[corpus].model_dump(include=set(CorpusWords.model_fields)))
-            for corpus in sorted(corpora)
+            for corpus in sorted({_corpus_of(pack).name for pack in packs})
         },
         jobs=tuple(
             ReportedJob(

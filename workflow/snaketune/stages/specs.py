@@ -162,6 +162,7 @@ class CardSpec(Model):
     """`sft:NAME` or `dpo:NAME`."""
     license: str | None
     corpora: dict[str, CorpusWords]
+    """That were trained on."""
     jobs: tuple[ReportedJob, ...]
     """In the order of the manifests; the model's own training first, then those that it goes on from."""
 
