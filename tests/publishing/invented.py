@@ -81,7 +81,8 @@ SCORES = {
         }
     },
     "preferences": {"votes": {"pairs": 200, "logp_accuracy_per_token": 0.9079}},
-    "tasks": {"choice": {"acc": 0.75, "acc_interval": [0.5, 0.9], "acc_norm": "not a number"}},
+    "tasks": {"choice": {"acc": 0.75, "exact_match,strict.v1": 0.5, "acc_norm": "not a number"}},
+    "task_intervals": {"choice": {"acc": [0.5, 0.9]}},
 }
 
 

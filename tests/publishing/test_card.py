@@ -36,6 +36,7 @@ def test_the_hub_reads_base_datasets_license_and_scores(tmp_path):
         ("chat", "exact_match.share"): 0.95,
         ("open/votes", "logp_accuracy_per_token"): 0.9079,
         ("choice", "acc"): 0.75,
+        ("choice", "exact_match,strict.v1"): 0.5,
     }
     assert head_of(card)["base_model_relation"] == "finetune"
 
@@ -61,6 +62,7 @@ def test_scores_have_the_intervals_that_there_are(tmp_path):
     assert "| e | chat | exact match, share | 0.95 | 0.92 to 0.97 | 320 |" in card
     assert "| e | chat | held-out loss, nats per token | 0.2328 |  | 11,529 |" in card
     assert "| e | choice | acc | 0.75 | 0.5 to 0.9 |  |" in card
+    assert "| e | choice | exact\\_match,strict.v1 | 0.5 |  |  |" in card
     assert "acc\\_norm" not in card
 
 

@@ -20,7 +20,6 @@ FIGURES = {
         "reward_margin_nats": ("gain margin, nats", "pairs_with_reference"),
     },
 }
-INTERVAL = "_interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,35 +52,41 @@ def figures(told: Told) -> list[Figure]:
 
 
 def _figures(name: str, scores: dict[str, Any]) -> Iterator[Figure]:
+    evaluation = name.partition("/")[0]
     for section, known in FIGURES.items():
         for on, measured in scores.get(section, {}).items():
             for path, (words, size) in known.items():
-                yield from _figure(name, section, on, measured, path, words, _at(measured, size))
+                if _is_number(value := _at(measured, path)):
+                    yield Figure(
+                        evaluation=evaluation,
+                        section=section,
+                        on=on,
+                        path=path,
+                        name=words,
+                        value=value,
+                        interval=_bounds(_at(measured, f"{path}_interval")),
+                        size=_at(measured, size),
+                    )
+    # Names of tasks' metrics are lm-evaluation-harness's, and may hold dots.
     for task, measured in scores.get("tasks", {}).items():
-        for metric in measured:
-            if not metric.endswith(INTERVAL):
-                yield from _figure(name, "tasks", task, measured, metric, metric, None)
+        intervals = scores.get("task_intervals", {}).get(task, {})
+        for metric, value in measured.items():
+            if _is_number(value):
+                yield Figure(
+                    evaluation=evaluation,
+                    section="tasks",
+                    on=task,
+                    path=metric,
+                    name=metric,
+                    value=value,
+                    interval=_bounds(intervals.get(metric)),
+                    size=None,
+                )
 
 
-def _figure(
-    name: str, section: str, on: str, measured: dict[str, Any], path: str, words: str, size: Any
-) -> Iterator[Figure]:
-    # Names of tasks' metrics may hold dots.
-    value = measured.get(path, _at(measured, path))
-    if not _is_number(value):
-        return
-    interval = measured.get(f"{path}{INTERVAL}", _at(measured, f"{path}{INTERVAL}"))
-    bounds = isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval))
-    yield Figure(
-        evaluation=name.partition("/")[0],
-        section=section,
-        on=on,
-        path=path,
-        name=words,
-        value=value,
-        interval=(interval[0], interval[1]) if bounds else None,
-        size=size if isinstance(size, int) else None,
-    )
+def _bounds(interval: Any) -> tuple[float, float] | None:
+    known = isinstance(interval, list) and len(interval) == 2 and all(map(_is_number, interval))
+    return (interval[0], interval[1]) if known else None
 
 
 def _at(measured: Any, path: str) -> Any:
