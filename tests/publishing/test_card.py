@@ -158,6 +158,24 @@ def test_foreign_text_stays_text(tmp_path):
     assert head_of(card)["license"] == "mit"
 
 
+def test_an_id_that_the_hub_can_not_have_makes_no_address_and_no_code(tmp_path):
+    """As a manifest from elsewhere may say it."""
+    path = 'x"); import os  # ](http://x) <b>'
+    corpus = CHAIN["corpus/votes"]["spec"]
+    corpus = corpus | {"sources": [corpus["sources"][0] | {"hub": corpus["sources"][0]["hub"] | {"path": path}}]}
+    card = card_of(
+        tmp_path,
+        sft_demo={"spec": CHAIN["sft/demo"]["spec"] | {"base": HUB | {"path": path}}} | ALONE,
+        dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"continued": True}} | ALONE,
+        corpus_votes={"spec": corpus},
+    )
+    assert 'BASE = "..."' in card
+    assert "import os" in card
+    assert "import os" not in card.split("```python")[1]
+    assert "huggingface.co" not in card
+    assert "datasets" not in head_of(card)
+
+
 def test_addresses_in_foreign_text_become_no_links():
     assert text("http://x https://y www.z me@z") == r"http\://x https\://y www\.z me\@z"
 

@@ -1,12 +1,11 @@
 """What the Hub reads of a card: the YAML at its head, as huggingface_hub writes it."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from snaketune.publishing.figures import Figure
-from snaketune.publishing.told import Result, Told
+from snaketune.publishing.told import Told
 
 
 def metadata(told: Told, figures: list[Figure]) -> str:
@@ -15,7 +14,7 @@ def metadata(told: Told, figures: list[Figure]) -> str:
     data = ModelCardData(
         base_model=base and base["path"],
         base_model_relation=base and ("adapter" if told.is_adapter else "finetune"),
-        datasets=sorted({path for corpus in told.corpora for path in hub_datasets(corpus)}) or None,
+        datasets=sorted({path for corpus in told.corpora for path in told.hub_datasets(corpus)}) or None,
         language=_languages(told) or None,
         library_name="peft" if told.is_adapter else "transformers",
         license=told.spec.license,
@@ -27,11 +26,6 @@ def metadata(told: Told, figures: list[Figure]) -> str:
     return data.to_yaml()
 
 
-def hub_datasets(corpus: Result) -> Iterator[str]:
-    """The datasets on the Hub that a corpus is made of."""
-    return (source["hub"]["path"] for source in corpus.spec["sources"] if source["hub"])
-
-
 def _languages(told: Told) -> list[str]:
     """Known where all that was trained on was sorted by language; else somebody would be told wrong."""
     sorted_by = [corpus.spec["cleaning"]["languages"] for corpus in told.corpora]
@@ -41,7 +35,7 @@ def _languages(told: Told) -> list[str]:
 def _results(told: Told, figures: list[Figure]) -> list[EvalResult]:
     """The Hub links a dataset that it has; any other, and one that two corpora are made of, is known by the corpus' name."""
     measured = {figure.on: told.results.get(f"corpus/{figure.on}") for figure in figures if figure.section != "tasks"}
-    on_hub = {on: list(hub_datasets(corpus)) for on, corpus in measured.items() if corpus}
+    on_hub = {on: told.hub_datasets(corpus) for on, corpus in measured.items() if corpus}
     made_of = Counter(path for paths in on_hub.values() for path in set(paths))
     links = {on: paths[0] for on, paths in on_hub.items() if len(paths) == 1 and made_of[paths[0]] == 1}
     several = len({figure.evaluation for figure in figures}) > 1

@@ -50,7 +50,7 @@ def data(told: Told) -> str:
 
 def _corpus(told: Told, corpus: Result) -> str:
     words, counts = told.words(corpus.job.name), corpus.counts
-    said = f"License: {text(words.license or UNKNOWN)}. From {_sources(corpus)}."
+    said = f"License: {text(words.license or UNKNOWN)}. From {_sources(told, corpus)}."
     if words.description:
         said = f"What it is: {text(words.description)}\n\n{said}"
     rows = [("read", counts["read"])]
@@ -68,13 +68,17 @@ def _corpus(told: Told, corpus: Result) -> str:
     return "\n\n".join([*parts, *(_packed(pack) for pack in _packs(told, corpus))])
 
 
-def _sources(corpus: Result) -> str:
+def _sources(told: Told, corpus: Result) -> str:
     """The Hub's by name and revision; of files, whose names say where somebody keeps them, how many."""
     files = sum(len(source["files"]) for source in corpus.spec["sources"])
-    hub = [source["hub"] for source in corpus.spec["sources"] if source["hub"]]
+    linked, hub = told.hub_datasets(corpus), [source["hub"] for source in corpus.spec["sources"] if source["hub"]]
     named = [
-        f"[{text(one['path'])}](https://huggingface.co/datasets/{one['path']}) "
-        f"({', '.join(text(one[key]) for key in ('name', 'split', 'revision') if one[key])})"
+        (
+            f"[{text(one['path'])}](https://huggingface.co/datasets/{one['path']})"
+            if one["path"] in linked
+            else text(one["path"])
+        )
+        + f" ({', '.join(text(one[key]) for key in ('name', 'split', 'revision') if one[key])})"
         for one in hub
     ]
     return " and ".join(named + ([f"{files} local file{'s' if files > 1 else ''}"] if files else []))
@@ -152,7 +156,8 @@ def files(told: Told) -> str:
         [text(name), _whole(entry["bytes"]), text(entry["digest"])]
         for name, entry in sorted(manifest["payload"].items())
     )
-    return f"{table(['file', 'bytes', 'digest (XXH3-128)'], rows)}\n\nFingerprint of the training: {manifest['fingerprint']}."
+    listed = table(["file", "bytes", "digest (XXH3-128)"], rows)
+    return f"{listed}\n\nFingerprint of the training: {text(manifest['fingerprint'])}."
 
 
 def _value(value: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.config.load import HUB_ID
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
 from snaketune.stages.table import STAGES
@@ -79,12 +80,18 @@ class Told:
     def base_on_hub(self) -> dict[str, Any] | None:
         """The same, where it is a model on the Hub: files of a folder are in the manifest, and a new one has no path."""
         local = self.trainings[-1].manifest["inputs"].get("base")
-        return self.base if "path" in self.base and not local else None
+        return self.base if not local and HUB_ID.fullmatch(self.base.get("path", "")) else None
 
     @property
     def is_adapter(self) -> bool:
         """Whether the model's weights lie elsewhere, and the result is what is added to them."""
         return "beneath_dtype" in self.model.manifest
+
+    def hub_datasets(self, corpus: Result) -> list[str]:
+        """The datasets on the Hub that a corpus is made of."""
+        paths = (source["hub"]["path"] for source in corpus.spec["sources"] if source["hub"])
+        # A manifest from elsewhere may say anything, and these become addresses.
+        return [path for path in paths if HUB_ID.fullmatch(path)]
 
     def scores(self, evaluation: Result) -> dict[str, Any]:
         """Raises SnaketuneError if they were damaged."""
