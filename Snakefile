@@ -30,6 +30,7 @@ container: image()
 
 include: "workflow/rules/clean.smk"
 include: "workflow/rules/accept.smk"
+include: "workflow/rules/push.smk"
 
 
 # One file for each, in the order of the first line.

@@ -23,6 +23,7 @@ ROOMS = (
     "training",
     "evaluation",
     "diagnostics",
+    "publishing",
     "report",
 )
 WIDTH, ROW, BOX, TOP = 1000, 62, 610, 20
@@ -37,6 +38,7 @@ COLOURS = (
     "#1f8b6f",
     "#8b1f5a",
     "#5a5a8b",
+    "#8b7a1f",
     "#444444",
     "#2f5d50",
     "#b0651d",
@@ -47,8 +49,8 @@ HEAD = "| module | what it is |\n|---|---|\n"
 PAGE = f"""# Architecture
 
 Written by `docs/draw_architecture.py` from the code (`make docs`); a test holds it equal. A line goes from a room to one that
-it imports: always upward, since data flows down. Snakemake's files import `config`, `stages`, `cluster` and `report`, and
-nothing in the package imports Snakemake.
+it imports: always upward, since data flows down. Snakemake's files import `config`, `stages`, `cluster`, `publishing` and
+`report`, and nothing in the package imports Snakemake.
 
 ![Rooms and imports](architecture.svg)
 

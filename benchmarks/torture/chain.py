@@ -23,7 +23,8 @@ ROWS = {"chat": 120, "preferences": 60}
 CORES = 2
 # A stage, and where its results lie; in the order in which they are made.
 STAGES = (
-    "corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "ref_pass", "ref_logps", "dpo", "eval", "report",
+    "corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "ref_pass", "ref_logps", "dpo", "eval", "card",
+    "report",
 )  # fmt: skip
 PACKING = {"length": 256}
 TRAINING = {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2}

@@ -29,7 +29,7 @@ READ_BY = {
     "ref_pass": "ref_logps",
     "ref_logps": "dpo",
     "dpo": "eval",
-    "eval": "report",
+    **dict.fromkeys(("eval", "card"), "report"),
 }
 # What a stage writes for others to know that it is there, before it holds anything.
 CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")

@@ -7,7 +7,18 @@ from typing import get_args
 import pytest
 import yaml
 
-from snaketune.config import base, corpora, diagnose, evaluation, losses, operation, runs, tokenizers, tracking
+from snaketune.config import (
+    base,
+    corpora,
+    diagnose,
+    evaluation,
+    losses,
+    operation,
+    publishing,
+    runs,
+    tokenizers,
+    tracking,
+)
 from snaketune.config.readme import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
 
@@ -19,7 +30,7 @@ PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 def models() -> set[str]:
     return {
         name
-        for module in (corpora, tokenizers, runs, losses, operation, diagnose, evaluation, tracking)
+        for module in (corpora, tokenizers, runs, losses, operation, diagnose, evaluation, publishing, tracking)
         for name, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, base.Model)

@@ -81,7 +81,7 @@ CALLED = {
     "stages.outside": {"entries", "outside_digest"},
     "stages.progress": {"progress"},
     "stages.status": {"differing"},
-    "stages.work": {"sync", "sync_folder"},
+    "stages.work": {"remove", "sync", "sync_folder"},
     "tracking.curves": {"drawn"},
 }
 

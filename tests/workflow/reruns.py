@@ -1,7 +1,8 @@
 """Every config key, an edit of it, and the exact rules that the edit reruns."""
 
 REPORT = {"report"}
-EVAL = {"eval"} | REPORT
+CARD = {"card"}
+EVAL = {"eval"} | CARD | REPORT
 DPO = {"dpo"} | EVAL
 REF = {"ref_logps"} | DPO
 SFT = {"sft"} | REF
@@ -22,6 +23,7 @@ CHANGE = {"one-row": {"training.micro_batch_rows": 1}}
 ALPHA = {"dpo.run.f_divergence_type": "alpha_divergence"}
 DRAWN = {"eval.both.generation.temperature": 0.5}
 SHIPPED = {"names": ["arc_easy"]}
+PUSHED = {"model": "dpo:run", "repository": "owner/name"}
 CONTINUED = {
     "use_base": "sft:first", "corpus": "chat", "tokenizer": "small", "packing": {"length": 256},
     "training": {"epochs": 1, "batch_rows": 4, "micro_batch_rows": 2, "learning_rate": 0.002},
@@ -30,7 +32,7 @@ CONTINUED = {
 # Key → what the edit puts where (dotted paths into the micro config), and the rules that it reruns.
 TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora": ({"corpora.more": {"kind": "conversations", "sources": [{"files": ["data/chat.jsonl"]}]}}, {"corpus"} | REPORT),
-    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "report"} | TOKENS),
+    "corpora.kind": ({"corpora.pairs.kind": "conversations", "dpo": {}, "eval": {}}, {"corpus", "tokenizer", "sft", "card", "report"} | TOKENS),
     "corpora.sources.files": ({"corpora.chat.sources.0.files": ["data/chat2.jsonl"]}, CORPUS),
     "corpora.sources.hub.path": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "revision": "main"}}}, CORPUS),
     "corpora.sources.hub.name": ({"corpora.chat.sources.0": {"hub": {"path": "a/b", "name": "c", "revision": "main"}}}, CORPUS),
@@ -66,6 +68,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.decontamination.ngram": ({"corpora.chat.decontamination": {"ngram": 9}}, CORPUS),
     # The same rows in other parts: Snakemake sees other files, and what follows publishes what it had.
     "corpora.parts": ({"corpora.chat.parts": 2}, TOKENS | SFT),
+    "corpora.license": ({"corpora.chat.license": "cc-by-4.0"}, CARD),
+    "corpora.description": ({"corpora.chat.description": "Invented."}, CARD),
     "corpora.max_quarantined_fraction": ({"corpora.chat.max_quarantined_fraction": 0.5}, CORPUS),
     "tokenizers.train.corpora": ({"tokenizers.small.train.corpora": ["chat"]}, TOKENIZER),
     "tokenizers.train.model": ({"tokenizers.small.train.model": "unigram"}, TOKENIZER),
@@ -106,6 +110,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "sft.lora.merge": (ADOPTED | {"sft.run.lora": {**LORA, "merge": False}}, TOKENIZER),
     # The run goes on from one that is current, and all that is made of it follows.
     "sft.use_base": ({"sft.first": "=sft.run", "sft.run": CONTINUED}, SFT),
+    "sft.license": ({"sft.run.license": "mit"}, CARD),
     "sft.quantization.type": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"type": "fp4"}}, TOKENIZER),
     "sft.quantization.double": (ADOPTED | {"sft.run.lora": LORA, "sft.run.quantization": {"double": False}}, TOKENIZER),
     "dpo.from": ({"sft.other": "=sft.run", "dpo.run.from": "other"}, SFT),
@@ -149,7 +154,8 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "dpo.lora.merge": ({"dpo.run.lora": {**LORA, "merge": False}}, REF),
     "dpo.quantization.type": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"type": "fp4"}}, REF),
     "dpo.quantization.double": ({"dpo.run.lora": LORA, "dpo.run.quantization": {"double": False}}, REF),
-    "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, EVAL),
+    # What it starts from has no card.
+    "eval.models": ({"eval.both.models": ["base:run", "sft:run", "dpo:run"]}, {"eval"} | REPORT),
     "eval.conversations": ({"eval.both.conversations": []}, EVAL),
     "eval.preferences": ({"eval.both.preferences": []}, EVAL),
     "eval.packing.length": ({"eval.both.packing.length": 200}, PACK | EVAL),
@@ -194,6 +200,13 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "report.note": ({"report": {"note": "other"}}, REPORT),
     "report.compare": ({"report": {"compare": ["results/dpo/run"]}}, REPORT),
     "report.sort_by": ({"report": {"sort_by": "preferences.pairs.reward_accuracy"}}, REPORT),
+    # What is pushed was made before, and what is converted is made by `snakemake gguf` alone.
+    "push.model": ({"push.run": PUSHED | {"model": "sft:run"}}, set()),
+    "push.repository": ({"push.run": PUSHED | {"repository": "owner/other"}}, set()),
+    "push.private": ({"push.run": PUSHED | {"private": False}}, set()),
+    "push.branch": ({"push.run": PUSHED | {"branch": "v1"}}, set()),
+    "gguf.model": ({"gguf.run": {"model": "sft:run"}}, {"convert"}),
+    "gguf.type": ({"gguf.run": {"model": "sft:run", "type": "q8_0"}}, {"convert"}),
 }  # fmt: skip
 for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {

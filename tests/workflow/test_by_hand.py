@@ -14,7 +14,7 @@ import pytest
 from snaketune.artifacts.manifest import write_manifest
 
 from .conftest import Project, rules_in
-from .reruns import CORPUS, DPO, EVAL, REPORT, SFT, TOKENIZER
+from .reruns import CARD, CORPUS, DPO, EVAL, REPORT, SFT, TOKENIZER
 
 pytestmark = pytest.mark.workflow
 LONG_AGO = time.mktime((2020, 1, 1, 0, 0, 0, 0, 0, 0))
@@ -249,8 +249,8 @@ def test_other_versions_are_told_and_rerun_only_where_it_is_asked_for(project):
     made_with(project, "sft", torch="2.0.0")
     made_with(project, "dpo", torch="2.0.0", peft=None)
     shown = project.snakemake("--dry-run")
-    # The report shows the versions, and has to be made again for what was done to the manifests.
-    assert rules_in(shown) == REPORT
+    # The report and the cards show the versions, and have to be made again for what was done to the manifests.
+    assert rules_in(shown) == CARD | REPORT
     assert f"made with torch 2.0.0, here is {here}: 2 results (sft/run, dpo/run)" in shown
     project.config["reruns_on"] = {"dpo": "versions"}
     shown = project.snakemake("--dry-run")
@@ -264,7 +264,8 @@ def test_a_variant_that_equals_its_parent_is_not_computed_again(project):
     project.config["eval"]["both"]["models"].append("dpo:sweep")
     assert project.stale() == EVAL | {"dpo"}
     said = project.snakemake()
-    assert computed(said) == REPORT
+    # A card is of a name.
+    assert computed(said) == CARD | REPORT
     assert project.read("results/dpo/sweep-beta0.1/manifest.json") == project.read("results/dpo/run/manifest.json")
 
 

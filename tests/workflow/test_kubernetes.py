@@ -51,7 +51,7 @@ def plan(volume: Path, *more: str) -> tuple[int, str]:
 def test_the_profile_plans_the_demo(volume):
     status, said = plan(volume)
     assert status == 0, said
-    for rule in ("corpus", "sft", "ref_logps", "dpo", "eval", "report"):
+    for rule in ("corpus", "sft", "ref_logps", "dpo", "eval", "card", "report"):
         assert f"rule {rule}:" in said
     training = re.search(r"rule sft:(?s:.*?)resources: (.*)", said)[1]
     for resource in ("gpu=1", "gpu_manufacturer=nvidia", "scale=0", "mem_mb=3600"):

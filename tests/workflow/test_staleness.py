@@ -25,7 +25,7 @@ from snaketune.stages.status import Results
 from snaketune.stages.table import STAGES
 
 from .conftest import ROOT, Project
-from .reruns import CORPUS, DPO, EVAL, PACK_SFT, REF, REFUSED, REPORT, SFT, SINGLE, TABLE, TOKENIZER, TOKENS
+from .reruns import CARD, CORPUS, DPO, EVAL, PACK_SFT, REF, REFUSED, REPORT, SFT, SINGLE, TABLE, TOKENIZER, TOKENS
 
 pytestmark = pytest.mark.workflow
 
@@ -38,7 +38,7 @@ def test_a_key_alone_changes_the_jobs_that_read_it(finished, key, monkeypatch):
     plans = [JobGraph(*load(config)) for config in (one, put(one, edit))]
     specs = [{(j.stage, j.name.split("-")[0]): canonical(j.spec) for j in plan.jobs.values()} for plan in plans]
     changed = {name[0] for name in specs[0] if specs[0][name] != specs[1].get(name)}
-    changed -= {"report", "preflight", "calibrate"}
+    changed -= {"card", "report", "preflight", "calibrate"}
     assert changed == expected
 
 
@@ -146,7 +146,7 @@ def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch)
         assert words[words.index("--code") + 1] == code_digest(STAGES[job.stage].module)
         if STAGES[job.stage].launcher:
             assert words[words.index("--tracking") + 1] == canonical(plan.config.tracking)
-        if job.stage != "report":
+        if not STAGES[job.stage].tells:
             read = {role: [other.manifest for other in some] for role, some in job.artifacts.items()} | job.files
             for role, paths in read.items():
                 if paths:
@@ -197,6 +197,9 @@ CODE = {
     "config/losses.py": set(),
     "training/dpo.py": DPO,
     "evaluation/exact_match.py": EVAL,
+    "publishing/card.py": CARD,
+    "publishing/markdown.py": CARD,
+    "publishing/push.py": set(),
     "report/report.py": REPORT,
     "stages/work.py": set(),
     "tables.py": TOKENIZER,
@@ -255,7 +258,7 @@ def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(proje
     assert project.stale() == CORPUS | {"preflight"}
     said = project.snakemake()
     computed = set(re.findall(r"^(\w+): made ", said, re.MULTILINE))
-    assert computed == {"corpus", "preflight", "report"}, said
+    assert computed == {"corpus", "preflight", "card", "report"}, said
     assert json.loads(project.read("results/corpus/chat/manifest.json"))["counts"]["dropped"]["duplicate"] == 1
     assert project.stale() == set()
 

@@ -95,7 +95,7 @@ def test_every_recipe_plans(recipe, tmp_path):
         tmp_path,
     )
     assert status == 0, said
-    asked = {"corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "report"}
+    asked = {"corpus", "tokenizer", "tokenize", "plan", "write", "pack", "sft", "card", "report"}
     # Of models that one GPU doesn't hold, nothing else is asked for.
     asked |= {"ref_logps", "dpo", "eval"} if "70b" not in recipe.stem else set()
     for rule in asked:

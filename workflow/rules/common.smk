@@ -1,5 +1,6 @@
 """The config as a graph of jobs, and the helpers by which rules look their own job up."""
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -23,9 +24,8 @@ shell.prefix(
 )
 
 from snaketune.stages.code import code_digest
-from snaketune.stages.compared import compared_files
 from snaketune.stages.libraries import installed_version
-from snaketune.stages.status import Results, made_from
+from snaketune.stages.status import Results, made_from, told_of
 from snaketune.config.base import NAME_PATTERN
 from snaketune.config.load import load
 from snaketune.config.shipped_tasks import check_shipped_tasks
@@ -35,6 +35,7 @@ from snaketune.stages.linked import check_place
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 from snaketune.stages.specs import canonical
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.convert import find_converter
 from snaketune.report.pages import files_to_judge, pages_of
 from snaketune.stages.table import STAGES, option
 
@@ -163,24 +164,19 @@ def inputs_of(stage):
     return inputs
 
 
-def report_inputs(wildcards):
-    """Of all jobs, what the report reads."""
-    job = graph.job("report", "")
-    mark = mark_of(job)
-    return {
-        "manifests": [mark(one.manifest) for one in made_from(job)],
-        "runs": [mark(one.run) for one in made_from(job)],
-        "payloads": [mark(one.payload) for one in made_from(job)],
-        **{role: [mark(file) for file in files] for role, files in compared_with(job).items()},
-    }
+def told_inputs(stage):
+    """What a job reads that tells of results."""
 
+    def inputs(wildcards):
+        job = job_of(stage, wildcards)
+        mark = mark_of(job)
+        try:
+            told = {role: [mark(path) for path in paths] for role, paths in told_of(job).items()}
+        except SnaketuneError as error:
+            raise WorkflowError(str(error)) from None
+        return {**told, "payloads": [mark(one.payload) for one in made_from(job)]}
 
-def compared_with(job):
-    """By role, the files of what the report is asked to compare with; refused before anything runs."""
-    try:
-        return compared_files(job.spec.compare)
-    except SnaketuneError as error:
-        raise WorkflowError(str(error)) from None
+    return inputs
 
 
 def outputs_of(stage):
@@ -284,11 +280,42 @@ def audits(wildcards):
     return [path for job in jobs for path in (job.manifest, job.payload)]
 
 
+def gguf_files(wildcards):
+    """What `gguf:` names."""
+    if not graph.config.gguf:
+        raise WorkflowError("the config has no `gguf:`, so nothing is to be converted (docs/publishing.md)")
+    try:
+        # What jobs find in environments of their own is for them to say.
+        if not DEPLOYS:
+            find_converter()
+    except SnaketuneError as error:
+        raise WorkflowError(str(error)) from None
+    return [path for job in graph.stage("convert") for path in (job.manifest, job.payload)]
+
+
+def pushed(wildcards):
+    """The models that `push:` names, and their cards."""
+    if not graph.config.push:
+        raise WorkflowError("the config has no `push:`, so nothing is to be pushed (docs/publishing.md)")
+    jobs = [
+        graph.job(stage, name)
+        for kind, run in (push.model.split(":") for push in graph.config.push.values())
+        for stage, name in ((kind, run), ("card", f"{kind}-{run}"))
+    ]
+    return {"manifests": [job.manifest for job in jobs], "payloads": [job.payload for job in jobs]}
+
+
+def push_spec():
+    """What `push:` says, as one text."""
+    return json.dumps({name: push.model_dump() for name, push in graph.config.push.items()}, sort_keys=True)
+
+
 def all_results(wildcards):
     """Everything that the config asks for."""
     last = graph.job("report", "")
     # First of all, so that what is stale is told in one list.
     mark_of(last)
-    made = [path for job in made_from(last) for path in (job.manifest, job.payload)]
+    jobs = [*made_from(last), *graph.stage("card")]
+    made = [path for job in jobs for path in (job.manifest, job.payload)]
     pages = (f"{last.payload}/{page}" for page in (*pages_of(graph), *files_to_judge(graph)))
     return [*made, last.manifest, *pages, *link_to_best().values()]

@@ -3,7 +3,7 @@
 
 rule report:
     input:
-        unpack(report_inputs),
+        unpack(told_inputs("report")),
     output:
         **link_to_best(),
         manifest="results/report/manifest.json",

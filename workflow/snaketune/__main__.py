@@ -60,6 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
             written = export_ref_logps(*inputs, options.split, options.out)
             print(f"{written} pairs in {options.out}")
             return 0
+        if options.command == "push":
+            from snaketune.publishing.push import models_asked_for, push
+
+            push(models_asked_for(options.names, options.configfile, options.models), dry_run=options.dry_run)
+            return 0
         if options.command == "slurm-profile":
             from snaketune.cluster.described import write_description
 
@@ -161,6 +166,13 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--out", required=True, type=Path, metavar="FILE", help="a file that ends in .parquet or .jsonl"
     )
+    push = commands.add_parser("push", help="models to the Hub, as `push:` in a config says")
+    push.add_argument("names", nargs="*", metavar="NAME", help="entries of `push:` (default: all)")
+    push.add_argument("--dry-run", action="store_true", help="list files, sizes and digests, and send nothing")
+    push.add_argument(
+        "--configfile", type=Path, default=Path("config/config.yaml"), metavar="FILE", help="(default: %(default)s)"
+    )
+    push.add_argument("--models", metavar="JSON", help="what `push:` says, as the rule does, in the place of a config")
     described = commands.add_parser("slurm-profile", help="ask SLURM what it gives, and write it down for the profile")
     described.add_argument(
         "--out", type=Path, default=Path("profiles/slurm/cluster.yaml"), help="(default: %(default)s)", metavar="FILE"

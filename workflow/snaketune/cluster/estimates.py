@@ -41,6 +41,8 @@ DATA = {
     "plan": (800, 300, 3, 5),
     "write": (800, 300, 3, 10),
     "pack": (800, 100, 3, 5),
+    "card": (500, 0, 3, 0),
+    "convert": (2000, 0, 5, 0),
     "report": (1500, 0, 10, 0),
     "diagnosis": (800, 0, 3, 0),
     "audit": (800, 0, 3, 0),
@@ -125,6 +127,10 @@ class Estimates:
     def _reading(self, job: Job) -> dict[str, Any]:
         base_mb, more_mb, minutes, more_minutes = DATA[job.stage]
         text = self.text(job) / getattr(job.spec, "parts", 1) / GB
+        if job.stage == "convert":
+            # Weights go through the converter one after the other, and are written from memory.
+            parameters = parameters_of(self._base(job))
+            base_mb, minutes = base_mb + 4 * parameters / MB, minutes + 3 * parameters / 1e9
         if job.stage == "corpus" and (job.spec.kind == "unpaired" or job.spec.near_duplicates):
             more_mb += HELD_WHOLE
         return {

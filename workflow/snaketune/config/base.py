@@ -10,6 +10,8 @@ Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$", max_length=80)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 # Of the Hub: a commit, tag or branch as git lets one be called. It becomes a part of paths in the Hub's cache.
 Revision = Annotated[str, Field(pattern=r"^\w[\w.+@-]*(/\w[\w.+@-]*)*$", max_length=200)]
+# A line that people read.
+ShortText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 

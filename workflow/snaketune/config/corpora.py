@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from snaketune.config.base import Fraction, Model, PositiveInt, Revision
+from snaketune.config.base import Fraction, Model, PositiveInt, Revision, ShortText
 from snaketune.config.paths import LocalPath
 
 Layout = Literal[
@@ -212,6 +212,10 @@ class Corpus(CorpusContent):
     parts: Annotated[int, Field(ge=1, le=128)] | None = None
     """Jobs that tokenize and write it side by side; the result is the same for any number. Default: one for each 256 MB
     of its local files."""
+    license: ShortText | None = None
+    """Under what terms its rows may be used, such as `cc-by-4.0`; model cards say it."""
+    description: Annotated[str, Field(max_length=2000)] | None = None
+    """What it is, in a few sentences, for model cards."""
 
 
 def regex(pattern: str) -> re.Pattern[str]:

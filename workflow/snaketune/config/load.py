@@ -11,6 +11,7 @@ from snaketune.config.expand import expand_runs
 from snaketune.config.measured import check_sort_by
 from snaketune.config.names import unknown
 from snaketune.config.paths import check_plain
+from snaketune.config.published import check_published
 from snaketune.config.runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
@@ -43,6 +44,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     _check_files(config)
     check_references(config, variants)
     check_sort_by(config, variants)
+    check_published(config, variants)
     return config, variants
 
 

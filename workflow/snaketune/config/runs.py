@@ -18,6 +18,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Precision = Literal["auto", "float32", "bfloat16"]
 SaveDtype = Literal["auto", "bfloat16", "float32"]
 ModuleName = Annotated[str, Field(min_length=1)]
+License = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$", max_length=60)]
 
 
 class Scratch(Model):
@@ -217,6 +218,9 @@ class Sft(Model):
     lora: Lora | None = None
     quantization: Quantization | None = None
     operation: Operation = Operation()
+    license: License | None = None
+    """Of the model, as the Hub names it, such as `apache-2.0`, for model cards; runs that go on from this one have the same
+    unless they name another."""
 
     @property
     def continues(self) -> str | None:

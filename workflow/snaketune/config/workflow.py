@@ -12,6 +12,7 @@ from snaketune.config.evaluation import Evaluation, Report
 from snaketune.config.names import unknown
 from snaketune.config.optimizers import OPTIMIZERS, missing_package
 from snaketune.config.packing import Packing
+from snaketune.config.publishing import Gguf, Push
 from snaketune.config.runs import Dpo, Pretrained, Scratch, Sft, Training
 from snaketune.config.schedules import SCHEDULES
 from snaketune.config.tokenizers import Tokenizer
@@ -30,6 +31,8 @@ class Workflow(Model):
     diagnose: dict[Name, Diagnosis] = {}
     tracking: Tracking = Tracking()
     report: Report = Report()
+    push: dict[Name, Push] = {}
+    gguf: dict[Name, Gguf] = {}
     reruns_on: dict[str, Literal["code", "versions"]] = {}
     """By stage (a rule's name), what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its
     libraries too."""

@@ -12,11 +12,13 @@ from snaketune.config.diagnose import BASELINE, Diagnosis, doubtful, variants_of
 from snaketune.config.evaluation import Evaluation, TaskQuestions
 from snaketune.config.operation import Execution
 from snaketune.config.packing import Packing
+from snaketune.config.publishing import Gguf
 from snaketune.config.runs import Dpo, Sft
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
+from snaketune.stages.carded import cards
 from snaketune.stages.jobs import Job, short_digest
 from snaketune.stages.portioned import (
     execution_of,
@@ -29,6 +31,7 @@ from snaketune.stages.portioned import (
 )
 from snaketune.stages.specs import (
     AuditSpec,
+    ConvertSpec,
     CorpusSpec,
     DiagnosisSpec,
     DpoSpec,
@@ -52,6 +55,8 @@ from snaketune.stages.weights import Weights, local_files
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 # Of the short trainings by which a run is looked at.
 AUDITED = {"steps": 20, "warmup_steps": 3}
+# What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
+NOT_SHOWN = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit", "card", "convert")
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 
 
@@ -88,6 +93,10 @@ class _Asked(Starts):
         for name, evaluation in config.eval.items():
             for model in _expand_models(evaluation, variants):
                 self._eval(name, model)
+        for card in cards(self.jobs.values(), config):
+            self._add(card)
+        for name, gguf in config.gguf.items():
+            self._convert(name, gguf)
         self._report(variants)
 
     def _add(self, job: Job) -> Job:
@@ -115,7 +124,7 @@ class _Asked(Starts):
             Job(
                 stage="corpus",
                 name=name,
-                spec=CorpusSpec(**corpus.model_dump(exclude={"parts"})),
+                spec=CorpusSpec(**corpus.model_dump(include=set(CorpusSpec.model_fields))),
                 artifacts={"against": tuple(self._corpus(evaluated) for evaluated in sorted(against))},
                 files={
                     "files": files,
@@ -468,12 +477,17 @@ class _Asked(Starts):
             )
         )
 
+    def _convert(self, name: str, gguf: Gguf) -> Job:
+        kind, run = gguf.model.split(":")
+        trained = self._sft(run) if kind == "sft" else self._dpo(run)
+        return self._add(
+            Job(stage="convert", name=name, spec=ConvertSpec(type=gguf.type), artifacts={"model": (trained,)})
+        )
+
     def _report(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Job:
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
-        # What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
-        apart = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit")
-        shown = (job for job in self.jobs.values() if job.stage not in apart)
+        shown = (job for job in self.jobs.values() if job.stage not in NOT_SHOWN)
         jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
         grids = {
             (section, variant): f"{section}.{name}"

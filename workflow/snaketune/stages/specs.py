@@ -205,7 +205,7 @@ class EvalSpec(Model):
 
 
 class ReportedJob(Model):
-    """A result that the report shows."""
+    """A result that the report or a card tells of."""
 
     stage: str
     name: str
@@ -213,6 +213,31 @@ class ReportedJob(Model):
     """By role, the jobs that it was made from, as `stage/name`."""
     asked_by: str = ""
     """The key of the config that asks for it, where that is a grid, `dpo.sweep`."""
+
+
+class CorpusWords(Model):
+    """What a config says of a corpus for people alone."""
+
+    license: str | None
+    description: str | None
+
+
+class CardSpec(Model):
+    """Which model the card is of, what it tells of, and what of that no manifest says."""
+
+    model: str
+    """`sft:NAME` or `dpo:NAME`."""
+    license: str | None
+    corpora: dict[str, CorpusWords]
+    """That were trained on."""
+    jobs: tuple[ReportedJob, ...]
+    """In the order of the manifests; the model's own training first, then those that it goes on from."""
+
+
+class ConvertSpec(Model):
+    """What llama.cpp's converter is asked for."""
+
+    type: Literal["f16", "bf16", "q8_0"]
 
 
 class ReportSpec(Report):

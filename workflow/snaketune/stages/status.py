@@ -132,7 +132,7 @@ class Results:
 
     def inputs_read(self, job: Job) -> dict[str, list[tuple[str, str]]]:
         """By role, name and digest of every input, as the job's manifest would have them."""
-        return _as_files(job) if job.stage == "report" else self._as_jobs(job)
+        return _as_files(job) if STAGES[job.stage].tells else self._as_jobs(job)
 
     def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
         by = STAGES[job.stage].by
@@ -180,6 +180,19 @@ def made_from(job: Job) -> Iterable[Job]:
     return chain.from_iterable(job.artifacts.values())
 
 
+def told_of(job: Job) -> dict[str, list[str]]:
+    """By role, the files that a job reads which tells of results; of the report also of those that it compares them with.
+
+    Raises:
+        SnaketuneError: what is to be compared isn't there.
+    """
+    jobs = list(made_from(job))
+    files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
+    if job.stage == "report":
+        files |= compared_files(job.spec.compare)
+    return {role: files[role] for role in STAGES[job.stage].files}
+
+
 def differing(then: Any, now: Any, key: str = "") -> list[str]:
     """Dotted keys whose values differ, with both values where they are short.
 
@@ -196,15 +209,12 @@ def differing(then: Any, now: Any, key: str = "") -> list[str]:
 
 
 def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
-    """The report reads manifests and runs of all results as they are, and of those that it compares them with."""
-    jobs = list(made_from(job))
-    files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
-    files |= compared_files(job.spec.compare)
+    """What tells of results reads their manifests as they are, and the report their run.json too."""
     return {
         role: [
             (path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else "") for path in paths
         ]
-        for role, paths in files.items()
+        for role, paths in told_of(job).items()
     }
 
 

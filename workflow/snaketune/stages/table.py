@@ -66,6 +66,11 @@ class Stage:
         return {role: artifacts[role][0] for role in self.one} | many | files
 
     @property
+    def tells(self) -> bool:
+        """Whether it tells of results: it reads their manifests as they are, counts and all."""
+        return "manifests" in self.files
+
+    @property
     def gpu(self) -> bool:
         """Whether it claims GPUs, and computes on the CPU where there are none."""
         return "gpus" in self.operation
@@ -231,6 +236,22 @@ STAGES: dict[str, Stage] = {
         files=("base", "tasks", "task_data"),
         libraries=of_evaluation,
         operation=("gpus",),
+    ),
+    "card": Stage(
+        spec=specs.CardSpec,
+        payload="card",
+        name="{model}",
+        module="snaketune.publishing.card",
+        files=("manifests",),
+        libraries=always("huggingface_hub"),
+    ),
+    "convert": Stage(
+        spec=specs.ConvertSpec,
+        payload="gguf",
+        module="snaketune.publishing.convert",
+        one=("model",),
+        # Of the converter that is there when it runs.
+        measures=True,
     ),
     "report": Stage(
         spec=specs.ReportSpec,

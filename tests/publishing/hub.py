@@ -1,0 +1,190 @@
+"""A stand-in for the Hub: the few endpoints by which huggingface_hub pushes, over a store in memory."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_StandInStandInStandInStandIn"
+# What the Hub keeps outside git.
+LARGE = (".safetensors", ".model", "tokenizer.json")
+
+
+@dataclass
+class Repository:
+    """One repository: its files by branch, each as the digest by which git or LFS knows it, and its commits."""
+
+    private: bool
+    branches: dict[str, dict[str, str]] = field(default_factory=lambda: {"main": {}})
+    commits: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(str(len(self.commits)).encode()).hexdigest()
+
+
+class Hub:
+    """Attributes:
+    objects: what was uploaded outside git, by SHA-256; they outlive a push that was killed.
+    uploads: digests in the order in which they came.
+    hold: uploads wait for it, but the first one.
+    uploading: set when one waits.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.objects: dict[str, bytes] = {}
+        self.uploads: list[str] = []
+        self.hold, self.uploading = threading.Event(), threading.Event()
+        self.hold.set()
+        self.lock = threading.Lock()
+        self.endpoint = ""
+
+
+@contextmanager
+def running() -> Iterator[Hub]:
+    """A stand-in that listens on this machine."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Answer,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.hold.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def git_digest(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class Answer(BaseHTTPRequestHandler):
+    """To one request."""
+
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is said."""
+
+    def do_GET(self) -> None:
+        kind, owner, name, *revision = (*self.path.partition("?")[0].removeprefix("/api/").split("/"), "", "")[:5]
+        found = self.hub.repositories.get(f"{owner}/{name}")
+        if kind != "models" or found is None:
+            self._say(404, {"error": "not here"})
+        elif self._may():
+            files = found.branches[revision[1] or "main"]
+            siblings = [{"rfilename": file} for file in sorted(files)]
+            self._say(200, {"id": f"{owner}/{name}", "sha": found.sha, "private": found.private, "siblings": siblings})
+
+    def do_PUT(self) -> None:
+        digest, content = self.path.rpartition("/")[2], self._read()
+        with self.hub.lock:
+            first = not self.hub.uploads and digest not in self.hub.objects
+            if first or self.hub.hold.is_set():
+                self._store(digest, content)
+                return
+        self.hub.uploading.set()
+        self.hub.hold.wait(30)
+        # Whoever sent it may be gone.
+        self.close_connection = True
+
+    def _store(self, digest: str, content: bytes) -> None:
+        assert hashlib.sha256(content).hexdigest() == digest
+        self.hub.objects[digest] = content
+        self.hub.uploads.append(digest)
+        self._say(200, {})
+
+    def do_POST(self) -> None:
+        content = self._read()
+        if not self._may():
+            return
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if parts[-1] == "batch":
+            self._say(200, {"objects": [self._batch(one) for one in json.loads(content)["objects"]]})
+        elif parts[:2] == ["api", "validate-yaml"]:
+            self._say(200, {"errors": [], "warnings": []})
+        elif parts[:3] == ["api", "repos", "create"]:
+            self._create(json.loads(content))
+        else:
+            found = self.hub.repositories["/".join(parts[2:4])]
+            match parts[4]:
+                case "preupload":
+                    self._preupload(found.branches[parts[5]], json.loads(content)["files"])
+                case "branch":
+                    status = 409 if parts[5] in found.branches else 200
+                    found.branches.setdefault(parts[5], dict(found.branches["main"]))
+                    self._say(status, {"error": "there already"} if status == 409 else {})
+                case "commit":
+                    self._commit(found, "/".join(parts[2:4]), parts[5], content)
+
+    def _create(self, asked: dict[str, Any]) -> None:
+        name = f"{asked['organization']}/{asked['name']}"
+        url = f"{self.hub.endpoint}/{name}"
+        if name in self.hub.repositories:
+            self._say(409, {"error": "there already", "url": url})
+            return
+        self.hub.repositories[name] = Repository(private=asked["visibility"] == "private")
+        self._say(200, {"url": url, "name": name})
+
+    def _preupload(self, files: dict[str, str], asked: list[dict[str, Any]]) -> None:
+        answer = [
+            {
+                "path": one["path"],
+                "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
+                "shouldIgnore": False,
+                "oid": files.get(one["path"]),
+            }
+            for one in asked
+        ]
+        self._say(200, {"files": answer})
+
+    def _batch(self, asked: dict[str, Any]) -> dict[str, Any]:
+        upload = {"upload": {"href": f"{self.hub.endpoint}/upload/{asked['oid']}", "header": {}}}
+        return asked if asked["oid"] in self.hub.objects else asked | {"actions": upload}
+
+    def _commit(self, found: Repository, name: str, branch: str, content: bytes) -> None:
+        files, lines = found.branches[branch], [json.loads(line) for line in content.splitlines()]
+        for line in lines:
+            value = line["value"]
+            match line["key"]:
+                case "file":
+                    files[value["path"]] = git_digest(base64.b64decode(value["content"]))
+                case "lfsFile":
+                    assert value["oid"] in self.hub.objects
+                    files[value["path"]] = value["oid"]
+                case "deletedFile":
+                    del files[value["path"]]
+        found.commits.append({"branch": branch, "lines": lines})
+        url = f"{self.hub.endpoint}/{name}/commit/{found.sha}"
+        self._say(200, {"success": True, "commitOid": found.sha, "commitUrl": url})
+
+    def _may(self) -> bool:
+        if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+            return True
+        # As careless as a server can be.
+        self._say(401, {"error": f"Invalid credentials: {self.headers.get('Authorization')}"})
+        return False
+
+    def _read(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _say(self, status: int, answer: dict[str, Any]) -> None:
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        if "error" in answer:
+            self.send_header("X-Error-Message", answer["error"])
+        self.end_headers()
+        self.wfile.write(content)

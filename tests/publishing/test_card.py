@@ -1,0 +1,188 @@
+"""Model cards: what they say of results, and what of foreign text they don't let through."""
+
+import re
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+
+from snaketune.errors import SnaketuneError
+from snaketune.publishing.markdown import text
+from snaketune.publishing.told import Told
+from snaketune.stages.specs import CorpusWords
+
+from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
+
+ALONE = {"beneath_dtype": "float32"}
+SFT_ON_HUB = {"spec": CHAIN["sft/demo"]["spec"] | {"base": HUB}}
+HOSTILE = (
+    "a|b\n# <script>x</script> [l](javascript:1) ![i](http://x) **b** `c`\n---\nlicense: mit\n- x \u202e@y http://z"
+)
+
+
+def head_of(card: str) -> dict:
+    return yaml.safe_load(card.split("---\n")[1])
+
+
+def test_the_hub_reads_base_datasets_license_and_scores(tmp_path):
+    card = card_of(tmp_path, sft_demo=SFT_ON_HUB)
+    data = ModelCard(card).data
+    assert (data.base_model, data.license, data.library_name) == ("Qwen/Qwen2.5-0.5B", "mit", "transformers")
+    assert (data.datasets, data.pipeline_tag, data.language) == (["open/votes"], "text-generation", None)
+    assert data.tags == ["snaketune", "dpo", "sft"]
+    assert {(one.dataset_type, one.metric_type): one.metric_value for one in data.eval_results} == {
+        ("chat", "held_out_loss"): 0.23279,
+        ("chat", "exact_match.share"): 0.95,
+        ("open/votes", "logp_accuracy_per_token"): 0.9079,
+        ("choice", "acc"): 0.75,
+        ("choice", "exact_match,strict.v1"): 0.5,
+    }
+    assert head_of(card)["base_model_relation"] == "finetune"
+
+
+def test_it_says_where_rows_went_and_under_what_terms_they_are(tmp_path):
+    card = card_of(tmp_path)
+    chat, votes = card.split("### chat")[1].split("### votes")
+    for line in (
+        "| read | 9,000 |",
+        "| malformed: not json | 7 |",
+        "| dropped: duplicate | 12 |",
+        "| kept for training | 8,061 |",
+    ):
+        assert line in chat
+    assert "near duplicate" not in chat
+    assert "License: not stated. From 2 local files." in chat
+    assert "License: cc0-1.0. From [open/votes](https://huggingface.co/datasets/open/votes) (train, f00)." in votes
+    assert "In rows of 512 tokens: 3 dropped (too long), 2 truncated; 76,326 tokens, 9,000 supervised." in votes
+
+
+def test_scores_have_the_intervals_that_there_are(tmp_path):
+    card = card_of(tmp_path)
+    assert "| e | chat | exact match, share | 0.95 | 0.92 to 0.97 | 320 |" in card
+    assert "| e | chat | held-out loss, nats per token | 0.2328 |  | 11,529 |" in card
+    assert "| e | choice | acc | 0.75 | 0.5 to 0.9 |  |" in card
+    assert "| e | choice | exact\\_match,strict.v1 | 0.5 |  |  |" in card
+    assert "acc\\_norm" not in card
+
+
+def test_each_run_has_a_column_and_digests_are_the_manifests(tmp_path):
+    card = card_of(tmp_path)
+    assert "|  | sft:demo | dpo:demo |" in card
+    assert "| beta |  | 0.2 |" in card
+    assert "| steps | 2,082 | 76 |" in card
+    assert "label" not in card
+    (digest,) = re.findall(r"\| model\.safetensors \| 14 \| (xxh3:\w+) \|", card)
+    assert digest in (tmp_path / "results/dpo/demo/manifest.json").read_text()
+
+
+def test_it_holds_no_time_no_host_and_no_path_and_is_the_same_every_time(tmp_path):
+    card = card_of(tmp_path / "one")
+    assert card == card_of(tmp_path / "two")
+    for where in (str(tmp_path), "/home/me", "secret.jsonl"):
+        assert where not in card
+
+
+def test_a_local_base_and_a_local_reference_are_not_where_they_lie(tmp_path):
+    base = {"path": "/home/me/models/base", "revision": None, "trust_remote_code": False}
+    card = card_of(
+        tmp_path,
+        sft_demo={"spec": CHAIN["sft/demo"]["spec"] | {"base": base}, "inputs": {"base": ["xxh3:0 config.json"]}},
+        dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"reference": base}},
+    )
+    assert "A model from a local folder" in card
+    assert "against base" in card
+    assert "/home/me" not in card
+    assert "base_model" not in head_of(card)
+
+
+def test_languages_are_said_where_rows_were_sorted_by_them(tmp_path):
+    said = {
+        name: CHAIN[name] | {"spec": CHAIN[name]["spec"] | {"cleaning": {"languages": ["en"]}}}
+        for name in ("corpus/chat", "corpus/votes")
+    }
+    one = card_of(tmp_path / "one", corpus_chat=said["corpus/chat"])
+    both = card_of(tmp_path / "both", corpus_chat=said["corpus/chat"], corpus_votes=said["corpus/votes"])
+    assert "language" not in head_of(one)
+    assert head_of(both)["language"] == ["en"]
+
+
+@pytest.mark.parametrize(
+    ("dpo", "sft", "beneath", "base"),
+    [
+        # Upon the SFT run's result, which has no name on the Hub.
+        ({}, {}, "the result of `sft:demo`, which", 'BASE = "..."'),
+        ({}, ALONE, "the result of `sft:demo`, an adapter itself, merged, which", 'BASE = "..."'),
+        ({"continued": True}, ALONE, "the model that it began with, which", 'BASE = "Qwen/Qwen2.5-0.5B"'),
+    ],
+)
+def test_an_adapter_alone_says_what_it_lies_on(tmp_path, dpo, sft, beneath, base):
+    lora = {"rank": 8, "merge": False}
+    spec = CHAIN["dpo/demo"]["spec"] | {"lora": lora} | dpo
+    card = card_of(tmp_path, dpo_demo={"spec": spec} | ALONE, sft_demo=SFT_ON_HUB | sft)
+    assert f"It lies on {beneath}" in card
+    assert base in card
+    assert 'PeftModel.from_pretrained(model, MODEL, subfolder="adapter")' in card
+    assert "| lora.rank |  | 8 |" in card
+    head = head_of(card)
+    assert (head["library_name"], head["base_model_relation"], head["tags"][-1]) == ("peft", "adapter", "lora")
+
+
+def test_code_that_comes_with_a_model_is_told_of(tmp_path):
+    card = card_of(tmp_path, dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"trust_remote_code": True}})
+    assert "read it first" in card
+    assert card.count("trust_remote_code=True") == 2
+
+
+def test_foreign_text_stays_text(tmp_path):
+    words = {name: CorpusWords(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")}
+    hostile = {"spec": CHAIN["dpo/demo"]["spec"] | {"loss": HOSTILE, "training": LEARNING | {HOSTILE: HOSTILE}}}
+    card = card_of(tmp_path / "hostile", spec_of(corpora=words, license="mit"), dpo_demo=hostile)
+    plain = card_of(
+        tmp_path / "plain", dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"training": LEARNING | {"x": "y"}}}
+    )
+
+    def elements(card: str) -> list[str]:
+        """All that begins within the text, in order, but paragraphs, which a description adds."""
+        tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(card.split("---\n", 2)[2])
+        inner = [child.type for token in tokens for child in token.children or ()]
+        return [
+            kind
+            for kind in [*(token.type for token in tokens), *inner]
+            if "paragraph" not in kind and kind not in ("inline", "text")
+        ]
+
+    assert [one for one in elements(card) if one != "text_special"] == elements(plain)
+    assert "\u202e" not in card
+    assert head_of(card).keys() == head_of(plain).keys()
+    assert head_of(card)["license"] == "mit"
+
+
+def test_an_id_that_the_hub_can_not_have_makes_no_address_and_no_code(tmp_path):
+    """As a manifest from elsewhere may say it."""
+    path = 'x"); import os  # ](http://x) <b>'
+    corpus = CHAIN["corpus/votes"]["spec"]
+    corpus = corpus | {"sources": [corpus["sources"][0] | {"hub": corpus["sources"][0]["hub"] | {"path": path}}]}
+    card = card_of(
+        tmp_path,
+        sft_demo={"spec": CHAIN["sft/demo"]["spec"] | {"base": HUB | {"path": path}}} | ALONE,
+        dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"continued": True}} | ALONE,
+        corpus_votes={"spec": corpus},
+    )
+    assert 'BASE = "..."' in card
+    assert "import os" in card
+    assert "import os" not in card.split("```python")[1]
+    assert "huggingface.co" not in card
+    assert "datasets" not in head_of(card)
+
+
+def test_addresses_in_foreign_text_become_no_links():
+    assert text("http://x https://y www.z me@z") == r"http\://x https\://y www\.z me\@z"
+
+
+def test_manifests_in_another_order_are_refused(tmp_path):
+    manifests = write_chain(tmp_path)
+    with pytest.raises(SnaketuneError, match="isn't the manifest of dpo/demo"):
+        Told(spec_of(), manifests[::-1])
+    with pytest.raises(SnaketuneError, match="7 jobs, but there are 6 manifests"):
+        Told(spec_of(), manifests[:-1])

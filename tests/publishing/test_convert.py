@@ -1,0 +1,152 @@
+"""GGUF files: what the converter is given and how, where there is none, and what isn't converted."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact, write_manifest
+from snaketune.errors import SnaketuneError
+from snaketune.publishing import convert
+from snaketune.publishing.laid_out import lay_out
+from snaketune.stages.specs import ConvertSpec
+from snaketune.stages.work import WorkFolder
+
+SPEC = ConvertSpec(type="q8_0")
+# It writes what it was given and found; the shell's own characters are in the name of its folder.
+STAND_IN = """#!{python}
+import json, os, sys
+from pathlib import Path
+
+folder, *options = sys.argv[1:]
+assert options[0::2] == ["--outfile", "--outtype"], options
+print("converting", folder)
+if (Path(folder) / "fails").exists():
+    sys.exit("no such architecture")
+found = {{path.name: path.read_text() for path in Path(folder).iterdir()}}
+about = {{"type": options[3], "files": found, "environment": dict(os.environ)}}
+Path(options[1]).write_text(json.dumps(about))
+"""
+BYTE_LEVEL = {"model": {"type": "BPE", "byte_fallback": False}}
+SENTENCEPIECE = {"model": {"type": "BPE", "byte_fallback": True}}
+UNIGRAM = {"model": {"type": "Unigram"}}
+
+
+def a_model(
+    folder: Path, tokenizer: dict = BYTE_LEVEL, *, family: str = "llama", about: dict | None = None, **more: str
+) -> Artifact:
+    payload = folder / "sft/run/model"
+    payload.mkdir(parents=True)
+    files = {
+        "config.json": json.dumps({"model_type": family}),
+        "tokenizer.json": json.dumps(tokenizer),
+        "model.safetensors": "w",
+    }
+    for name, content in (files | more).items():
+        (payload / name).write_text(content)
+    manifest = {"stage": "sft", "spec": {"trust_remote_code": False}, "payload": describe_files(payload), "records": {}}
+    write_manifest(payload.parent / "manifest.json", manifest | (about or {}))
+    return read_artifact(payload.parent / "manifest.json", "model")
+
+
+@pytest.fixture
+def llama_cpp(tmp_path, monkeypatch) -> Path:
+    """A folder with a stand-in for the converter, named as a user would."""
+    folder = tmp_path / "llama $(touch x);.cpp"
+    folder.mkdir()
+    script = folder / "convert_hf_to_gguf.py"
+    script.write_text(STAND_IN.format(python=sys.executable))
+    script.chmod(0o755)
+    monkeypatch.setenv("LLAMA_CPP", str(folder))
+    return folder
+
+
+def converted(folder: Path, model: Artifact) -> dict:
+    """What the stand-in was given."""
+    work = WorkFolder(folder / "work")
+    work.start()
+    convert.build(SPEC, work, model=model)
+    return json.loads((work.payload / "model-q8_0.gguf").read_text())
+
+
+def test_the_converter_gets_the_model_and_the_type(tmp_path, llama_cpp, capsys):
+    model = a_model(tmp_path, **{"chat_template.jinja": "t"})
+    given = converted(tmp_path, model)
+    assert given["type"] == "q8_0"
+    assert given["files"] == {path.name: path.read_text() for path in model.folder.iterdir()}
+    assert "converting " in capsys.readouterr().out
+    assert not (tmp_path / "x").exists()
+
+
+def test_it_gets_no_token_and_nothing_of_the_hub(tmp_path, llama_cpp, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobodys_business")
+    environment = converted(tmp_path, a_model(tmp_path))["environment"]
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["HF_HOME"].startswith(str(tmp_path))
+    assert "HF_TOKEN" not in environment
+
+
+def test_one_on_path_runs_as_it_was_installed(tmp_path, llama_cpp, monkeypatch):
+    monkeypatch.delenv("LLAMA_CPP")
+    monkeypatch.setenv("PATH", f"{llama_cpp}:{os.environ['PATH']}")
+    assert converted(tmp_path, a_model(tmp_path))["type"] == "q8_0"
+
+
+def test_where_there_is_none_it_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SnaketuneError, match=r"git clone https://github.com/ggml-org/llama.cpp"):
+        convert.find_converter()
+    monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
+    with pytest.raises(SnaketuneError, match=r"LLAMA_CPP names .*, and there is no convert_hf_to_gguf.py in it"):
+        convert.find_converter()
+
+
+def test_its_last_words_are_the_error(tmp_path, llama_cpp):
+    with pytest.raises(SnaketuneError, match=r"(?s)failed \(exit status 1\); it said:.*no such architecture"):
+        converted(tmp_path, a_model(tmp_path, fails=""))
+
+
+def test_an_adapter_alone_is_refused_with_what_to_do(tmp_path, llama_cpp):
+    model = a_model(tmp_path, about={"beneath_dtype": "float32"})
+    with pytest.raises(SnaketuneError, match=r"set lora.merge: true"):
+        converted(tmp_path, model)
+
+
+def test_code_that_nobody_trusts_is_not_brought_where_it_might_run(tmp_path, llama_cpp):
+    with pytest.raises(SnaketuneError, match=r"modeling_x.py"):
+        converted(tmp_path, a_model(tmp_path, **{"modeling_x.py": "raise SystemExit"}))
+
+
+def test_a_tokenizer_that_was_trained_here_is_found_and_puts_no_blank_before_texts(tmp_path, llama_cpp):
+    config = {"eos_token": "<|im_end|>"}
+    more = {"sentencepiece.model": "pieces", "tokenizer_config.json": json.dumps(config)}
+    model = a_model(tmp_path, SENTENCEPIECE, **more)
+    files = converted(tmp_path, model)["files"]
+    assert files["tokenizer.model"] == "pieces"
+    assert json.loads(files["tokenizer_config.json"]) == config | {"add_prefix_space": False}
+    # What was trained stays as it is.
+    assert json.loads((model.folder / "tokenizer_config.json").read_text()) == config
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "family", "more", "said"),
+    [
+        (UNIGRAM, "llama", {"sentencepiece.model": ""}, "the tokenizer is Unigram"),
+        (SENTENCEPIECE, "qwen2", {"sentencepiece.model": ""}, "of architecture qwen2"),
+        (SENTENCEPIECE, "mistral", {}, "without its tokenizer.model"),
+        (UNIGRAM, "mistral", {}, "without its tokenizer.model"),
+    ],
+)
+def test_a_tokenizer_that_would_come_out_as_another_is_refused(tmp_path, llama_cpp, tokenizer, family, more, said):
+    with pytest.raises(SnaketuneError, match=said):
+        converted(tmp_path, a_model(tmp_path, tokenizer, family=family, **more))
+
+
+def test_a_damaged_model_is_not_converted(tmp_path):
+    model = a_model(tmp_path)
+    (model.folder / "model.safetensors").write_text("x")
+    with pytest.raises(SnaketuneError, match="damaged"):
+        lay_out(model, tmp_path / "laid_out")
