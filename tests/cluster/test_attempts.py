@@ -133,7 +133,7 @@ def test_only_a_job_that_was_sent_by_the_profile_is_queued_again(slurm, monkeypa
 
 def test_a_driver_that_has_lost_sight_of_its_jobs_is_told_of_once():
     gone = Gone()
-    ours, others = "7|/here\n", "8|/elsewhere\n"
+    ours, done, others = "RUNNING|/here\n", "COMPLETED|/here\nFAILED|/here\n", "RUNNING|/elsewhere\n"
     # Before anything was sent, while SLURM doesn't answer, and while something is there, nothing is wrong.
-    looks = [others, None, ours, None, *[others] * 3, ours, *[others] * 4, None, others, others]
+    looks = [others, None, ours, None, *[others] * 3, ours + done, *[done] * 4, None, others, others]
     assert [gone.now(listed, "/here") for listed in looks] == [*[False] * 13, True, False]

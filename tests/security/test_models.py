@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from snaketune.config.evaluation import TaskQuestions
 from snaketune.config.load import load
 from snaketune.config.runs import Pretrained
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.tasks import run_tasks
+from snaketune.evaluation.tasks import prepared_tasks
 from snaketune.models.loading import load_folder, own_tokenizer, read_config
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.making.adopt import adopt
@@ -88,8 +89,10 @@ def test_nobody_is_asked_whether_the_code_of_a_result_may_run(with_code, tmp_pat
     mark.check()
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/t.yaml").write_text("task: t\ndataset_path: json\n")
-    with pytest.raises(ValueError, match="custom code"):
-        run_tasks(tiny_model("llama"), with_code, tmp_path / "tasks", ("t",), None, 1, tmp_path)
+    asked = prepared_tasks(TaskQuestions(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
+    with pytest.raises(ValueError, match="custom code"), asked:
+        pass
+    mark.check()
 
 
 def test_it_runs_where_that_is_asked(with_code, mark):

@@ -74,6 +74,11 @@ LOST_SIGHT = (
 )
 
 
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+
+
 class Gone:
     """Whether jobs were there, and aren't any more."""
 
@@ -81,11 +86,13 @@ class Gone:
         self.seen, self.looks = False, 0
 
     def now(self, listed: str | None, folder: str) -> bool:
-        """Called at each look with all jobs of this user, as `%i|%Z`, None where SLURM doesn't answer; true once."""
+        """Called at each look with this user's jobs, ended ones too, as `%T|%Z`; None where SLURM doesn't answer. True once."""
         if listed is None:
             return False
-        if any(line.partition("|")[2] == folder for line in listed.splitlines()):
-            self.seen, self.looks = True, 0
+        states = [line.partition("|")[0] for line in listed.splitlines() if line.partition("|")[2] == folder]
+        self.seen |= bool(states)
+        if set(states) - ENDED:
+            self.looks = 0
             return False
         self.looks += self.seen
         return self.looks == LOOKS_WITHOUT_JOBS
@@ -106,5 +113,5 @@ def _watch(tell: Callable[[str], None], folder: str) -> None:
             if (number, reason) not in told:
                 told.add((number, reason))
                 tell(line)
-        if gone.now(asked("squeue", "--me", "--noheader", "--format=%i|%Z"), folder):
+        if gone.now(asked("squeue", "--me", "--noheader", "--states=all", "--format=%T|%Z"), folder):
             tell(LOST_SIGHT)
