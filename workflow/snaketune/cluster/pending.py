@@ -74,20 +74,8 @@ LOST_SIGHT = (
 )
 
 
-ENDED = set(
-    [
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "REVOKED",
-        "TIMEOUT",
-    ],
-)
+# States of a job that isn't over.
+ALIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "RESIZING", "SIGNALING"}
 
 
 class Gone:
@@ -102,7 +90,7 @@ class Gone:
             return False
         states = [line.partition("|")[0] for line in listed.splitlines() if line.partition("|")[2] == folder]
         self.seen |= bool(states)
-        if set(states) - ENDED:
+        if ALIVE.intersection(states):
             self.looks = 0
             return False
         self.looks += self.seen
