@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torture.faults import FAULTS, Fault
+from benchmarks.torture.slurm_faults import FAULTS as SLURM_FAULTS
 from benchmarks.torture.trials import Failed, Reference, Trial
-from benchmarks.torture.written import RESULTS, read, write, write_page
+from benchmarks.torture.written import ON_SLURM, RESULTS, read, write, write_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,11 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="forget what is finished of these faults")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "snaketune-torture")
     parser.add_argument("--slurm", action="store_true", help="the faults of a cluster instead")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, help="(default: results/bench/torture.json, torture-slurm.json of a cluster's)"
+    )
     chosen = parser.parse_args()
+    chosen.out = chosen.out or (ON_SLURM if chosen.slurm else RESULTS)
     planned = plan(chosen)
     found = read(chosen.out, seed=chosen.seed)
     if chosen.again:
@@ -66,8 +70,7 @@ def main() -> None:
             one, entry = running[future], future.result()
             found[one.key] = entry
             write(chosen.out, found, reference, seed=chosen.seed)
-            if chosen.out == RESULTS:
-                write_page(found, reference)
+            write_page(found, reference, chosen.out)
             rest = (time.monotonic() - begun) / done * (len(left) - done)
             how = f"{entry['ended']} ({entry['seconds']:.0f} s; {rest / 60:.0f} min left)"
             print(f"{done}/{len(left)} {one.key}: {how}", flush=True)
@@ -77,9 +80,7 @@ def main() -> None:
 
 def plan(chosen: argparse.Namespace) -> list[Planned]:
     """All trials asked for, first one of each place, so that an end in between has seen all."""
-    table = FAULTS
-    if chosen.slurm:
-        from benchmarks.torture.slurm_faults import FAULTS as table
+    table = SLURM_FAULTS if chosen.slurm else FAULTS
     if unknown := set(chosen.fault) - set(table):
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
     found = [

@@ -1,4 +1,4 @@
-"""results/bench/torture.json, every trial as it ended; and docs/reliability.md, the table of them."""
+"""results/bench/torture.json, every trial as it ended; and the table of them in docs/reliability.md. Of a cluster, apart."""
 
 import json
 import platform
@@ -10,23 +10,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results import keep_table
 from benchmarks.torture.faults import FAULTS
+from benchmarks.torture.slurm_faults import FAULTS as SLURM_FAULTS
 from benchmarks.torture.trials import Reference
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results/bench/torture.json"
+RESULTS, ON_SLURM = ROOT / "results/bench/torture.json", ROOT / "results/bench/torture-slurm.json"
 PAGE = ROOT / "docs/reliability.md"
 LIBRARIES = ("snakemake", "torch", "transformers", "accelerate", "pyarrow", "safetensors")
 
-HEAD = """# Reliability
-
-What happens to a run that is broken, as `make torture` finds out: a small chain with every stage is broken in each of these
-ways, run again as the README says, and held against one that nobody disturbed. A trial passes where every published manifest,
-and with it the digest of every file, is the undisturbed one, at once or after doing what a message asks for. It fails with any
-other result, a traceback, a hang of more than five minutes, or two attempts that write into one work folder at the same time.
-
-{passed} of {made} trials passed. {date}; {versions}; `{command}`. Undisturbed, the chain takes {seconds:.0f} s; all trials
-together took {hours:.1f} hours.
+HEAD = """{passed} of {made} trials passed. {date}; {versions}; `{command}`. Undisturbed, the chain takes {seconds:.0f} s;
+all trials together took {hours:.1f} hours.
 
 | fault | where | strikes | passed | of | how it ended | seconds each |
 |---|---|---|---|---|---|---|
@@ -58,13 +53,14 @@ def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int
     partial.replace(path)
 
 
-def write_page(trials: dict[str, Any], reference: Reference) -> None:
-    """docs/reliability.md."""
-    PAGE.write_text(as_markdown(trials, reference.seconds), encoding="utf-8")
+def write_page(trials: dict[str, Any], reference: Reference, path: Path) -> None:
+    """The table of docs/reliability.md that belongs to a file of trials; none does to another file."""
+    if path in (RESULTS, ON_SLURM):
+        keep_table(PAGE, path.stem, as_markdown(trials, reference.seconds).rstrip())
 
 
 def as_markdown(trials: dict[str, Any], undisturbed: float) -> str:
-    """The whole page: a row for each fault and place, and how it ended."""
+    """A row for each fault and place, and how it ended."""
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     places = [(fault, place, at) for fault, by_place in faults(trials).items() for place, at in by_place.items()]
     made, passed = (sum(at[key] for *_, at in places) for key in ("trials", "passed"))
@@ -79,11 +75,11 @@ def as_markdown(trials: dict[str, Any], undisturbed: float) -> str:
         seconds=undisturbed,
         hours=hours,
     )
-    lines = []
+    lines, known = [], FAULTS | SLURM_FAULTS
     for fault, place, at in places:
         ended = "; ".join(f"{count} {how}" for how, count in sorted(at["ended"].items()))
         cells = (
-            FAULTS[fault].what if fault in FAULTS else fault,
+            known[fault].what if fault in known else fault,
             place,
             at["strikes"],
             at["passed"],
