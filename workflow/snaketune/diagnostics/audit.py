@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.diagnostics.trying import MEASURED
+from snaketune.diagnostics.files import MEASURED
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import AuditSpec
 from snaketune.stages.work import WorkFolder

@@ -19,7 +19,7 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.diagnostics.attribution_picture import picture
-from snaketune.diagnostics.trying import MEASURED
+from snaketune.diagnostics.files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DiagnosisSpec

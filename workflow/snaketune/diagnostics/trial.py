@@ -21,8 +21,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
+from snaketune.diagnostics.files import MEASURED, TRACE
 from snaketune.diagnostics.parts import Profiled
-from snaketune.diagnostics.trying import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import keep_freed_memory
 from snaketune.models.probe import probe
@@ -38,8 +38,6 @@ from snaketune.training.pipeline import Begun, check_fitness, prepared
 from snaketune.training.trainer import BaseTrainer, Run
 
 WINDOWS = 10
-# For chrome://tracing and Perfetto.
-TRACE = "trace.json.gz"
 
 
 def build(

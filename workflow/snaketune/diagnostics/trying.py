@@ -4,14 +4,13 @@ from typing import Any
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.config.operation import Execution
+from snaketune.diagnostics.files import MEASURED
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TrialSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launch as processes
 from snaketune.training.portions import RAN_OUT, choose
-
-MEASURED = "measured.json"
 
 
 def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
