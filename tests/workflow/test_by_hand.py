@@ -151,6 +151,11 @@ BY_HAND: dict[str, tuple[Callable[[Project], None], set[str], str]] = {
     "an evaluation removed": (remove("results/eval/both/sft-run"), EVAL, ""),
 }  # fmt: skip
 
+# Of these, rows or settings change, which is looked at before anything trains on them.
+LOOKED_AT = {
+    "learning rate", "vocabulary", "an older file by cp -p", "an older file by mv", "a file that keeps its time",
+    "results elsewhere, then a learning rate", "shards removed", "a manifest removed", "a record removed",
+}  # fmt: skip
 
 # With its notes, Snakemake sees most of this by itself; here it must not see more.
 WITH_NOTES = [
@@ -173,7 +178,7 @@ def test_what_is_done_by_hand_reruns_exactly_its_rules(project, done, notes):
         shutil.rmtree(project.folder / ".snakemake")
     edit(project)
     shown = project.snakemake("--dry-run")
-    assert rules_in(shown) == expected
+    assert rules_in(shown) == expected | ({"preflight"} if done in LOOKED_AT else set())
     assert said in shown
     if not expected:
         assert "stale: " not in shown

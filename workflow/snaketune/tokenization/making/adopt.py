@@ -61,5 +61,5 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     tokenizer.padding_side = "right"
     tokenizer.save_pretrained(folder)
     source = "given" if template else "the model's own" if own else "none"
-    own = {"own_pad_token": own_pad} if own_pad != tokenizer.pad_token else {}
+    own = {"own_pad_token": own_pad} if own_pad and own_pad != tokenizer.pad_token else {}
     return {"chat_template": source, "pad_token": tokenizer.pad_token, **own}
