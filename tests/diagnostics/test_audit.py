@@ -8,7 +8,7 @@ from snaketune.config.diagnose import doubtful
 from snaketune.config.runs import Learning
 from snaketune.diagnostics.audit import as_markdown, audit
 from snaketune.diagnostics.parts import divided
-from snaketune.stages.specs import AuditSpec
+from snaketune.stages.specs import AuditSpec, Variant
 
 from .test_diagnosis import RUN
 
@@ -39,7 +39,7 @@ def found(
     pack: dict = PACK, findings: list | None = None, variants: dict | None = None, **baseline: Any
 ) -> dict[str, Any]:
     training = Learning(learning_rate=1e-3, batch_rows=8)
-    names = {"baseline": {}} | {name: {"some": "change"} for name in variants or {}}
+    names = (Variant(name="baseline"), *(Variant(name=name, changes={"some": "change"}) for name in variants or {}))
     spec = AuditSpec(
         key="sft.demo", kind="sft", training=training, micro_batch_rows=4, gradient_checkpointing="auto", variants=names
     )

@@ -13,7 +13,7 @@ from snaketune.config.runs import Sft
 from snaketune.diagnostics.attribution_picture import picture
 from snaketune.diagnostics.diagnosis import as_csv, as_markdown, attribution
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import DiagnosisSpec
+from snaketune.stages.specs import DiagnosisSpec, Variant, canonical
 
 RUN = Sft.model_validate(
     {
@@ -36,8 +36,15 @@ def trial(speed: float, *, loss: float = 3.0, tokens: float = 100, matmul: float
 
 
 def spec_of(*names: str, mode: str = "one-at-a-time", repeats: int = 1) -> DiagnosisSpec:
-    variants = {"baseline": {}} | {name: {"training.batch_rows": n} for n, name in enumerate(names, 1)}
-    return DiagnosisSpec(mode=mode, variants=variants, repeats=repeats)
+    changed = [Variant(name=name, changes={"training.batch_rows": n}) for n, name in enumerate(names, 1)]
+    spec = DiagnosisSpec(mode=mode, variants=(Variant(name="baseline"), *changed), repeats=repeats)
+    # As the stage is told it.
+    return DiagnosisSpec.model_validate_json(canonical(spec))
+
+
+def test_a_change_whose_name_comes_before_the_baselines_is_no_baseline():
+    rows = attribution(spec_of("add-rows"), [{"baseline": trial(100), "add-rows": trial(150)}])["rows"]
+    assert [(row["variant"], row["gain_percent"]["median"]) for row in rows] == [("baseline", 0.0), ("add-rows", 50.0)]
 
 
 def test_what_a_warming_machine_does_to_all_is_no_gain_of_any():
@@ -94,7 +101,8 @@ def test_the_table_the_csv_and_the_picture_say_the_same():
 
 
 def test_no_cell_is_a_formula():
-    spec = DiagnosisSpec(mode="one-at-a-time", variants={"baseline": {}, "x": {"=1+1": 1}}, repeats=1)
+    variants = (Variant(name="baseline"), Variant(name="x", changes={"=1+1": 1}))
+    spec = DiagnosisSpec(mode="one-at-a-time", variants=variants, repeats=1)
     rows = list(csv.reader(io.StringIO(as_csv(attribution(spec, [{"baseline": trial(1000), "x": trial(900)}])))))
     assert rows[2][1].startswith("'=") and rows[2][3] == "-10.0"
 

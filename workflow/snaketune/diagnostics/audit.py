@@ -61,7 +61,11 @@ def build(
     findings = json.loads(preflight.file(FINDINGS).read_text(encoding="utf-8"))["findings"]
     curve = json.loads(calibrate.file(CURVE).read_text(encoding="utf-8"))
     measured = dict(
-        zip(spec.variants, (json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials), strict=True)
+        zip(
+            (one.name for one in spec.variants),
+            (json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials),
+            strict=True,
+        )
     )
     found = audit(spec, pack.manifest, findings, curve, measured)
     write_json(work.payload / "audit.json", found)
@@ -84,7 +88,7 @@ def audit(
         pack: manifest of its rows.
         findings: of preflight.
         curve: of the calibration.
-        measured: by variant, what its trial measured.
+        measured: by variant, the baseline first, what its trial measured.
     """
     baseline = next(iter(measured.values()))
     if not baseline["fits"]:

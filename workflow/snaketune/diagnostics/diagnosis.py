@@ -54,7 +54,7 @@ def build(spec: DiagnosisSpec, work: WorkFolder, *, trials: list[Artifact]) -> O
         SnaketuneError: the baseline couldn't be measured.
     """
     measured = [json.loads(one.file(MEASURED).read_text(encoding="utf-8")) for one in trials]
-    names = list(spec.variants)
+    names = [one.name for one in spec.variants]
     rounds = [dict(zip(names, measured[at : at + len(names)])) for at in range(0, len(measured), len(names))]
     found = attribution(spec, rounds)
     write_json(work.payload / "attribution.json", found)
@@ -74,7 +74,8 @@ def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) ->
     Raises:
         SnaketuneError: the baseline doesn't fit the machine.
     """
-    names = list(spec.variants)
+    changes = {one.name: one.changes for one in spec.variants}
+    names = list(changes)
     baseline = names[0]
     if not all(one[baseline]["fits"] for one in rounds):
         raise SnaketuneError(
@@ -85,7 +86,7 @@ def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) ->
     rows = []
     before = baseline
     for name in names:
-        row: dict[str, Any] = {"variant": name, "changes": _told(spec.variants[name]), "fits": name in fits, "note": ""}
+        row: dict[str, Any] = {"variant": name, "changes": _told(changes[name]), "fits": name in fits, "note": ""}
         rows.append(row)
         if name not in fits:
             row["note"] = f"doesn't fit: {next(one[name]['why'] for one in rounds if not one[name]['fits'])}"

@@ -7,6 +7,7 @@ their spec, so runs that agree on them share them.
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from snaketune.config.diagnose import BASELINE, Diagnosis, doubtful, variants_of
 from snaketune.config.evaluation import Evaluation, TaskQuestions
@@ -45,6 +46,7 @@ from snaketune.stages.specs import (
     SftSpec,
     TokenizerSpec,
     TokenizeSpec,
+    Variant,
     WriteSpec,
     canonical,
 )
@@ -361,9 +363,7 @@ class _Asked(Starts):
                 self._trial(f"{name}/{variant}/{repeat}", of, run, before, **told, repeat=repeat)
                 for variant, run in runs.items()
             ]
-        spec = DiagnosisSpec(
-            mode=diagnosis.mode, variants={BASELINE: {}} | diagnosis.changes, repeats=diagnosis.repeats
-        )
+        spec = DiagnosisSpec(mode=diagnosis.mode, variants=_variants(diagnosis.changes), repeats=diagnosis.repeats)
         return self._add(Job(stage="diagnosis", name=name, spec=spec, artifacts={"trials": tuple(trials)}))
 
     def _audits(self) -> None:
@@ -389,7 +389,7 @@ class _Asked(Starts):
             kind="sft" if isinstance(run, Sft) else kind_of_pairs(run),
             training=learning_of(run),
             **run.training.model_dump(include={"micro_batch_rows", "gradient_checkpointing"}),
-            variants={BASELINE: {}} | doubts,
+            variants=_variants(doubts),
         )
         looked_at = self._preflight(self._family(name if isinstance(run, Sft) else run.from_))
         before = {"pack": (pack,), "preflight": (looked_at,), "calibrate": (calibrated,)}
@@ -518,6 +518,11 @@ class _Asked(Starts):
 def _task_folder(evaluation: Evaluation) -> str | None:
     """Where its tasks lie; None of those that lm-evaluation-harness ships, which its version stands for."""
     return evaluation.tasks.folder if evaluation.tasks else None
+
+
+def _variants(changes: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
+    """The baseline and what changes it, in the order of their trials."""
+    return (Variant(name=BASELINE), *(Variant(name=name, changes=change) for name, change in changes.items()))
 
 
 def _expand_models(evaluation: Evaluation, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterator[str]:

@@ -167,12 +167,20 @@ class TrialSpec(Model):
     """Whether two steps more are taken apart by torch.profiler."""
 
 
+class Variant(Model):
+    """A run that is tried: the baseline, which changes nothing, or one with a change."""
+
+    name: str
+    changes: dict[str, Any] = {}
+    """By dotted key."""
+
+
 class DiagnosisSpec(Model):
     """Whose trials are compared, in which order."""
 
     mode: Literal["one-at-a-time", "add-one-in"]
-    variants: dict[str, dict[str, Any]]
-    """By name, the baseline first, what each changes."""
+    variants: tuple[Variant, ...]
+    """The baseline first; not by name, as a spec knows no order of keys."""
     repeats: int
 
 
@@ -185,8 +193,8 @@ class AuditSpec(Model):
     training: Learning
     micro_batch_rows: MicroBatchRows
     gradient_checkpointing: GradientCheckpointing
-    variants: dict[str, dict[str, Any]]
-    """By name, the baseline first, what each changes."""
+    variants: tuple[Variant, ...]
+    """The baseline first, in the order of the trials."""
 
 
 class EvalSpec(Model):
