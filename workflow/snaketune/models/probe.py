@@ -18,17 +18,24 @@ TIMES = 5
 
 
 def probe(device: torch.device, dtype: torch.dtype, place: Path) -> dict[str, float]:
-    """FLOP/s of a square matrix product in a data type, and bytes per second of a copy (read and written) and of a disk.
+    """FLOP/s of a square matrix product in a data type, and bytes per second of a copy (read and written) and of a disk; on a CPU
+    of one thread.
 
     Args:
         place: a folder on the disk.
     """
     called = str(dtype).removeprefix("torch.")
-    return {
-        "matmul_flops_per_second": measured_peak(device, dtype, called, torch.get_num_threads()).flops_per_second,
-        "copy_bytes_per_second": _copy(device),
-        "disk_bytes_per_second": _disk(place),
-    }
+    threads = torch.get_num_threads()
+    # On a CPU trainings compute with more threads or fewer; a machine is to be told from a machine.
+    torch.set_num_threads(1)
+    try:
+        return {
+            "matmul_flops_per_second": measured_peak(device, dtype, called, 1).flops_per_second,
+            "copy_bytes_per_second": _copy(device),
+            "disk_bytes_per_second": _disk(place),
+        }
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _copy(device: torch.device) -> float:
