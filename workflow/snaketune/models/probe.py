@@ -18,8 +18,8 @@ TIMES = 5
 
 
 def probe(device: torch.device, dtype: torch.dtype, place: Path) -> dict[str, float]:
-    """FLOP/s of a square matrix product in a data type, bytes per second of a copy (read and written) and of a disk; on a CPU of
-    one thread.
+    """FLOP/s of a square matrix product in a data type, bytes per second of a copy (read and written) and of a disk; on a CPU
+    of one thread.
 
     Args:
         place: a folder on the disk.
