@@ -36,11 +36,6 @@ def run_demo(folder: Path) -> None:
     for name in ("Snakefile", "workflow", "config", "profiles", "envs", "resources"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
-    # Enough to see that it learns; the rest takes minutes, and one answer in thirty more.
-    config = folder / "config/config.yaml"
-    whole = config.read_text(encoding="utf-8")
-    assert whole.count("epochs: 6.25") == 1
-    config.write_text(whole.replace("epochs: 6.25", "epochs: 4"), encoding="utf-8")
     done = subprocess.run(
         # So small a model learns no faster on more cores, and these are those of other tests.
         [sys.executable, "-m", "snakemake", "--cores", "1"],
@@ -63,7 +58,7 @@ def test_the_model_learns_the_tasks_and_then_the_habit(demo):
         name: s["conversations"]["demo-chat"]["exact_match"] for name, s in (("base", base), ("sft", sft), ("dpo", dpo))
     }
     assert exact["base"]["share"] <= 0.02
-    assert exact["sft"]["share"] >= 0.75
+    assert exact["sft"]["share"] >= 0.85
     assert exact["dpo"]["share"] >= exact["sft"]["share"] - 0.01
     assert dpo["preferences"]["demo-preferences"]["reward_accuracy"] >= 0.9
     assert exact["dpo"]["mean_response_tokens"] < 0.85 * exact["sft"]["mean_response_tokens"]
