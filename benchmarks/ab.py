@@ -89,9 +89,9 @@ def verdict(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str
     'B 12.0% ± 2.2% faster, memory equal, loss equal to 0.00%'
     """
     logs = [math.log(b["tokens_per_second"] / a["tokens_per_second"]) for a, b in rounds]
-    middle = statistics.median(logs)
-    # Of the mean of few rounds, by Student's t.
-    spread = T.get(len(logs), 2.0) * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
+    middle = statistics.fmean(logs)
+    # Of the mean of few rounds, by Student's t; of more than the table has, by what it nearly is.
+    spread = T.get(len(logs), 1.96 + 2.7 / (len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     percent, around = 100 * (math.exp(middle) - 1), 100 * (math.exp(spread) - 1)
     if abs(middle) <= spread:
         speed = f"no difference in speed shown ({percent:+.1f}% ± {around:.1f}%)"
@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("--run", default="sft:demo", help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     asked = parser.parse_args()
+    if asked.rounds < 2:
+        parser.error("--rounds: of one round nobody knows what is noise; give 2 or more")
     if not asked.base and asked.base_python == sys.executable:
         parser.error("A and B would be the same; give --base COMMIT (make ab BASE=COMMIT) or --base-python PYTHON")
     folder = Path(mkdtemp(prefix="ab-"))

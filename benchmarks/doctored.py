@@ -104,13 +104,7 @@ def look_at(case: str) -> dict[str, Any]:
         if audit.is_file():
             found = json.loads(audit.read_text(encoding="utf-8"))
             table = (audit.parent / "audit.md").read_text(encoding="utf-8")
-            first = found["switches"][0]
-            return {
-                "said": found["holds_back"],
-                "table": table,
-                "first": first["switch"],
-                "brings": first["brings_percent"],
-            }
+            return {"said": found["holds_back"], "table": table}
         errors = [
             line.removeprefix("error: ")
             for line in done.stdout.splitlines() + done.stderr.splitlines()

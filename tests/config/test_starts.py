@@ -1,5 +1,7 @@
 """What a run starts from, and what its adapters are put on: refused by key, value and what was expected."""
 
+import itertools
+
 import pytest
 
 from snaketune.config.load import load
@@ -110,3 +112,32 @@ def test_a_grid_of_starts_is_named_by_the_runs(more):
 def test_adapters_that_can_not_be_are_refused(more, lora, told):
     more["sft"]["more"]["lora"] = lora
     refused(more, rf"sft\.more\.{told}")
+
+
+def test_an_adapter_that_a_preference_run_goes_on_with_is_looked_at_as_one(more):
+    """All weights of an 8B model in training would stop a family of runs on a card that holds their adapters well."""
+    more["dpo"]["more"] = {
+        key: more["dpo"]["demo"][key] for key in more["dpo"]["demo"] if key not in ("from", "lora", "grid")
+    } | {"from": "more", "lora": "continued", "reference": {"path": "some/judge"}}
+    job = JobGraph(*load(more)).job("preflight", "demo")
+    (run,) = [run for run in job.spec.runs if run.key == "dpo.more"]
+    assert run.run.lora.rank == 4
+    assert run.reference == Pretrained(path="some/judge")
+
+
+def test_short_trainings_that_are_compared_follow_one_another(more):
+    """Side by side, on other GPUs or nodes too, they would take from each other, or be of machines that differ."""
+    more["diagnose"] = {
+        "speed": {
+            "run": "sft:demo",
+            "repeats": 2,
+            "changes": {"one": {"training.batch_rows": 8}, "other": {"packing.length": 128}},
+        }
+    }
+    more["sft"]["demo"]["training"] |= {"precision": "float32", "optimizer": "adamw_torch"}
+    graph = JobGraph(*load(more))
+    for prefix in ("speed/", "doctor-sft-demo/"):
+        trials = [job for job in graph.stage("trial") if job.name.startswith(prefix)]
+        assert len(trials) > 2
+        for before, job in itertools.pairwise(trials):
+            assert [one.name for one in job.after if one.stage == "trial"] == [before.name]

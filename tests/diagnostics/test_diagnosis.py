@@ -2,18 +2,24 @@
 
 import csv
 import io
+import json
 import math
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from snaketune.config.diagnose import Diagnosis
-from snaketune.config.runs import Sft
+from snaketune.config.operation import Execution
+from snaketune.config.runs import Learning, Sft
+from snaketune.diagnostics import trial as trial_module
 from snaketune.diagnostics.attribution_picture import picture
 from snaketune.diagnostics.diagnosis import as_csv, as_markdown, attribution
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import DiagnosisSpec, Variant, canonical
+from snaketune.stages.needs import Finding
+from snaketune.stages.specs import DiagnosisSpec, SftSpec, TrialSpec, Variant, canonical
+from tests.packing.chain import started
 
 RUN = Sft.model_validate(
     {
@@ -76,6 +82,26 @@ def test_a_loss_that_is_off_is_not_comparable_and_losses_are_of_equal_tokens():
     assert not rows[2]["comparable"] and "not comparable: its loss is" in rows[2]["note"]
 
 
+def test_a_variant_that_diverges_is_timed_and_not_compared():
+    gone = trial(200)
+    for window in gone["windows"][3:]:
+        window["loss"] = None
+    found = attribution(spec_of("high", "packed"), [{"baseline": trial(100), "high": gone, "packed": trial(150)}])
+    _, high, packed = found["rows"]
+    assert high["gain_percent"]["median"] == 100 and not high["comparable"] and "no number" in high["note"]
+    assert packed["comparable"] and "loss" not in high
+    assert json.dumps(found, allow_nan=False) and "no number" in as_markdown(found)
+    # Nothing can be held against a baseline of none, and no other figure is lost.
+    _, other = attribution(spec_of("packed"), [{"baseline": gone, "packed": trial(150)}])["rows"]
+    assert not other["comparable"] and other["gain_percent"]["median"] == -25
+
+
+def test_trials_of_other_libraries_are_told():
+    old, new = trial(100) | {"libraries": {"torch": "2.12"}}, trial(150) | {"libraries": {"torch": "2.13"}}
+    (note,) = attribution(spec_of("packed"), [{"baseline": old, "packed": new}])["notes"]
+    assert note.startswith("trials ran with torch 2.12 and 2.13") and "--forcerun trial" in note
+
+
 def test_what_runs_out_of_memory_is_told_and_nothing_without_a_baseline():
     gone = {"fits": False, "why": "out of memory with micro-batches of 64 rows"}
     found = attribution(spec_of("huge", "packed"), [{"baseline": trial(100), "huge": gone, "packed": trial(150)}])
@@ -134,3 +160,27 @@ def test_a_change_that_makes_no_run_names_itself():
     told = Diagnosis(run="sft:run", changes={"x": {"training.batch_rows": "many"}})
     with pytest.raises(SnaketuneError, match=r"diagnose\.speed\.changes\.x: training\.batch_rows: .*'many'"):
         told.variants("speed", RUN)
+
+
+def test_a_trial_that_is_known_beforehand_not_to_fit_is_a_finding(tmp_path, monkeypatch):
+    tokenizer = SimpleNamespace(files=list)
+    begun = SimpleNamespace(trainer_class=None, rows=[], run=None, config=None, made=None)
+    monkeypatch.setattr(trial_module.sft, "begin", lambda *_: begun)
+    found = [
+        Finding(key="training", found="needs 900.0 GB before there is a single activation", do="use a smaller one")
+    ]
+    monkeypatch.setattr(trial_module, "fitness_of", lambda *_: SimpleNamespace(findings=found))
+    spec = TrialSpec(
+        run=SftSpec(base=RUN.base, training=Learning(learning_rate=1e-3, batch_rows=8), lora=None, quantization=None),
+        micro_batch_rows=1, gradient_checkpointing=False, launch="single", zero_stage=None, load_in_memory="auto",
+        processes=1, steps=20, warmup_steps=3, repeat=1, profile=False,
+    )  # fmt: skip
+    work = started(tmp_path / "work")
+    operation = Execution(micro_batch_rows=1, gradient_checkpointing=False)
+    trial_module.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)
+    measured = json.loads((work.payload / "measured.json").read_text(encoding="utf-8"))
+    assert measured == {"fits": False, "why": "needs 900.0 GB before there is a single activation"}
+    # Whatever else is certain stops it, as it would stop the training.
+    found[:] = [Finding(key="training.optimizer", found="bitsandbytes has no GPU build", do="take another one")]
+    with pytest.raises(SnaketuneError, match="no GPU build"):
+        trial_module.build(spec, work, operation=operation, pack=None, tokenizer=tokenizer)

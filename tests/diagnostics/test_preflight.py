@@ -58,7 +58,7 @@ class Family:
         sft = SftSpec(
             base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
         )
-        run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, **given)
+        run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
         preflight.build(
             PreflightSpec(base=self.base, runs=(run,)),
             work,
@@ -175,6 +175,24 @@ def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkey
     assert found["severity"] == "warns" and "checkpoints" in found["found"]
 
 
+def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp_path):
+    """Another run of its family is added, and the disk is nearly full of what has been made."""
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    run = SimpleNamespace(key="sft.demo", run=SimpleNamespace(lora=None))
+    planned = SimpleNamespace(parameters=100, trained=100)
+    (found,) = places.disk_space(run, planned, 2, tmp_path)
+    assert found.certain and "its result takes" in found.found
+    made = tmp_path / "sft/demo/manifest.json"
+    made.parent.mkdir(parents=True)
+    made.touch()
+    (found,) = places.disk_space(run, planned, 2, tmp_path)
+    assert not found.certain
+    # In half precision, half of it.
+    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=300))
+    assert [one.certain for one in places.disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
+    assert [one.certain for one in places.disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
+
+
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError(38, "Function not implemented")
@@ -192,9 +210,14 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
     def model_info(self, path, **_):
         if isinstance(answer[0], type):
             raise answer[0].__new__(answer[0])
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in answer[0]])
+        gated = "gated" in path and "auto"
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=name) for name in answer[0]], gated=gated)
+
+    def auth_check(self, path):
+        raise errors.GatedRepoError.__new__(errors.GatedRepoError)
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub.HfApi, "auth_check", auth_check)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", raises(errors.LocalEntryNotFoundError("not here")))
     base = Pretrained(path="owner/model", revision="v1")
     said = {}
@@ -203,10 +226,20 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        said[str(what)] = [one.found for one in places.hub("sft.demo", base)]
+        found = places.hub("sft.demo.base", base)
+        assert {one.key for one in found} <= {"sft.demo.base.path"}
+        # One that doesn't answer now may do so in a minute.
+        assert all(one.certain == (what is not ConnectionError) for one in found)
+        said[str(what)] = [one.found for one in found]
     missing, revision, gated, silent, pickled, sound = said.values()
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
+    # Of a gated model everybody may read the page.
+    (gated,) = places.hub("sft.demo.base", Pretrained(path="owner/gated"))
+    assert "gated" in gated.found and gated.certain
+    # Somebody who works offline is sure to stay so.
+    answer[:] = [errors.OfflineModeIsEnabled]
+    assert [one.certain for one in places.hub("dpo.demo.reference", base)] == [True]
 
 
 def raises(error: Exception) -> Any:

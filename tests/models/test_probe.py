@@ -9,7 +9,7 @@ def test_a_probe_is_of_one_thread_and_changes_nothing(tmp_path):
     before, state = torch.get_num_threads(), torch.random.get_rng_state()
     torch.set_num_threads(2)
     try:
-        found = probe(torch.device("cpu"), torch.float32, tmp_path)
+        found = probe(torch.device("cpu"), tmp_path)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -114,6 +114,7 @@ def test_languages_are_said_where_rows_were_sorted_by_them(tmp_path):
         ({}, {}, "the result of `sft:demo`, which", 'BASE = "..."'),
         ({}, ALONE, "the result of `sft:demo`, an adapter itself, merged, which", 'BASE = "..."'),
         ({"continued": True}, ALONE, "the model that it began with, which", 'BASE = "Qwen/Qwen2.5-0.5B"'),
+        ({"continued": True}, ALONE, "the model that it began with, which", 'revision="main")'),
     ],
 )
 def test_an_adapter_alone_says_what_it_lies_on(tmp_path, dpo, sft, beneath, base):

@@ -139,6 +139,11 @@ def test_a_run_on_a_slow_machine_is_told_with_the_figure_that_is_low():
         "700 TFLOP/s"
     )
     assert slow_nodes(runs) == []
+    # A disk that was read once differs by a fifth from itself.
+    other = probed(matmul_flops_per_second=7e14, disk_bytes_per_second=1.6e9)
+    assert slow_nodes([*runs, ("dpo:slow", other)]) == []
+    (found,) = slow_nodes([*runs, ("dpo:slow", probed(disk_bytes_per_second=0.5e9))])
+    assert "reading the disk" in found.found
 
 
 def test_machines_of_other_kinds_are_not_held_against_each_other():

@@ -27,8 +27,8 @@ def test_several_processes_learn_what_one_does_killed_or_not(tmp_path):
             same(tmp_path / f"{name}-{way}", tmp_path / f"{name}-single")
     same(tmp_path / "sorted-alone", tmp_path / "sorted-single")
     assert not differing(tmp_path / "sorted-again", tmp_path / "sorted-ddp")
-    for name in ("bfloat16", "four-bit"):
-        same(tmp_path / f"{name}-fsdp", tmp_path / f"{name}-single")
+    same(tmp_path / "four-bit-fsdp", tmp_path / "four-bit-single")
+    same_in_bfloat16(tmp_path / "bfloat16-fsdp", tmp_path / "bfloat16-single")
     for way in ("single", "ddp", "fsdp"):
         assert len(found(tmp_path / f"sorted-{way}")["loss"]) == 2
         assert len(found(tmp_path / f"preferences-{way}")["loss"]) == 3
@@ -69,6 +69,20 @@ def same(one: Path, other: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         texts = {(folder / "payload.partial" / name).read_text(encoding="utf-8") for folder in (one, other)}
         assert len(texts) == 1
+
+
+def same_in_bfloat16(one: Path, other: Path) -> None:
+    """The first step to 1e-5. Gradients summed in another order differ in a weight's 24th bit, and after some steps, more or
+    fewer by the processor, one is rounded to the other side: from there on all is the same to the last of bfloat16's 8 bits."""
+    for name in ("loss", "grad_norm"):
+        ours, theirs = found(one)[name], found(other)[name]
+        assert len(ours) == 6
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=0)
+        torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=0)
+    ours, theirs = weights(one), weights(other)
+    assert {name: tensor.dtype for name, tensor in ours.items()} == dict.fromkeys(theirs, torch.bfloat16)
+    # Of the largest, a bit; of a bias without a gradient, steps of the optimizer's in either direction.
+    torch.testing.assert_close(ours, theirs, rtol=2**-8, atol=2**-8)
 
 
 def found(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:

@@ -145,15 +145,25 @@ def mark_of(job):
     return ancient if standing.current else str
 
 
+# Where results are shown to each job by themselves, it has to name them all.
+SHOWN = bool(workflow.storage_settings and workflow.storage_settings.default_storage_provider)
+
+
+def through(stage):
+    """The roles of a stage that Snakemake isn't asked to wait for, as another input does."""
+    return () if SHOWN else STAGES[stage].through
+
+
 def inputs_of(stage):
     """What the job reads, by role: manifests and files from outside; and the payloads that the manifests speak for."""
 
     def inputs(wildcards):
         job = job_of(stage, wildcards)
         mark = mark_of(job)
-        made = {role: [mark(one.manifest) for one in jobs] for role, jobs in job.artifacts.items()}
+        reads = {role: jobs for role, jobs in job.artifacts.items() if role not in through(stage)}
+        made = {role: [mark(one.manifest) for one in jobs] for role, jobs in reads.items()}
         files = {role: [mark(file) for file in files] for role, files in job.files.items()}
-        payloads = [mark(one.payload) for one in made_from(job)]
+        payloads = [mark(one.payload) for jobs in reads.values() for one in jobs]
         # What says how it runs is waited for where it runs, and is no reason to run. Not ancient: of a job below one that runs
         # Snakemake doesn't ask any more whether its own output is there, and leaves it out if what it waits for is ancient.
         after = [] if DECIDES and results.of(job).current else [mark(one.manifest) for one in job.after]
@@ -217,7 +227,17 @@ def params_of(stage):
         "code": codes[stage],
         "reruns_on": graph.config.reruns_on.get(stage, "code"),
         **operation_of(stage),
+        **{role: manifests_of(stage, role) for role in through(stage)},
     }
+
+
+def manifests_of(stage, role):
+    """Of the results that a job reads in a role."""
+
+    def manifests(wildcards):
+        return [one.manifest for one in job_of(stage, wildcards).artifacts[role]]
+
+    return manifests
 
 
 def operation_of(stage):
@@ -236,7 +256,8 @@ def operation_of(stage):
 def command_of(stage):
     """The command of one job: what it is told, what it reads by role, how it is run, where it publishes."""
     made = STAGES[stage]
-    inputs = "".join(f" {option(role)} {{input.{role}:q}}" for role in (*made.one, *made.many, *made.files))
+    held = {role: "params" if role in through(stage) else "input" for role in (*made.one, *made.many, *made.files)}
+    inputs = "".join(f" {option(role)} {{{where}.{role}:q}}" for role, where in held.items())
     operation = "".join(f" {option(key)} {{params.{key}:q}}" for key in made.operation)
     if made.launcher:
         # The same for all of them. Snakemake formats the command, so braces are doubled.

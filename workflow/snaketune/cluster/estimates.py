@@ -68,6 +68,7 @@ class Estimates:
         self.jobs = tuple(jobs)
         self._asks: dict[str, Ask] = {}
         self._bytes: dict[str, float] = {}
+        self._below: dict[str, tuple[Job, ...]] = {}
 
     def of(self, job: Job) -> Ask:
         """What the job needs."""
@@ -91,12 +92,15 @@ class Estimates:
         return self._bytes[job.manifest]
 
     def _corpora(self, job: Job) -> tuple[Job, ...]:
-        found = {}
-        for made in (one for some in job.artifacts.values() for one in some):
-            # A tokenizer was trained on others.
-            below = (made,) if made.stage == "corpus" else () if made.stage == "tokenizer" else self._corpora(made)
-            found |= {one.manifest: one for one in below}
-        return tuple(found.values())
+        # Kept: of parts that read parts there are more ways down than jobs.
+        if job.manifest not in self._below:
+            found = {}
+            for made in (one for some in job.artifacts.values() for one in some):
+                # A tokenizer was trained on others.
+                below = (made,) if made.stage == "corpus" else () if made.stage == "tokenizer" else self._corpora(made)
+                found |= {one.manifest: one for one in below}
+            self._below[job.manifest] = tuple(found.values())
+        return self._below[job.manifest]
 
     def _estimate(self, job: Job) -> Ask:
         alike = [one for one in self.jobs if one.stage == job.stage] if job.stage in ALIKE else [job]

@@ -62,6 +62,9 @@ def doubtful(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
         found["precision-auto"] = {"training.precision": "auto"}
     if run.training.optimizer == "adamw_torch":
         found["fused-optimizer"] = {"training.optimizer": "adamw_torch_fused"}
+    if run.training.compile is False and run.packing.strategy != "none":
+        # Not `true`, which stops a training where nothing can be compiled.
+        found["compile-auto"] = {"training.compile": "auto"}
     return found
 
 

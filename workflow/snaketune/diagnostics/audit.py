@@ -3,7 +3,7 @@
 Measured are the run as it is (two of its steps taken apart by torch.profiler), its curve of micro-batches, and a trial of each
 setting that is slow on most machines. What isn't measured is counted from the rows or estimated, and says so.
 
-    audit.json: key, holds_back, findings, switches (switch, set_to, brings_percent, how, do), parts
+    audit.json: key, holds_back, findings, switches (switch, set_to, brings_percent, most_percent, how, do), parts
     audit.md    the same as a table, what brings most first
 """
 
@@ -80,7 +80,11 @@ def audit(
             "parts": {},
         }
     switches = switches_of(spec, pack, curve, measured)
-    of_the_run = [one for one in findings if one["key"].startswith((spec.key, "corpora", "results", "flash"))]
+    of_the_run = [
+        one
+        for one in findings
+        if one["key"] == spec.key or one["key"].startswith((f"{spec.key}.", "corpora", "results", "operation", "flash"))
+    ]
     return {
         "key": spec.key,
         "holds_back": _holds_back(of_the_run, switches, baseline),
@@ -97,7 +101,12 @@ def _holds_back(findings: list[dict[str, str]], switches: list[Switch], baseline
     """One sentence."""
     wrong = next((one for one in findings if one["key"].endswith((".tokenizer", ".train_on"))), None)
     if wrong:
-        return f"what is learned: {wrong['key']}: {wrong['found']}"
+        speed = _slows_down(switches, baseline)
+        return f"what is learned: {wrong['key']}: {wrong['found']}. Of its speed, {speed}"
+    return _slows_down(switches, baseline)
+
+
+def _slows_down(switches: list[Switch], baseline: dict[str, Any]) -> str:
     first = switches[0]
     if (first.brings_percent or 0) >= WORTH and first.holds_back:
         return f"{first.holds_back} ({first.brings_percent:+.0f}% {first.how}); {first.do}"
@@ -122,7 +131,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines += [""] * bool(found["findings"])
     lines += ["| switch | set to | would bring | how it is known | do |", "|---|---|---|---|---|"]
     for one in found["switches"]:
-        brings = "?" if one["brings_percent"] is None else f"{one['brings_percent']:+.1f}%"
+        most = f"at most {one['most_percent']:+.0f}%" if one["most_percent"] else "?"
+        brings = most if one["brings_percent"] is None else f"{one['brings_percent']:+.1f}%"
         cells = (one["switch"], one["set_to"], brings, one["how"], one["do"])
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if found["parts"]:

@@ -95,20 +95,24 @@ def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) ->
         ratios = [one[name]["tokens_per_second"] / one[against]["tokens_per_second"] for one in rounds]
         whole = [one[name]["tokens_per_second"] / one[baseline]["tokens_per_second"] for one in rounds]
         losses = [loss_at(one[name], seen) for one in rounds]
-        off = _median(losses) / _median([loss_at(one[baseline], seen) for one in rounds]) - 1
+        off = _off(losses, [loss_at(one[baseline], seen) for one in rounds])
         row |= {
             "tokens_per_second": _spread([one[name]["tokens_per_second"] for one in rounds]),
             "sequences_per_second": _spread([one[name].get("sequences_per_second", 0.0) for one in rounds]),
             "step_seconds": _spread([one[name]["step_seconds"] for one in rounds]),
             "peak_gb": _spread([one[name]["peak_bytes"] / 1e9 for one in rounds]),
-            "loss": _spread(losses),
-            "loss_off_percent": round(100 * off, 2),
             "gain_percent": _spread([100 * (ratio - 1) for ratio in ratios]),
             "over_baseline_percent": _spread([100 * (ratio - 1) for ratio in whole]),
             "log_gain": math.log(_median(ratios)),
-            "comparable": abs(off) <= COMPARABLE,
+            "comparable": off is not None and abs(off) <= COMPARABLE,
         }
-        if not row["comparable"]:
+        if None not in losses:
+            row["loss"] = _spread(losses)
+        if off is None:
+            row["note"] = "not comparable: its loss, or the baseline's, is no number any more"
+        else:
+            row["loss_off_percent"] = round(100 * off, 2)
+        if off is not None and not row["comparable"]:
             row["note"] = f"not comparable: its loss is {100 * off:+.1f}% off at the same tokens"
         before = name
     gained = sum(row["log_gain"] for row in rows if row.get("log_gain", 0) > 0)
@@ -126,8 +130,16 @@ def attribution(spec: DiagnosisSpec, rounds: list[dict[str, dict[str, Any]]]) ->
     }
 
 
-def loss_at(measured: dict[str, Any], tokens: float) -> float:
-    """The mean loss of a trial when it had seen so many tokens, between the windows around that.
+def _off(losses: list[float | None], baseline: list[float | None]) -> float | None:
+    """By how much of it a loss is off the baseline's; None where one of them is no number."""
+    if None in (*losses, *baseline):
+        return None
+    against = _median(baseline)
+    return _median(losses) / against - 1 if against else 0.0 if _median(losses) == 0 else math.inf
+
+
+def loss_at(measured: dict[str, Any], tokens: float) -> float | None:
+    """The mean loss of a trial when it had seen so many tokens, between the windows around that; None if it is no number.
 
     >>> windows = [{"tokens": 100, "loss": 4.0}, {"tokens": 100, "loss": 3.0}]
     >>> loss_at({"tokens_in_warmup": 50, "windows": windows}, 150)
@@ -141,6 +153,8 @@ def loss_at(measured: dict[str, Any], tokens: float) -> float:
         if middle >= tokens:
             if before is None:
                 return window["loss"]
+            if None in (before[1], window["loss"]):
+                return None
             share = (tokens - before[0]) / (middle - before[0])
             return before[1] + share * (window["loss"] - before[1])
         before = middle, window["loss"]
@@ -161,6 +175,12 @@ def _of_the_machine(measured: list[dict[str, Any]]) -> list[str]:
         off = max(values) / min(values) - 1
         if off > STEADY:
             found.append(f"between trials, {what} differed by {100 * off:.0f}%: something else ran, or the clock moved")
+    for library in sorted({name for one in measured for name in one.get("libraries", {})}):
+        versions = sorted({str(one.get("libraries", {}).get(library)) for one in measured})
+        if len(versions) > 1:
+            found.append(
+                f"trials ran with {library} {' and '.join(versions)}; `snakemake diagnose --forcerun trial` measures all anew"
+            )
     if len({one["device"] for one in measured}) > 1:
         found.append("trials ran on different devices; run them again on one")
     return found

@@ -3,8 +3,8 @@
     probe    a matrix product, a copy in memory, a file read back          half a second
     steps    twenty steps of a small transformer, one GPU or the CPU       a few seconds
 
-A node that is more than 5% from the median in any of it is named, with the figure, and with what else differs (clock, power
-limit, temperature, ECC, driver).
+A node that is more than 5% from the median in any of it (of the disk, half) is named, with the figure, and with what else
+differs (clock, power limit, temperature, ECC, driver).
 """
 
 import json
@@ -22,6 +22,8 @@ from snaketune.cluster.site import read_site, site_file
 from snaketune.errors import SnaketuneError
 
 APART = 0.05
+# A disk read once after it was written differs by more from itself.
+DISK_APART = 0.5
 STEPS, WARMUP = 20, 3
 # Width, heads, layers, rows and tokens of the transformer, where there is a GPU and where there is none.
 ON_GPU, ON_CPU = (2048, 16, 4, 8, 1024), (256, 4, 2, 2, 128)
@@ -43,7 +45,7 @@ def here(place: Path) -> dict[str, Any]:
 
     compute = resolve_compute("auto")
     found = {"node": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "device": compute.device.type} | probe(
-        compute.device, compute.dtype, place
+        compute.device, place
     )
     found["steps_per_second"] = _steps(torch, compute)
     return found | {"gpu": _gpu()}
@@ -145,7 +147,8 @@ def differing(nodes: list[dict[str, Any]]) -> list[str]:
         off = []
         for key, what in FIGURES.items():
             values = [one[key] for one in nodes if key in one]
-            if key in node and abs(share := node[key] / statistics.median(values) - 1) > APART:
+            apart = DISK_APART if key == "disk_bytes_per_second" else APART
+            if key in node and abs(share := node[key] / statistics.median(values) - 1) > apart:
                 off.append(f"{what} {abs(share):.0%} {'faster' if share > 0 else 'slower'} than the median")
         if off:
             found.append("; ".join([f"{node['node']}: {', '.join(off)}", *_otherwise(node, nodes)]))

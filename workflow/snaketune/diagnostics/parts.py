@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import TrainerCallback
@@ -10,12 +10,28 @@ from transformers import TrainerCallback
 from snaketune.training.launched import is_first_process
 
 PROFILED_STEPS = 2
-# By what kernels and operators are called; the first that fits.
+# By what operators, and the kernels of torch, cuBLAS, CUTLASS, cuDNN and NCCL, are called; the first that fits.
 PARTS = {
-    "attention": ("attention", "flash", "fmha", "varlen", "softmax"),
-    "optimizer": ("adam", "optimizer", "foreach", "_fused", "sgd", "lion", "adafactor"),
-    "products": ("mm", "matmul", "gemm", "linear", "cutlass", "cublas", "bmm", "xmma", "wgmma"),
-    "copies": ("copy", "memcpy", "memset", "cat", "index", "gather", "scatter", "to_copy", "contiguous", "clone"),
+    # Pointwise work that the compiler put together is called after all that is in it; the loss has a softmax too.
+    "other": ("triton_poi", "triton_red", "triton_per", "cpp_fused", "log_softmax", "logsoftmax"),
+    "attention": ("attention", "flash", "fmha", "sdpa", "varlen", "softmax"),
+    "optimizer": ("adam", "optimizer", "foreach", "multi_tensor", "sgd", "lion", "adafactor"),
+    "products": (
+        "::mm",
+        "_mm",
+        "addmm",
+        "bmm",
+        "matmul",
+        "gemm",
+        "linear",
+        "cutlass",
+        "cublas",
+        "nvjet",
+        "xmma",
+        "triton_tem",
+    ),
+    "communication": ("nccl", "gloo", "allreduce", "allgather", "reducescatter", "c10d::"),
+    "copies": ("copy", "memcpy", "memset", "cat", "index", "gather", "scatter", "contiguous", "clone"),
 }
 REST, WAITING = "other", "waiting"
 
@@ -29,56 +45,69 @@ class Profiled(TrainerCallback):
         if device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self.profiler = torch.profiler.profile(activities=activities)
-        self.seconds = 0.0
-        self.shares: dict[str, float] = {}
+        self.state: Literal["before", "running", "done"] = "before"
 
     def on_step_begin(self, args, state, control, **_):
         """Of the Trainer: a step begins."""
         if state.global_step == self.after:
             self.profiler.start()
+            self.state = "running"
 
     def on_step_end(self, args, state, control, **_):
         """Of the Trainer: a step is done."""
-        if state.global_step == self.after + PROFILED_STEPS:
-            if self.device.type != "cpu":
-                torch.accelerator.synchronize(self.device)
-            self.profiler.stop()
-            if is_first_process():
-                self.profiler.export_chrome_trace(str(self.trace))
-            self.shares = shares(self.profiler, self.device)
+        if self.state == "running" and state.global_step == self.after + PROFILED_STEPS:
+            self._stop()
+            self.state = "done"
             control.should_training_stop = True
 
+    def on_train_end(self, args, state, control, **_):
+        """Of the Trainer: it may have had too few steps."""
+        if self.state == "running":
+            self._stop()
 
-def shares(profiler: torch.profiler.profile, device: torch.device) -> dict[str, float]:
-    """Of the time between the first event and the last, what each part took.
+    def _stop(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        self.profiler.stop()
+        if is_first_process():
+            self.profiler.export_chrome_trace(str(self.trace))
 
-    On a GPU, time in its kernels; on a CPU, operators' own time in the thread that computes. Waiting is what is left: for data,
-    for Python, for kernels to be started.
-    """
-    on_gpu = device.type == "cuda"
-    timed = [
-        (
-            event.name,
-            event.time_range.start,
-            event.time_range.end,
-            event.self_device_time_total if on_gpu else event.self_cpu_time_total,
-        )
-        for event in profiler.events()
-        if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
-    ]
-    if not timed:
-        return {}
-    whole = max(end for _, _, end, _ in timed) - min(start for _, start, _, _ in timed)
-    return divided(((name, own) for name, _, _, own in timed), whole)
+    def shares(self, step_seconds: float) -> dict[str, float]:
+        """Of a step, what each part took; nothing where too few were profiled.
+
+        On a GPU, time in its kernels; on a CPU, operators' own time in the thread that computes. Waiting is what is left: for
+        data, for Python, for kernels to be started.
+
+        Args:
+            step_seconds: of a step that isn't profiled. Beside the profiler kernels take as long as ever, but are started
+                later; operators of a CPU take longer themselves, so that there the profiled steps are the whole.
+        """
+        if self.state != "done":
+            return {}
+        on_gpu = self.device.type == "cuda"
+        events = [
+            event
+            for event in self.profiler.events()
+            if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
+            # A GPU's time line has the ranges that code marks, too, above the kernels within them.
+            and not (on_gpu and event.is_user_annotation)
+        ]
+        if not events:
+            return {}
+        if on_gpu:
+            timed = ((event.name, event.time_range.elapsed_us()) for event in events)
+            return divided(timed, 1e6 * PROFILED_STEPS * step_seconds)
+        whole = max(event.time_range.end for event in events) - min(event.time_range.start for event in events)
+        return divided(((event.name, event.self_cpu_time_total) for event in events), whole)
 
 
 def divided(timed: Iterable[tuple[str, float]], whole: float) -> dict[str, float]:
     """Shares of a whole, by part.
 
     >>> divided([("aten::mm", 60.0), ("aten::add", 10.0), ("Optimizer.step#AdamW.step", 5.0)], 100.0)
-    {'attention': 0.0, 'optimizer': 0.05, 'products': 0.6, 'copies': 0.0, 'other': 0.1, 'waiting': 0.25}
+    {'other': 0.1, 'attention': 0.0, 'optimizer': 0.05, 'products': 0.6, 'communication': 0.0, 'copies': 0.0, 'waiting': 0.25}
     """
-    found: dict[str, Any] = dict.fromkeys([*PARTS, REST], 0.0)
+    found: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
     for name, own in timed:
         low = name.lower()
         part = next((part for part, words in PARTS.items() if any(word in low for word in words)), REST)

@@ -15,18 +15,21 @@ GB = 1e9
 SECONDS_TO_ANSWER = 10.0
 
 
-def disk_space(run: PreflightRun, planned: Planned, place: Path) -> list[Finding]:
+def disk_space(run: PreflightRun, planned: Planned, width: int, place: Path) -> list[Finding]:
     """Whether the results fit, and the checkpoints beside them: two, as the older one goes when the newer one is there.
 
     Args:
-        place: on the disk that is written to.
+        width: bytes of a number of the result.
+        place: the folder of all results.
     """
     free = shutil.disk_usage(place).free
     whole = run.run.lora is None or run.run.lora.merge
-    result = 4 * (planned.parameters if whole else planned.trained)
+    result = width * (planned.parameters if whole else planned.trained)
     # Weights and two states of the optimizer, in float32.
     checkpoint = 12 * planned.trained
-    if result > free:
+    # One that is there may be current, and then nothing is written.
+    made = (place / run.key.replace(".", "/", 1) / "manifest.json").is_file()
+    if result > free and not made:
         return [
             Finding(
                 key=run.key,
@@ -75,17 +78,17 @@ def file_system(place: Path) -> list[Finding]:
     return found
 
 
-def hub(run_key: str, base: Pretrained | Scratch) -> list[Finding]:
-    """Whether a base from the Hub is here, or can be had: the repository, the revision, and safetensors in it.
+def hub(key: str, base: Pretrained | Scratch | None) -> list[Finding]:
+    """Whether a model from the Hub is here, or can be had: the repository, the revision, and safetensors in it.
 
     Args:
-        run_key: of the run that starts from it.
+        key: of the config, that names it.
     """
     if not isinstance(base, Pretrained) or Path(base.path).is_dir() or _is_here(base):
         return []
     revision = base.revision or "main"
-    found, do = _on_the_hub(base.path, revision)
-    return [Finding(key=f"{run_key}.base.path", found=found, do=do)] if found else []
+    found, do, certain = _on_the_hub(base.path, revision)
+    return [Finding(key=f"{key}.path", found=found, do=do, certain=certain)] if found else []
 
 
 def _is_here(base: Pretrained) -> bool:
@@ -100,34 +103,46 @@ def _is_here(base: Pretrained) -> bool:
     return any(there.glob("*.safetensors"))
 
 
-def _on_the_hub(path: str, revision: str) -> tuple[str, str]:
-    """What keeps it from being fetched, and what to do; empty where nothing does."""
+def _on_the_hub(path: str, revision: str) -> tuple[str, str, bool]:
+    """What keeps it from being fetched, what to do, and whether that is certain; empty where nothing does."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
         told = HfApi().model_info(path, revision=revision, timeout=SECONDS_TO_ANSWER)
+        if told.gated:
+            # Of a gated one everybody may read what it is.
+            HfApi().auth_check(path)
     except GatedRepoError:
         return (
             f"{path} is gated on the Hub, and you aren't let in",
             "accept its conditions on its page there, and set HF_TOKEN in the environment",
+            True,
         )
     except RevisionNotFoundError:
-        return f"{path} has no revision {revision!r}", "name one that is on its page"
+        return f"{path} has no revision {revision!r}", "name one that is on its page", True
     except RepositoryNotFoundError:
         return (
             f"the Hub has no model {path!r}, or none that you may see",
             "check the name, a folder would be looked for here; for a private one set HF_TOKEN in the environment",
+            True,
         )
     except Exception as error:
-        # Whatever keeps it from answering: its libraries have many names for that.
+        # Whatever keeps it from answering: its libraries have many names for that, and it may answer the next time.
         return (
             f"{path} isn't in the Hub's cache here, and the Hub can't be reached ({type(error).__name__})",
             f"fetch it where there is a network: hf download {path} --revision {revision}",
+            isinstance(error, OfflineModeIsEnabled),
         )
     if not any(file.rfilename.endswith(".safetensors") for file in told.siblings or ()):
         return (
             f"{path} has no safetensors at revision {revision!r}",
             "choose a revision that has them; other formats could run code and aren't read",
+            True,
         )
-    return "", ""
+    return "", "", False

@@ -29,10 +29,11 @@ from snaketune.packing.shards import RAW_FORMAT_VERSION
 from snaketune.stages.needs import Finding, tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightRun, PreflightSpec
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.work import WORK_ROOT, WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.fitness import examine
 from snaketune.training.found import FINDINGS
+from snaketune.training.saving import choose_dtype
 
 
 def build(
@@ -56,10 +57,16 @@ def build(
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
-    first = spec.runs[0].key
-    found = [*hub(first, spec.base), *file_system(work.folder), *pads_with_the_end(first, chat, tokenizer.manifest)]
+    # The run that the family begins with.
+    first = next(run.key for run in spec.runs if run.kind == "sft")
+    found = [
+        *hub(f"{first}.base", spec.base),
+        *file_system(work.folder),
+        *pads_with_the_end(first, chat, tokenizer.manifest),
+    ]
     for run in spec.runs:
-        found += _of_run(run, spec, chat, packs[run.pack], work.folder)
+        found += hub(f"{run.key}.reference", run.reference)
+        found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
     found += held_out_in_training(corpora, evaluated)
     found = list(dict.fromkeys(found))
     write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in found]})
@@ -85,14 +92,15 @@ def _of_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: A
     if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
         # TRL makes its rows itself, of lengths that nobody knows yet.
         return found
-    fits, planned = _machine(run, spec, chat, pack)
-    return found + fits + (disk_space(run, planned, place) if planned else [])
+    fits, planned, width = _machine(run, spec, chat, pack)
+    return found + fits + (disk_space(run, planned, width, place) if planned else [])
 
 
 def _machine(
     run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact
-) -> tuple[list[Finding], Planned | None]:
-    """What of the machine doesn't fit the run, by the rules by which the training itself looks when it begins."""
+) -> tuple[list[Finding], Planned | None, int]:
+    """What of the machine doesn't fit the run, by the rules by which the training itself looks when it begins; what is planned,
+    and bytes of a number of its result."""
     operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
     try:
         compute = resolve_compute(run.run.training.precision)
@@ -108,12 +116,13 @@ def _machine(
             processes=operation.processes,
         )
     except SnaketuneError as error:
-        return [Finding(key=run.key, found=str(error), do="mend it first: the training would stop at it")], None
+        return [Finding(key=run.key, found=str(error), do="mend it first: the training would stop at it")], None, 0
     found = [_named(run, finding) for finding in fitness.findings]
-    return found, fitness.planned
+    stored = config if isinstance(spec.base, Pretrained) else None
+    return found, fitness.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize
 
 
 def _named(run: PreflightRun, finding: Finding) -> Finding:
-    """With the whole key; of the portions, which a training can lower by itself, nothing is certain yet."""
+    """With the whole key."""
     key = finding.key if finding.key == "flash-attn" else f"{run.key}.{finding.key}"
     return replace(finding, key=key)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from snaketune.config.optimizers import OPTIMIZERS
 from snaketune.stages.specs import AuditSpec
 
 How = Literal["measured", "counted", "estimated", "not known here"]
@@ -17,6 +18,7 @@ class Switch:
     Attributes:
         brings_percent: by how much more tokens that count a second would be learned from after `do`; 0 where it is right,
             None where nobody knows.
+        most_percent: what it would bring if the part of a step that it is about took no time at all; 0 where that isn't known.
         holds_back: how it is called where it holds the run back most.
     """
 
@@ -25,6 +27,7 @@ class Switch:
     brings_percent: float | None
     how: How
     do: str = ""
+    most_percent: float = 0.0
     holds_back: str = ""
 
 
@@ -44,8 +47,10 @@ def switches_of(
         _optimizer(spec, baseline, measured),
         _loader(baseline),
         _head(baseline),
-        _kernels(baseline),
-        _compile(baseline),
+        _attention(baseline),
+        _fused(baseline),
+        *_small_kernels(baseline),
+        _compile(spec, baseline, measured),
         *_reference(spec),
     ]
     found.sort(key=lambda one: -(one.brings_percent or 0.0))
@@ -175,20 +180,19 @@ def _optimizer(spec: AuditSpec, baseline: dict[str, Any], measured: dict[str, di
         )
     share = baseline["parts"].get("optimizer")
     told = "" if share is None else f", {share:.0%} of a step"
-    return Switch(
-        switch="optimizer",
-        set_to=f"{spec.training.optimizer}{told}",
-        brings_percent=0.0,
-        how="estimated",
-    )
+    of = OPTIMIZERS[spec.training.optimizer]
+    if of.bits > 8 and not of.factored:
+        states = of.states * baseline["trainable_parameters"] / baseline["processes"] / 1e9
+        told += f"; its states take up to {states * of.bits / 8:.2g} GB, and {states:.2g} in 8 bits"
+    return Switch(switch="optimizer", set_to=f"{spec.training.optimizer}{told}", brings_percent=0.0, how="estimated")
 
 
 def _loader(baseline: dict[str, Any]) -> Switch:
-    waited = min(0.99, baseline["waited_share"])
+    waited = baseline["waited_share"]
     return Switch(
         switch="loader",
         set_to=f"rows are ready beforehand; {waited:.1%} of the time was waited for them",
-        brings_percent=round(100 * waited / (1 - waited), 1),
+        brings_percent=_without(waited),
         how="measured",
         do="operation.load_in_memory: true, or results on a faster disk" if waited > WORTH / 100 else "",
         holds_back="the loader: steps wait for rows",
@@ -206,30 +210,77 @@ def _head(baseline: dict[str, Any]) -> Switch:
     )
 
 
-def _kernels(baseline: dict[str, Any]) -> Switch:
-    """Attention, and what a GPU waits for between its kernels."""
-    waiting = baseline["parts"].get("waiting")
-    if waiting is None or baseline["device"] == "cpu":
-        return Switch(switch="attention kernel", set_to=baseline["kernel"], brings_percent=None, how="not known here")
-    idle = max(0.0, min(0.99, waiting - baseline["waited_share"]))
+def _attention(baseline: dict[str, Any]) -> Switch:
+    return _part_of_a_step(baseline, "attention", "attention kernel", baseline["kernel"], "attention is")
+
+
+def _fused(baseline: dict[str, Any]) -> Switch:
+    """Of what kernels such as Liger's put together, compiled layers are put together too."""
+    what = "compiled layers" if baseline["compiled"] else "none (compiled layers, or Liger's)"
+    return _part_of_a_step(baseline, "other", "fused kernels", what, "norms, activations and rotations are")
+
+
+def _part_of_a_step(baseline: dict[str, Any], part: str, switch: str, set_to: str, what: str) -> Switch:
+    """A switch that isn't tried, by what its part of a step is."""
+    share = baseline["parts"].get(part)
+    if share is None:
+        return Switch(switch=switch, set_to=set_to, brings_percent=None, how="not known here")
     return Switch(
-        switch="kernels",
-        set_to=f"{baseline['kernel']}; the device waits {idle:.0%} of the time between kernels",
-        brings_percent=round(100 * idle / (1 - idle), 1),
-        how="measured",
-        do="more rows at once, or training.compile: true" if idle > WORTH / 100 else "",
-        holds_back="small kernels: the device waits for the next one to be started",
+        switch=switch,
+        set_to=f"{set_to}; {what} {share:.0%} of a step",
+        brings_percent=None,
+        how="estimated",
+        most_percent=_without(share),
     )
 
 
-def _compile(baseline: dict[str, Any]) -> Switch:
+def _without(share: float) -> float:
+    """Percent that a step is faster without a share of its time.
+
+    >>> _without(0.5)
+    100.0
+    """
+    return round(100 * share / (1 - min(0.99, share)), 1)
+
+
+def _small_kernels(baseline: dict[str, Any]) -> list[Switch]:
+    """What a GPU waits for between its kernels."""
+    waiting = baseline["parts"].get("waiting")
+    if waiting is None or baseline["device"] == "cpu":
+        return []
+    idle = max(0.0, waiting - baseline["waited_share"])
+    return [
+        Switch(
+            switch="small kernels",
+            set_to=f"the device waits {idle:.0%} of the time between kernels",
+            brings_percent=_without(idle),
+            how="measured",
+            do="more rows at once, or training.compile: true" if idle > WORTH / 100 else "",
+            holds_back="small kernels: the device waits for the next one to be started",
+        )
+    ]
+
+
+def _compile(spec: AuditSpec, baseline: dict[str, Any], measured: dict[str, dict[str, Any]]) -> Switch:
+    if "compile-auto" in measured:
+        gain, _ = _gain(measured, "compile-auto")
+        does = "does" if measured["compile-auto"].get("compiled") else "doesn't compile either"
+        return Switch(
+            switch="compile",
+            set_to=f"off; auto {does}",
+            brings_percent=gain,
+            how="measured",
+            do=f"{spec.key}.training.compile: auto" if (gain or 0) > WORTH else "",
+            holds_back="layers in many small kernels, which aren't compiled",
+        )
+    asked = "auto, " if spec.training.compile == "auto" else ""
+    # What auto goes by is measured (models/compiling.py): from how many FLOPs on a run earns compiling back.
+    earned = "" if baseline["compiled"] or not asked else ", as it earns nothing or can't be had"
     return Switch(
         switch="compile",
-        set_to="on"
-        if baseline["compiled"]
-        else "off; `diagnose: changes: {compiled: {training.compile: true}}` measures it",
-        brings_percent=None,
-        how="not known here",
+        set_to=f"{asked}{'on' if baseline['compiled'] else 'off'}{earned}",
+        brings_percent=0.0,
+        how="estimated",
     )
 
 

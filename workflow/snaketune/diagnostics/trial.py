@@ -9,6 +9,7 @@ is looked at where a window ends, so that steps within one overlap as they alway
     measured.json    fits, windows, tokens_per_second, sequences_per_second, peak_bytes, waited_share, mfu, probe, device …
 """
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import keep_freed_memory
 from snaketune.models.probe import probe
 from snaketune.models.room import peak_memory
+from snaketune.stages.libraries import installed_version
+from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
 from snaketune.stages.work import WorkFolder
@@ -34,7 +37,7 @@ from snaketune.tracking.curves import Tracked
 from snaketune.training import dpo, sft
 from snaketune.training.launched import is_first_process
 from snaketune.training.order import SetEpoch
-from snaketune.training.pipeline import Begun, check_fitness, prepared
+from snaketune.training.pipeline import Begun, fitness_of, prepared
 from snaketune.training.trainer import BaseTrainer, Run
 
 WINDOWS = 10
@@ -69,16 +72,22 @@ def build(
         begun = sft.begin(run, pack, tokenizer, (*model, *beneath))
     else:
         begun = dpo.begin(run, (*model, *beneath), pack, *ref_logps)
-    check_fitness(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
+    fitness = fitness_of(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
+    if small := [finding.found for finding in fitness.findings if finding.certain and finding.key == "training"]:
+        # Found beforehand, it is as much a finding as a trial that runs out of memory.
+        if is_first_process():
+            write_json(work.payload / MEASURED, {"fits": False, "why": small[0]})
+        return Outcome(counts={"steps": 0}, about=run.compute.about())
+    tell(fitness.findings, aloud=is_first_process())
     if run.compute.device.type == "cpu":
         keep_freed_memory()
-    measured = _measure(begun, spec) | {"probe": probe(run.compute.device, run.compute.dtype, work.state)}
+    measured = _measure(begun, spec) | {"probe": probe(run.compute.device, work.state)}
     measured |= _sequences(measured, pack)
     if is_first_process():
         write_json(work.payload / MEASURED, measured)
         print(
             f"{measured['tokens_per_second']:,.0f} tokens/s over {spec.steps} steps, "
-            f"loss {measured['windows'][-1]['loss']:.4f}, {measured['peak_bytes'] / 1e9:.2f} GB",
+            f"loss {measured['windows'][-1]['loss']}, {measured['peak_bytes'] / 1e9:.2f} GB",
             flush=True,
         )
     return Outcome(counts={"steps": measured["steps"]}, about=run.compute.about())
@@ -91,8 +100,8 @@ class Windows(TrainerCallback):
         """Args: goes_on: whether somebody else ends the training."""
         self.gauge, self.warmup, self.last, self.goes_on = trainer.gauge, warmup, warmup + steps, goes_on
         self.length = max(1, steps // WINDOWS)
-        # Step, time, and the tokens that were counted since the mark before.
-        self.marks: list[tuple[int, float, float]] = []
+        # Step, time, the tokens that were counted since the mark before, and the seconds that were waited for rows so far.
+        self.marks: list[tuple[int, float, float, float]] = []
 
     def on_step_end(self, args, state, control, **_):
         """Of the Trainer: a step is done."""
@@ -104,7 +113,7 @@ class Windows(TrainerCallback):
             return
         if self.gauge.device.type != "cpu":
             torch.accelerator.synchronize(self.gauge.device)
-        self.marks.append((step, time.monotonic(), float(self.gauge.sums.get("tokens", 0))))
+        self.marks.append((step, time.monotonic(), float(self.gauge.sums.get("tokens", 0)), self.gauge.waited))
         # The log takes the loss, and begins to count anew.
         control.should_log = True
 
@@ -128,25 +137,27 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
                 f"the whole training has {trainer.state.global_step} steps, and {spec.warmup_steps} of a trial go before one "
                 "is measured; give it more epochs, or its steps fewer rows (training.batch_rows)"
             )
-        own = {"tokens": [tokens for _, _, tokens in windows.marks], "peak": peak_memory(gauge.device)}
+        own = {"tokens": [tokens for _, _, tokens, _ in windows.marks], "peak": peak_memory(gauge.device)}
         everyone = gather_object([own])
         history = [entry for entry in trainer.state.log_history if "loss" in entry]
         found = _windows(windows.marks, [sum(tokens) for tokens in zip(*(one["tokens"] for one in everyone))], history)
         about = gauge.about(history)
+        first, last = windows.marks[0], windows.marks[-1]
+        step_seconds = (last[1] - first[1]) / (last[0] - first[0])
         return {
             "fits": True,
             "why": "",
             "windows": found,
             "steps": trainer.state.global_step,
             "tokens_per_second": _median([one["tokens"] / one["seconds"] for one in found]),
-            "step_seconds": sum(one["seconds"] for one in found) / max(1, found[-1]["step"] - windows.marks[0][0]),
-            "tokens_in_warmup": windows.marks[0][2] * len(everyone),
+            "step_seconds": step_seconds,
+            "tokens_in_warmup": first[2] * len(everyone),
             "peak_bytes": max(one["peak"] for one in everyone),
-            "waited_share": round(gauge.waited / max(1e-9, time_of(windows.marks)), 4),
+            "waited_share": round((last[3] - first[3]) / max(1e-9, last[1] - first[1]), 4),
             "mfu": about["mfu_median"],
             "mfu_computed": about["mfu_computed_median"],
             "peak_flops_per_second": about["peak_flops_per_second"],
-            "parts": profiled.shares,
+            "parts": profiled.shares(step_seconds),
             "compiled": trainer.compiled,
             "kernel": ready.about.get("kernel", "its own attention"),
             "parameters": ready.parameters,
@@ -156,12 +167,8 @@ def _measure(begun: Begun, spec: TrialSpec) -> dict[str, Any]:
             "gradient_checkpointing": args.gradient_checkpointing,
             "processes": args.world_size,
             "device": device_name(gauge.device),
+            "libraries": {name: installed_version(name) for name in ("torch", "transformers")},
         }
-
-
-def time_of(marks: list[tuple[int, float, float]]) -> float:
-    """Seconds from the first mark to the last."""
-    return marks[-1][1] - marks[0][1]
 
 
 def device_name(device: torch.device) -> str:
@@ -170,13 +177,14 @@ def device_name(device: torch.device) -> str:
 
 
 def _windows(
-    marks: list[tuple[int, float, float]], tokens: list[float], history: list[dict[str, float]]
-) -> list[dict[str, float]]:
+    marks: list[tuple[int, float, float, float]], tokens: list[float], history: list[dict[str, float]]
+) -> list[dict[str, float | None]]:
     """What lies between marks. Args: tokens: of all processes, by mark; history: a line with the loss at each mark."""
-    losses = {entry["step"]: entry["loss"] for entry in history}
+    # One that diverges is as fast as others; JSON has no word for its loss.
+    losses = {entry["step"]: entry["loss"] if math.isfinite(entry["loss"]) else None for entry in history}
     return [
         {"step": step, "tokens": own, "seconds": round(at - before, 6), "loss": losses[step]}
-        for (step, at, _), own, (_, before, _) in zip(marks[1:], tokens[1:], marks)
+        for (step, at, *_), own, (_, before, *_) in zip(marks[1:], tokens[1:], marks)
     ]
 
 

@@ -4,6 +4,7 @@ They are prepared before a model is loaded: names, data and chat template are re
 computed. The index of what it ships takes lm-evaluation-harness some 15 s.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -204,7 +205,7 @@ def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
     for key, value in sorted(measured.items()):
         metric, comma, by = key.partition(",")
         is_stderr = metric.endswith("_stderr")
-        if comma and isinstance(value, int | float) and is_stderr == (ending == "_stderr"):
+        if comma and isinstance(value, int | float) and math.isfinite(value) and is_stderr == (ending == "_stderr"):
             found[f"{metric.removesuffix('_stderr')},{by}".removesuffix(",none")] = round(
                 float(value), 4 + 2 * is_stderr
             )

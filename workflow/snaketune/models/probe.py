@@ -17,14 +17,14 @@ COPIED, READ = 2**27, 2**25
 TIMES = 5
 
 
-def probe(device: torch.device, dtype: torch.dtype, place: Path) -> dict[str, float]:
-    """FLOP/s of a square matrix product in a data type, bytes per second of a copy (read and written) and of a disk; on a CPU
-    of one thread.
+def probe(device: torch.device, place: Path) -> dict[str, float]:
+    """FLOP/s of a square matrix product, bytes per second of a copy (read and written) and of a disk; on a CPU in float32, of
+    one thread, elsewhere in bfloat16, whatever a training computes in.
 
     Args:
         place: a folder on the disk.
     """
-    called = str(dtype).removeprefix("torch.")
+    dtype, called = (torch.float32, "float32") if device.type == "cpu" else (torch.bfloat16, "bfloat16")
     threads = torch.get_num_threads()
     # On a CPU trainings compute with more threads or fewer; a machine is to be told from a machine.
     torch.set_num_threads(1)

@@ -5,6 +5,7 @@ the error. It is a program of the user's: `convert_hf_to_gguf.py` in the folder 
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from snaketune.stages.work import WorkFolder, remove
 LAID_OUT = "model"
 CONVERTER, FOLDER = "convert_hf_to_gguf.py", "LLAMA_CPP"
 LAST_LINES = 12
+# Of the environment, what the converter has no use for.
+SECRET = re.compile(r"^(HF|HUGGING_FACE)_|(TOKEN|KEY|SECRET|PASSWORD)$")
 
 
 def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
@@ -56,7 +59,7 @@ def _run(command: list[str], state: Path) -> tuple[int, list[str]]:
     """The exit status and the last lines of a program, whose words are printed as they come. No shell is there to take any."""
     # It reads a folder. Parts of it would run code that the folder names on the Hub: they get none, no cache, and no token.
     hidden = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((state / "hub").resolve())}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | hidden
+    environment = {name: value for name, value in os.environ.items() if not SECRET.search(name)} | hidden
     said: deque[str] = deque(maxlen=LAST_LINES)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

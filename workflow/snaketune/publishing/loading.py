@@ -1,5 +1,7 @@
 """The lines by which a card says how its model is loaded; a test runs them."""
 
+import json
+
 from snaketune.publishing.told import Told
 
 HERE = 'MODEL = "."  # the folder with these files, or the repository on the Hub as owner/name'
@@ -42,7 +44,7 @@ def _code(told: Told) -> str:
     if told.is_adapter:
         lines += [
             _base(told),
-            f'model = AutoModelForCausalLM.from_pretrained(BASE, dtype="auto"{trust})',
+            f'model = AutoModelForCausalLM.from_pretrained(BASE, dtype="auto"{_revision(told)}{trust})',
             "if len(tokenizer) > model.get_input_embeddings().num_embeddings:",
             "    model.resize_token_embeddings(len(tokenizer))",
             'model = PeftModel.from_pretrained(model, MODEL, subfolder="adapter")',
@@ -53,9 +55,19 @@ def _code(told: Told) -> str:
 
 
 def _base(told: Told) -> str:
-    base, alone = told.base_on_hub, len(told.trainings) == 1 or told.model.spec.get("continued")
+    base = told.base_on_hub
     # A Hub id holds nothing that a text of Python could take amiss.
-    return f'BASE = "{base["path"]}"' if base and alone else 'BASE = "..."  # see above'
+    return f'BASE = "{base["path"]}"' if base and _is_alone(told) else 'BASE = "..."  # see above'
+
+
+def _revision(told: Told) -> str:
+    base = told.base_on_hub
+    return f", revision={json.dumps(base['revision'])}" if base and base["revision"] and _is_alone(told) else ""
+
+
+def _is_alone(told: Told) -> bool:
+    """Whether the adapter is put on the base itself."""
+    return len(told.trainings) == 1 or bool(told.model.spec.get("continued"))
 
 
 def _generating(told: Told) -> list[str]:

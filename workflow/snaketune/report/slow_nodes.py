@@ -10,6 +10,8 @@ from snaketune.report.text import clean, percent, short
 
 # Below the median of its like by so much, a machine is slow; the same one measured twice moves by a percent or two.
 SLOW = 0.05
+# One read of a file that was just written says little.
+SLOW_DISK = 0.5
 MEASURED = {
     "matmul_flops_per_second": ("matrix products", "FLOP/s"),
     "copy_bytes_per_second": ("copying memory", "B/s"),
@@ -44,6 +46,6 @@ def _slow(device: str, probed: list[tuple[str, Mapping[str, Any]]]) -> list[tupl
                 f"of {len(known)} runs on {device}, {short(middle)}{unit}",
             )
             for label, value in known
-            if value < (1 - SLOW) * middle
+            if value < (1 - (SLOW_DISK if key == "disk_bytes_per_second" else SLOW)) * middle
         ]
     return found

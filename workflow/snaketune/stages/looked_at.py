@@ -71,7 +71,8 @@ class LookedAt(Starts):
         packs = tuple({pack.manifest: pack for _, _, pack in trained.values()}.values())
         told: dict[str, PreflightRun] = {}
         for key, (run, kind, pack) in trained.items():
-            looked_at = to_look_at(key, run, kind, packs.index(pack))
+            lora = run.lora if isinstance(run, Sft) else self._lora_of(run)
+            looked_at = to_look_at(key, run, lora, kind, packs.index(pack))
             told.setdefault(canonical(looked_at.model_copy(update={"key": ""})), looked_at)
         asked = {f"sft:{name}" for name in sft} | {f"dpo:{name}" for name in dpo} | {f"base:{name}" for name in sft}
         evaluated = {
@@ -121,17 +122,17 @@ class LookedAt(Starts):
         )
 
     def _diagnosis(self, name: str, diagnosis: Diagnosis) -> Job:
-        """What compares the trials of a diagnosis. In each round every variant has one, after those of the round before."""
+        """What compares the trials of a diagnosis. In each round every variant has one, each after the one before it: side by
+        side, even on other GPUs, they would take from each other."""
         section, _, of = diagnosis.run.partition(":")
         runs = diagnosis.variants(name, getattr(self.config, section)[of])
         told = diagnosis.model_dump(include={"steps", "warmup_steps"})
         trials: list[Job] = []
         for repeat in range(1, diagnosis.repeats + 1):
-            before = tuple(trials[-len(runs) :])
-            trials += [
-                self._trial(f"{name}/{variant}/{repeat}", of, run, before, **told, repeat=repeat)
-                for variant, run in runs.items()
-            ]
+            for variant, run in runs.items():
+                trials.append(
+                    self._trial(f"{name}/{variant}/{repeat}", of, run, tuple(trials[-1:]), **told, repeat=repeat)
+                )
         spec = DiagnosisSpec(mode=diagnosis.mode, variants=_variants(diagnosis.changes), repeats=diagnosis.repeats)
         return self._add(Job(stage="diagnosis", name=name, spec=spec, artifacts={"trials": tuple(trials)}))
 
@@ -147,12 +148,10 @@ class LookedAt(Starts):
     def _audit(self, section: str, name: str, run: Sft | Dpo, pack: Job, calibrated: Job) -> None:
         """What looks at a run, and tries what looks wrong with it."""
         doubts = doubtful(run)
-        trials = tuple(
-            self._trial(
-                f"doctor-{section}-{name}/{variant}/1", name, one, (), **AUDITED, repeat=1, profile=variant == BASELINE
-            )
-            for variant, one in variants_of("doctor", doubts, run).items()
-        )
+        trials: list[Job] = []
+        for variant, one in variants_of("doctor", doubts, run).items():
+            told = AUDITED | {"repeat": 1, "profile": variant == BASELINE}
+            trials.append(self._trial(f"doctor-{section}-{name}/{variant}/1", name, one, tuple(trials[-1:]), **told))
         told = AuditSpec(
             key=f"{section}.{name}",
             kind="sft" if isinstance(run, Sft) else kind_of_pairs(run),
@@ -162,14 +161,14 @@ class LookedAt(Starts):
         )
         looked_at = self._preflight(self._family(name if isinstance(run, Sft) else run.from_))
         before = {"pack": (pack,), "preflight": (looked_at,), "calibrate": (calibrated,)}
-        self._add(Job(stage="audit", name=f"{section}-{name}", spec=told, artifacts=before | {"trials": trials}))
+        self._add(Job(stage="audit", name=f"{section}-{name}", spec=told, artifacts=before | {"trials": tuple(trials)}))
 
     def _trial(self, name: str, of: str, run: Sft | Dpo, before: tuple[Job, ...], **told: int) -> Job:
         """A short training.
 
         Args:
             of: the name of the run that it is a variant of.
-            before: trials of the last round.
+            before: the trial before it.
             told: as `portioned.tried`.
         """
         if isinstance(run, Sft):

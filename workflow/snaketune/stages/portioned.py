@@ -2,7 +2,7 @@
 
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Dpo, Learning, Pretrained, Scratch, Sft
+from snaketune.config.runs import Dpo, Learning, Lora, Pretrained, Scratch, Sft
 from snaketune.stages.jobs import Job
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, Kind, PreflightRun, SftSpec, TrialSpec
 
@@ -30,21 +30,22 @@ def kind_of_pairs(run: Dpo) -> Kind:
     return "unpaired" if run.unpaired else "preference"
 
 
-def to_look_at(key: str, run: Sft | Dpo, kind: Kind, pack: int) -> PreflightRun:
+def to_look_at(key: str, run: Sft | Dpo, lora: Lora | None, kind: Kind, pack: int) -> PreflightRun:
     """What of a run can be looked at before anything is trained.
 
     Args:
         key: where it is in the config.
+        lora: its adapter, one that it goes on with too.
         pack: which of those that are looked at it trains on.
     """
-    own = None if run.lora == "continued" else run.lora
     # What no finding follows from says nothing here, so that runs that differ in it are one.
-    counts = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision"}
+    counts = {"epochs", "batch_rows", "learning_rate", "optimizer", "precision", "save_dtype"}
     learning = Learning(**run.training.model_dump(include=counts), schedule="constant")
     return PreflightRun(
         key=key,
         kind=kind,
-        run=SftSpec(base=None, training=learning, lora=own, quantization=run.quantization),
+        run=SftSpec(base=None, training=learning, lora=lora, quantization=run.quantization),
+        reference=run.reference if isinstance(run, Dpo) else None,
         pack=pack,
         micro_batch_rows=1 if run.training.micro_batch_rows == "auto" else run.training.micro_batch_rows,
         gradient_checkpointing=run.training.gradient_checkpointing,

@@ -131,6 +131,8 @@ class PreflightRun(Model):
     kind: Kind
     run: SftSpec
     """What of it can be looked at beforehand; of preferences too."""
+    reference: Pretrained | None
+    """A model of its own that it is measured against."""
     pack: int
     """Which of the packs it trains on, counted from 0."""
     micro_batch_rows: MicroBatchRows

@@ -39,6 +39,8 @@ class Stage:
         keyed: the module whose `keys` says, on the machine that it runs on, what of its spec counts, and what counts as the
             same; the rest of the spec doesn't shape the result.
         told: whether `build` takes the operation though nothing is launched.
+        through: roles of which another input is made as well, and with which they are there: of parts that each read all parts
+            there is the square of edges, and none of them tells Snakemake anything.
         by_file: whether a job is told so much, of so many others, that no command line holds it.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
@@ -58,6 +60,7 @@ class Stage:
     by: dict[str, str] = field(default_factory=dict)
     keyed: str = ""
     told: bool = False
+    through: tuple[str, ...] = ()
     by_file: bool = False
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
@@ -121,6 +124,7 @@ STAGES: dict[str, Stage] = {
         module="snaketune.packing.write",
         one=("plan",),
         many=("tokens", "corpus"),
+        through=("tokens",),
         libraries=always("pyarrow"),
     ),
     "pack": Stage(
@@ -211,6 +215,7 @@ STAGES: dict[str, Stage] = {
         libraries=of_calibration,
         operation=(*TRAINING, "share_kernels"),
         launcher="snaketune.diagnostics.trying",
+        measures=True,
     ),
     "diagnosis": Stage(
         spec=specs.DiagnosisSpec,

@@ -105,14 +105,19 @@ def prepared(
         yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
 
 
+def fitness_of(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:
+    """What is known of this training and its machine before its model is loaded."""
+    dropout, summed = trainer_class.drops_out, trainer_class.sums_losses
+    return examine(run.spec, run.operation, run.compute, config, rows, dropout=dropout, summed=summed)
+
+
 def check_fitness(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:
-    """Whether this training fits the machine, before its model is loaded; notes are printed.
+    """The same; notes are printed.
 
     Raises:
-        SnaketuneError: it doesn't.
+        SnaketuneError: it doesn't fit the machine.
     """
-    dropout, summed = trainer_class.drops_out, trainer_class.sums_losses
-    found = examine(run.spec, run.operation, run.compute, config, rows, dropout=dropout, summed=summed)
+    found = fitness_of(trainer_class, rows, run, config)
     tell(found.findings, aloud=is_first_process())
     return found
 
@@ -158,7 +163,7 @@ def train(
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
-            "probe": probe(compute.device, compute.dtype, run.work.state),
+            "probe": probe(compute.device, run.work.state),
             **portions,
             "preflight": findings_before(run.operation),
             **_memory(trainer, history, fitness),
