@@ -144,8 +144,8 @@ def measure(size: int) -> dict[str, float]:
         config = config_of(*SIZES[size])
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         graph = JobGraph(*load(config), root=Path(os.path.relpath(ROOT)))
-        # What would be measured of a training, but is chosen by hand, isn't run.
-        count = sum(job.stage != "calibrate" for job in graph.jobs.values())
+        # What looks at trainings isn't asked for.
+        count = sum(job.stage not in ("calibrate", "trial", "audit") for job in graph.jobs.values())
         (folder / "plain/Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
         sides = {
             "ours": ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml", "--cores", "1"],
