@@ -159,9 +159,11 @@ def test_evaluation_runs_what_cannot_be_packed_one_sequence_at_a_time(family, ca
                 if row["labels"][at + column] >= 0:
                     expected, count = expected - log_probs[column - 1, ids[column]].item(), count + 1
             at += length
-    found = held_out_loss(model, rows, replace(CPU, kernel=about["kernel"]), "made")
+    found, documents = held_out_loss(model, rows, replace(CPU, kernel=about["kernel"]), "made")
     assert found["supervised_tokens"] == count
     assert found["held_out_loss"] == pytest.approx(expected / count, abs=1e-4)
+    assert sum(documents["loss_nats"].to_pylist()) == pytest.approx(expected, rel=1e-4)
+    assert sum(documents["tokens"].to_pylist()) == count
 
 
 def test_evaluation_by_packed_rows_is_self_tested():

@@ -11,6 +11,7 @@ from invented_data import LENGTH, DataResults, bad, hit
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.corpus.rows import SCHEMAS
+from snaketune.evaluation.documents import LOSSES
 from snaketune.evaluation.pairs import PAIRS
 from snaketune.report.report import build
 from snaketune.stages.outcome import Outcome
@@ -110,6 +111,14 @@ class Results(DataResults):
             )
         write_table(self.payload("eval", name, "pairs.arrow"), pa.Table.from_pylist(rows, schema=PAIRS))
 
+    def losses(self, name: str, losses: dict[int, float], shortest: int, corpus: str = "chat") -> None:
+        """Of the held-out documents of an evaluation's model, by number in nats; each is a token longer than the one before."""
+        rows = [
+            {"corpus": corpus, "document": number, "loss_nats": loss, "tokens": shortest + number}
+            for number, loss in losses.items()
+        ]
+        write_table(self.payload("eval", name, "losses.arrow"), pa.Table.from_pylist(rows, schema=LOSSES))
+
     def texts(self, name: str, pairs: dict[str, tuple[str, str, str]], **counts: Any) -> str:
         """A corpus of preferences with its held-out rows: by id, prompt, chosen and rejected."""
         rows = [
@@ -133,6 +142,7 @@ class Results(DataResults):
         text: str = "Sure!\nAnswer: {answer}",
         task_names: tuple[str, ...] = ("counting", "weekday"),
         samples: int = 3,
+        packs: tuple[str, ...] = (),
         **preferred: Any,
     ) -> str:
         """Args: preferred: figures of all preferences, in place of what they would be."""
@@ -174,7 +184,8 @@ class Results(DataResults):
         lines = [json.dumps(row) + "\n" for row in rows]
         self.payload("eval", name, "responses.jsonl").write_text("".join(lines), encoding="utf-8")
         spec = {"samples": samples, "conversations": list(corpora)}
-        return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, run={"device": "cpu"})
+        inputs = {"packs": list(packs)}
+        return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
 
     def everything(self) -> None:
         """A sweep: three corpora, packed and raw, rows of one length and two; three SFT and two DPO runs, two evals."""

@@ -64,9 +64,27 @@ def test_the_verdict_pairs_the_rows_that_both_were_asked(results):
     # The pair that only one of them knows isn't counted.
     assert (votes.rows, votes.values) == (40, ["0%", "0%", "50%"])
     assert votes.differences[0].interval == paired(np.zeros(40, bool), np.arange(40) < 20)
-    # Of losses no rows are kept; less is better, but whether that is noise isn't known.
+    # Of losses from before those of documents were kept: less is better, but whether that is noise isn't known.
     assert [one.outcome for one in lines["held-out loss"].differences] == ["uncounted", "uncounted"]
     assert found.tone == "better"
+
+
+def test_a_loss_counts_where_those_of_documents_are_known(results):
+    results.dpo("a", *begun(results))
+    # By model, the loss of a token, and how much easier or harder some documents are to it.
+    lost = {"base-a": (2.0, 1), "sft-a": (1.51, 2), "dpo-a": (1.5, 3)}
+    for model, (loss, own) in lost.items():
+        results.losses(f"main/{model}", {n: (loss + 0.02 * (n * own % 5)) * (10 + n) for n in range(12)}, 10)
+        results.evaluate(f"main/{model}", right=0.5, preferences=())
+    line = {one.name: one for one in judged(results).table}["held-out loss"]
+    assert [one.outcome for one in line.differences] == ["better", "open"] and line.rows == 12
+    low, high = line.differences[0].interval
+    assert -0.6 < low < -0.5 < high < -0.4
+    # Rows of another packing are other documents.
+    results.losses("main/dpo-a", {n: 0.1 * (10 + n) for n in range(12)}, 10)
+    results.evaluate("main/dpo-a", right=0.5, preferences=(), packs=(next(iter(results.contents)),))
+    line = {one.name: one for one in judged(results).table}["held-out loss"]
+    assert [one.outcome for one in line.differences] == ["uncounted", "uncounted"]
 
 
 def test_a_model_that_got_worse_is_called_so(results):

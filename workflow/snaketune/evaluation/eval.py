@@ -3,6 +3,7 @@
 scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; their 95% intervals
 responses.jsonl   every generated response, with the prompt, the expected and the found answer
 lm_eval.json      where tasks are asked, what lm-evaluation-harness itself writes (`evaluation/harness_results.py`)
+losses.arrow      loss of every held-out document (`evaluation/documents.py`)
 pairs.arrow       log-probabilities of every held-out pair's completions, beside the reference's (`evaluation/pairs.py`)
 """
 
@@ -21,6 +22,7 @@ from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.evaluation import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.continuing import Continuing, how_to_continue
+from snaketune.evaluation.documents import loss_table
 from snaketune.evaluation.exact_match import Response, as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.held_out import held_out_loss, how_to_run
@@ -93,11 +95,10 @@ def build(
             for name, rows, pack in zip(spec.preferences, held_out[of_pairs:], packs[of_pairs:], strict=True)
             if len(rows)
         }
+        learned = {name: held_out_loss(asked, rows, compute, name) for name, rows in zip(spec.conversations, held_out)}
         scores: dict[str, Any] = {
             "parameters": parameter_count(asked),
-            "conversations": {
-                name: held_out_loss(asked, rows, compute, name) for name, rows in zip(spec.conversations, held_out)
-            },
+            "conversations": {name: found for name, (found, _) in learned.items()},
             "preferences": {name: found for name, (found, _) in preferred.items()},
         }
         use_own_attention(asked)
@@ -125,6 +126,7 @@ def build(
             write_json(work.payload / "lm_eval.json", found.harness)
             about = about | {"task_data": prepared.data}
     write_json(work.payload / "scores.json", scores)
+    write_table(work.payload / "losses.arrow", loss_table(table for _, table in learned.values()))
     pairs = [PAIRS.empty_table(), *(table for _, table in preferred.values())]
     write_table(work.payload / "pairs.arrow", pa.concat_tables(pairs))
     lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]

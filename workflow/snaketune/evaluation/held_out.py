@@ -4,9 +4,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from snaketune.evaluation.documents import Documents
+from snaketune.evaluation.intervals import per_token_interval
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import SEPARATE, losses_by_batch
@@ -38,17 +41,25 @@ def how_to_run(
     return compute, tested.about(), {"self_test_share": tested.share}
 
 
-def held_out_loss(model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str) -> dict[str, Any]:
-    """Mean negative log-probability of the supervised tokens in nats, and its exponential."""
-    total, tokens = 0.0, 0
-    for _, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
-        total += losses_N.double().sum().item()
-        tokens += len(losses_N)
+def held_out_loss(
+    model: torch.nn.Module, rows: PackedRows, compute: Compute, name: str
+) -> tuple[dict[str, Any], pa.Table]:
+    """Mean negative log-probability of the supervised tokens in nats, its 95% interval over documents, and its exponential.
+
+    Returns:
+        These, and the losses of single documents, as LOSSES.
+    """
+    documents = Documents()
+    for batch, losses_N in losses_by_batch(model, rows, compute, f"loss, {name}"):
+        documents.add(losses_N, batch["target_documents"], len(batch["segments"].layout.documents))
+    tokens = sum(documents.tokens)
     if not tokens:
-        return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}
-    mean = total / tokens
-    return {
+        return {"held_out_loss": None, "perplexity": None, "supervised_tokens": 0}, documents.table(name)
+    mean = math.fsum(documents.sums) / tokens
+    found = {
         "held_out_loss": round(mean, 5),
+        "held_out_loss_interval": per_token_interval(documents.sums, documents.tokens),
         "perplexity": round(math.exp(min(mean, 50.0)), 4),
         "supervised_tokens": tokens,
     }
+    return found, documents.table(name)

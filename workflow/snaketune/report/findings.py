@@ -94,6 +94,21 @@ class Scored:
         known = "pairs.arrow" in self.result.manifest["payload"]
         return read_table(self.result.artifact.file("pairs.arrow")) if known else None
 
+    @cached_property
+    def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
+        """By corpus, of each document, which its rows and its number in them tell, the summed loss and its tokens; nothing of
+        results older than that."""
+        if "losses.arrow" not in self.result.manifest["payload"]:
+            return {}
+        packs = dict(
+            zip(self.result.manifest["spec"]["conversations"], self.result.manifest["inputs"].get("packs", ()))
+        )
+        found: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
+        for row in read_table(self.result.artifact.file("losses.arrow")).to_pylist():
+            place = packs.get(row["corpus"], ""), row["document"]
+            found.setdefault(row["corpus"], {})[place] = row["loss_nats"], row["tokens"]
+        return found
+
 
 class Findings:
     """All results, in an order that doesn't depend on the order of the arguments."""

@@ -1,12 +1,16 @@
-"""95 % intervals of the difference of two shares: closed forms, so the same numbers give the same interval."""
+"""95 % intervals of the difference of two shares or losses: closed forms, so the same numbers give the same interval."""
 
 import math
+from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 
-from snaketune.evaluation.intervals import Z, wilson
+from snaketune.evaluation.intervals import Z, per_token, wilson
 
 Interval = tuple[float, float]
+# Of a document: its rows, and its number in them.
+Place = TypeVar("Place")
 
 
 def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
@@ -24,6 +28,29 @@ def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
     middle = (won - lost) / rows
     half = Z * math.sqrt(max(won + lost - (won - lost) ** 2 / rows, 0.0)) / rows
     return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def paired_per_token(
+    before: Mapping[Place, tuple[float, int]], after: Mapping[Place, tuple[float, int]]
+) -> Interval | None:
+    """Of the mean per token after, less the one before, over the documents that both have; None of fewer than five.
+
+    Args:
+        before, after: by document, a sum and the tokens that it is over, which are the same of both.
+
+    >>> one = {n: (float(n), 2) for n in range(1, 7)}
+    >>> twice = {n: (2 * total, tokens) for n, (total, tokens) in one.items()}
+    >>> [round(bound, 2) for bound in paired_per_token(one, twice)], paired_per_token(one, {})
+    ([0.78, 2.72], None)
+    """
+    both = sorted(before.keys() & after.keys())
+    if any(before[place][1] != after[place][1] for place in both):
+        return None
+    moved = [after[place][0] - before[place][0] for place in both]
+    if not moved:
+        return None
+    mean, half = per_token(moved, [after[place][1] for place in both])
+    return None if half is None else (mean - half, mean + half)
 
 
 def separate(before: float, before_size: int, after: float, after_size: int) -> Interval:

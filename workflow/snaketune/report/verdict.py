@@ -1,8 +1,8 @@
 """Did it work: one model against another on the same held-out rows, measure by measure, each difference with its 95 % interval.
 
 Rows are paired wherever both models were asked about them: what one gets right and the other doesn't is then all that counts,
-and the interval is about half as wide as that of two separate shares. A measure whose rows nobody kept one by one (held-out
-loss, tasks of lm-evaluation-harness) has a difference and no interval, and isn't counted.
+and the interval is about half as wide as that of two separate shares. So it is of held-out loss, document by document. A
+measure whose rows nobody kept one by one (tasks of lm-evaluation-harness) has a difference and no interval, and isn't counted.
 """
 
 import math
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from snaketune.report.findings import Findings, Scored
-from snaketune.report.intervals import Interval, paired, separate
+from snaketune.report.intervals import Interval, paired, paired_per_token, separate
 from snaketune.report.scores import FORMATS, Measure, measures
 
 BETTER, WORSE, OPEN, UNCOUNTED = "better", "worse", "open", "uncounted"
 POINTS = " points"
+LOSS = ".held_out_loss"
 # What says the same again, and, of whole answers, what a short one wins whoever is asked.
 LEFT_OUT = ("perplexity", "logp_accuracy")
 
@@ -175,7 +176,11 @@ def differences(before: Scored, after: Scored, where: str = "") -> list[Differen
         was, now = (of_model.get(measure.path, {}) for of_model in rows)
         both = sorted(was.keys() & now.keys())
         interval = None
-        if both:
+        section, _, inside = measure.path.partition(".")
+        if inside.endswith(LOSS) and section == "conversations":
+            documents = [scored.losses.get(inside.removesuffix(LOSS), {}) for scored in (before, after)]
+            both, interval = documents[0].keys() & documents[1].keys(), paired_per_token(*documents)
+        elif both:
             was_N, now_N = (np.array([of_row[row] for row in both]) for of_row in (was, now))
             # Of the very rows that are compared; the same as the scores wherever both were asked the same.
             values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
