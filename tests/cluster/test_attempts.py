@@ -70,8 +70,28 @@ def test_a_job_that_slurm_itself_ended_for_its_memory_says_so_in_its_log(slurm):
 def test_where_slurm_has_forgotten_the_job_accounting_is_asked(slurm):
     fail()
     (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
-    (slurm / "sacct.txt").write_text("OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
+    (slurm / "sacct.txt").write_text("17|OUT_OF_MEMORY|2000M|00:20:00\n", encoding="utf-8")
     assert raised(ASK, last_end(FOLDER)).mem_mb == 4000
+
+
+def test_of_an_array_it_is_told_by_its_own_end(slurm):
+    """Its number is the array's too, of which SLURM tells all tasks."""
+    fail()
+    other = JOB.replace("JobId=17", "JobId=18").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
+    own = JOB.format(state="FAILED", limit="01:30:00", memory="4G", rest="")
+    (slurm / "scontrol.txt").write_text(own + other, encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)) == ASK
+    (slurm / "bin/scontrol").write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
+    lines = "18|OUT_OF_MEMORY|2000M|00:20:00\n17|TIMEOUT|2000M|00:20:00\n"
+    (slurm / "sacct.txt").write_text(lines, encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)) == Ask(threads=1, mem_mb=1500, runtime=40)
+
+
+def test_of_several_nodes_each_had_its_share(slurm):
+    fail()
+    told = JOB.replace("node=1", "node=2").format(state="OUT_OF_MEMORY", limit="01:30:00", memory="4G", rest="")
+    (slurm / "scontrol.txt").write_text(told, encoding="utf-8")
+    assert raised(ASK, last_end(FOLDER)).mem_mb == 4096
 
 
 def test_a_job_that_was_done_or_that_nobody_knows_raises_nothing(slurm):
@@ -116,6 +136,9 @@ def test_the_end_of_a_job_is_its_variables_or_squeues(slurm, monkeypatch):
     assert ends_at() is None
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1700000000")
     assert ends_at() == 1.7e9
+    # It has been given more time since it began.
+    (slurm / "squeue.txt").write_text("2026-11-22T10:05:00\n", encoding="utf-8")
+    assert ends_at() == datetime(2026, 11, 22, 10, 5).timestamp()
     monkeypatch.delenv("SLURM_JOB_ID")
     assert ends_at() is None
 

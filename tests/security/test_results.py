@@ -16,7 +16,7 @@ from snaketune.stages.clean import clean
 from snaketune.stages.jobs import result_at
 from snaketune.stages.linked import check_place, link_payload
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.work import WorkFolder, publish
+from snaketune.stages.work import Claim, WorkFolder, publish
 from tests.stages.test_once import run
 
 OUTSIDE = [
@@ -187,7 +187,8 @@ def test_a_result_of_somebody_elses_making_is_read_as_data(made, mark):
     run(folder)
     mark.check()
     artifact = read_artifact(work / "manifest.json", "payload")
-    publish(artifact, work / "run.json", folder / "results/demo/y", "rows", {})
+    claim = Claim(folder / "results/demo/y", "0", folder / "results/.work")
+    publish(artifact, WorkFolder(work), claim, "rows", {})
     assert not (folder / "results/demo/y/rows/deep/__init__.py").exists()
 
 

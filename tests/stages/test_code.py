@@ -62,8 +62,10 @@ def test_every_reason_is_of_something_that_is_there():
 # progress are in the path of the data, so tests hold that they hand on what they get.
 CALLED = {
     "artifacts.digests": {"digest_file", "digest_json"},
-    "artifacts.manifest": {"read_artifact", "rebuild_command", "write_json"},
+    "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
     "cluster.deadline": {"ends_at", "requeued", "seconds_left"},
+    # To tell processes on other nodes to leave.
+    "cluster.slurm": {"asked"},
     "config.confidential": {"without_secrets"},
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},

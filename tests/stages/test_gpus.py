@@ -5,7 +5,7 @@ import os
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.gpus import claimed_gpus
+from snaketune.stages.gpus import claimed_gpus, visible_gpus
 
 
 @pytest.fixture
@@ -51,3 +51,20 @@ def test_without_gpus_nothing_is_claimed(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with claimed_gpus(1, tmp_path) as claimed:
         assert claimed == []
+
+
+@pytest.mark.parametrize(
+    ("told", "seen"),
+    [
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("", []),
+        ("0, 1", ["0", "1"]),
+        ("2,-1,3", ["2"]),
+        ("GPU-8932f937,MIG-GPU-1/2/3", ["GPU-8932f937", "MIG-GPU-1/2/3"]),
+    ],
+)
+def test_what_cuda_hides_isnt_seen(monkeypatch, told, seen):
+    """Of what is after the first one that it doesn't know, CUDA shows nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+    assert visible_gpus() == seen

@@ -25,10 +25,11 @@ def test_what_a_node_is_planned_to_run_is_what_it_runs():
     several = Operation(gpus=8, nodes=3)
     *_, shell, option, line = command(several, STATE, sys.executable)
     assert (shell, option) == ("bash", "-c")
+    # Signals are for those that train; and the step is told to who may have to hand one on.
+    begins, line = line.split("; exec ")
+    assert begins.startswith('trap "" TERM; ') and begins.endswith(f'"$SLURM_JOB_ID.$SLURM_STEP_ID" > {STATE}/step')
     for rank, told in enumerate(node_lines(several, STATE)):
-        assert line == f"exec {told}".replace("python", sys.executable, 1).replace(
-            f"_rank {rank} ", "_rank $SLURM_NODEID "
-        )
+        assert line == told.replace("python", sys.executable, 1).replace(f"_rank {rank} ", "_rank $SLURM_NODEID ")
 
 
 def recipe(name: str) -> dict[str, Any]:

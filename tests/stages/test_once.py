@@ -1,14 +1,16 @@
 """A stage is built at most once per fingerprint, publishes whole results, and says what is wrong with a broken one."""
 
+import errno
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command
+from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command, write_json
 from snaketune.config.base import Model
 from snaketune.errors import SnaketuneError
 from snaketune.stages.clean import clean
@@ -218,6 +220,61 @@ def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
     clean(root, remove=True)
     (kept,) = root.glob("demo/*")
     assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
+
+
+def test_who_began_later_publishes(tmp_path):
+    """The job of an older config outlives its driver, and ends when the newer one has published, or is still at work."""
+    out = tmp_path / "results/demo/x/manifest.json"
+    newer = []
+
+    def run_newer(work):
+        run(tmp_path, spec={"a": 2}, text="newer")
+        newer.append(out.read_bytes())
+        (work.payload / "rows.txt").write_text("older")
+        return Outcome()
+
+    with pytest.raises(SnaketuneError, match=r"a job that began later makes another result .* isn't published"):
+        run(tmp_path, build=run_newer)
+    assert [out.read_bytes()] == newer
+    assert (out.parent / "rows/deep/rows.txt").read_text() == "newer"
+    # Nothing is lost: asked for again, it is there at once.
+    built: list = []
+    run(tmp_path, built=built)
+    assert not built and (out.parent / "rows/rows.txt").read_text() == "older"
+
+
+def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, monkeypatch):
+    """A message that asks for room names a command that makes it."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = tmp_path / "results/.work"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        patch.setattr(shutil, "copyfile", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path)
+    (work,) = (root / "demo").iterdir()
+    clean(root, remove=True)
+    assert f"kept {work}: a finished result that isn't published yet" in capsys.readouterr().out
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    assert not built and manifest.is_file()
+    # Published, and then left behind by another config, it is old work.
+    manifest.unlink()
+    clean(root, remove=True)
+    assert not work.exists()
+
+
+def test_a_manifest_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (order.append("fsync"), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (order.append(to.name), replace(path, to)))
+    write_json(tmp_path / "manifest.json", {"a": 1})
+    # The file, its name, and the folder that has it.
+    assert order == ["fsync", "manifest.json", "fsync"]
 
 
 @pytest.mark.parametrize("which", ["published", "kept"])

@@ -8,7 +8,7 @@ import pytest
 from snaketune.artifacts import manifest
 from snaketune.artifacts.manifest import describe_files, read_artifact
 from snaketune.errors import SnaketuneError
-from snaketune.stages.work import publish
+from snaketune.stages.work import Claim, WorkFolder, publish
 
 
 @pytest.fixture
@@ -18,7 +18,8 @@ def published(tmp_path):
     (work / "rows/train.bin").write_bytes(b"x" * 5000)
     told = {"payload": describe_files(work / "rows"), "records": {}}
     (work / "manifest.json").write_text(json.dumps(told), encoding="utf-8")
-    publish(read_artifact(work / "manifest.json", "rows"), work / "run.json", out, "rows", {"stage": "corpus"})
+    claim = Claim(out, "0", tmp_path / "work")
+    publish(read_artifact(work / "manifest.json", "rows"), WorkFolder(work), claim, "rows", {"stage": "corpus"})
     return out / "manifest.json"
 
 

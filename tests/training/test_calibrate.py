@@ -162,7 +162,7 @@ def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkey
 def forked(monkeypatch) -> None:
     """Processes are launched by a fork of this one, with what the test has put into it."""
 
-    def run(command, variables):
+    def run(command, variables, step):
         process = FORKED.Process(target=launched.main, args=(next(p for p in map(_path, command) if p),))
         process.start()
         process.join()

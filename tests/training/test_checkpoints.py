@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoints import (
     COMPLETE,
     MarkComplete,
@@ -93,6 +94,24 @@ def test_the_newest_complete_checkpoint_counts_and_half_written_ones_go(tmp_path
     assert last_checkpoint(tmp_path / "nothing") is None
 
 
+def test_who_lost_the_folder_marks_nothing_and_removes_nothing(tmp_path):
+    """Its machine hung while it wrote, and another one has gone on meanwhile."""
+    for number in (2, 4, 8):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        (tmp_path / f"checkpoint-{number}/weights.safetensors").write_text("weights")
+    state = SimpleNamespace(is_world_process_zero=True, global_step=4)
+
+    def lost() -> None:
+        raise SnaketuneError("another process works here")
+
+    with pytest.raises(SnaketuneError, match="another process"):
+        MarkComplete(lost).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    assert len(list(tmp_path.iterdir())) == 3 and not list(tmp_path.rglob(COMPLETE))
+    # Not even where it doesn't know: what is newer isn't its own.
+    MarkComplete(lambda: None).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
+
+
 @pytest.mark.parametrize("name", ["weights.safetensors", "shards/random-1.safetensors", "trainer_state.json", COMPLETE])
 def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path, capsys, name):
     """A single byte of its weights would train on, to other weights than those of an undisturbed run."""
@@ -101,7 +120,7 @@ def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path, capsys, name):
         (newest / file).parent.mkdir(parents=True, exist_ok=True)
         (newest / file).write_text(f"of {file}")
     state = SimpleNamespace(is_world_process_zero=True, global_step=10)
-    MarkComplete().on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
+    MarkComplete(lambda: None).on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
     remove_incomplete(tmp_path)
     assert last_checkpoint(tmp_path) == newest
     content = bytearray((newest / name).read_bytes())

@@ -204,7 +204,7 @@ def launched_with(
     record_failure(work.state, SnaketuneError("of an earlier attempt"), "of an earlier attempt")
     seen = []
 
-    def run(command, variables):
+    def run(command, variables, step):
         told = work.state / "accelerate.yaml"
         seen.append((command, yaml.safe_load(told.read_text(encoding="utf-8")) if told.exists() else None, variables))
         if outcome:
@@ -322,3 +322,58 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
     launched.work_on(job)
     assert seen == [rank == "0"]
     assert (work.state / "outcome.json").is_file() == (rank == "0")
+
+
+def test_who_is_still_importing_is_told_again(tmp_path):
+    """It ignores SIGTERM, as it inherits that, until it can leave with a checkpoint."""
+    inner = tmp_path / "inner.py"
+    inner.write_text(
+        "import signal, sys, time, pathlib\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "time.sleep(3)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "time.sleep(60)\n"
+    )
+    begun = tmp_path / "begun"
+    told = (
+        "import os, signal, sys, threading, time, pathlib\n"
+        "from snaketune.training.launch import run_processes\n"
+        "def tell():\n"
+        "    while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
+        "sys.exit(run_processes([sys.executable, sys.argv[1], sys.argv[2]], dict(os.environ)))\n"
+    )
+    outer = subprocess.run([sys.executable, "-c", told, str(inner), str(begun)], timeout=50)
+    assert outer.returncode == 7
+
+
+def test_those_on_other_nodes_are_told_by_slurm(tmp_path):
+    """srun ends a step at once that it is told to end; a signal to the step is one to those that train."""
+    tools, step = tmp_path / "tools", tmp_path / "step"
+    tools.mkdir()
+    # What scancel does to the step: its only process here.
+    (tools / "scancel").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/called\nkill -USR1 $(cat {tmp_path}/task)\n')
+    (tools / "scancel").chmod(0o755)
+    task = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\n"
+        f"pathlib.Path({str(tmp_path / 'task')!r}).write_text(str(os.getpid()))\n"
+        f"pathlib.Path({str(step)!r}).write_text('17.0\\n')\n"
+        "time.sleep(60)\n"
+    )
+    told = (
+        "import os, pathlib, signal, sys, threading, time\n"
+        "from snaketune.training.launch import run_processes\n"
+        f"step = pathlib.Path({str(step)!r})\n"
+        "def tell():\n"
+        "    while not step.exists(): time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
+        "sys.exit(run_processes([sys.executable, '-c', sys.argv[1]], dict(os.environ), step))\n"
+    )
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", told, task], env=environment, timeout=50)
+    assert done.returncode == 7
+    assert (tmp_path / "called").read_text() == "--signal=TERM 17.0\n"

@@ -69,10 +69,10 @@ def test_jobs_that_are_too_short_are_a_chain(tmp_path, ending):
 
 
 @pytest.mark.parametrize(("seconds", "least"), [(None, 60), (3600, 60), (40, 10), (-5, 0)])
-def test_a_short_job_is_not_all_leaving(monkeypatch, seconds, least):
+def test_a_short_job_is_not_all_leaving(monkeypatch, tmp_path, seconds, least):
     """Of a minute, most is gone when it begins to train; to leave at once would make no end of jobs."""
     monkeypatch.setattr(leaving, "ends_at", lambda: seconds and time.time() + seconds)
-    assert leaving.Leave(1000).least == pytest.approx(least, abs=0.1)
+    assert leaving.Leave(1000, tmp_path).least == pytest.approx(least, abs=0.1)
 
 
 def test_a_training_that_stop_if_ends_is_over_and_leaves_nothing_to_go_on_with(tmp_path, ending):
@@ -101,3 +101,28 @@ def test_only_a_job_whose_time_is_up_is_queued_again(tmp_path, monkeypatch, requ
     assert asked
     left.forget_left(tmp_path)
     left.after_leaving(tmp_path)
+
+
+def test_what_a_checkpoint_took_is_known_to_the_next_job(tmp_path, monkeypatch):
+    """Of 7B, the estimate for a slow disk is more than a short job has: it would leave after each step for ever."""
+    monkeypatch.setattr(leaving, "ends_at", lambda: time.time() + 1800)
+    first = leaving.Leave(7_000_000_000, tmp_path)
+    assert first._reason() == "deadline"
+    first.on_step_begin()
+    first.on_save()
+    assert first._reason() is None
+    again = leaving.Leave(7_000_000_000, tmp_path)
+    assert again.save_seconds < 60 and again._reason() is None
+    (tmp_path / leaving.TOOK).write_text("{", encoding="utf-8")
+    assert leaving.Leave(7_000_000_000, tmp_path).save_seconds == pytest.approx(840)
+
+
+def test_a_scheduler_that_did_not_answer_is_asked_again(tmp_path, monkeypatch):
+    answers = [None, None, time.time() + 10, time.time() + 10]
+    monkeypatch.setattr(leaving, "ends_at", lambda: answers.pop(0))
+    leave = leaving.Leave(1000, tmp_path)
+    assert leave._reason() is None and len(answers) == 3
+    monkeypatch.setattr(leaving, "ASKED_AGAIN_SECONDS", -1)
+    assert leave._reason() is None
+    leave.least = 60
+    assert leave._reason() == "deadline" and not answers

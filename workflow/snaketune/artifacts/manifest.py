@@ -7,6 +7,7 @@ throughput) is in `run.json`, on which nothing depends.
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +25,27 @@ FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it."""
+    """Sorted keys, two spaces, written beside and renamed, so that no reader sees half of it, nor does a power cut leave half:
+    what it speaks for may be all that is kept."""
     text = json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     # Made here and now: through a link that somebody else put there, a file elsewhere would be written.
     with partial.open("x", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
+    sync_names(path.parent)
+
+
+def sync_names(folder: Path) -> None:
+    """Bring a folder's own entries to the disk: which names there are, and not what is in them."""
+    entries = os.open(folder, os.O_RDONLY)
+    # Some file systems of networks know no such thing.
+    with suppress(OSError):
+        os.fsync(entries)
+    os.close(entries)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from datetime import datetime
 
 from snaketune.cluster.site import site_file
@@ -13,15 +14,13 @@ def ends_at() -> float | None:
     number = os.environ.get("SLURM_JOB_ID")
     if not number:
         return None
+    # Somebody may have given it more time since it began.
+    said = (asked("squeue", "--noheader", "--job", number, "--format=%e") or "").strip()
+    with suppress(ValueError):
+        return datetime.fromisoformat(said).timestamp()
     # Of newer versions; the executor takes most of SLURM's variables away from a job's step.
-    if (told := os.environ.get("SLURM_JOB_END_TIME", "")).isdecimal():
-        return float(told)
-    try:
-        return datetime.fromisoformat(
-            (asked("squeue", "--noheader", "--job", number, "--format=%e") or "").strip()
-        ).timestamp()
-    except ValueError:
-        return None
+    told = os.environ.get("SLURM_JOB_END_TIME", "")
+    return float(told) if told.isdecimal() else None
 
 
 def seconds_left(end: float | None) -> float:

@@ -29,7 +29,7 @@ class End:
 
     Attributes:
         state: as SLURM names it, such as OUT_OF_MEMORY.
-        mem_mb, runtime: what it had asked for; minutes.
+        mem_mb, runtime: what it had asked for, on each node; minutes.
     """
 
     state: str
@@ -60,20 +60,26 @@ def last_end(folder: Path) -> End | None:
     if not number.isdecimal():
         return None
     if told := asked("scontrol", "--oneliner", "show", "job", number):
-        found = fields(told)
-        memory = next((part[4:] for part in found.get("TRES", "").split(",") if part.startswith("mem=")), "0")
+        # One of an array's tasks has the number of the array itself, of which SLURM tells all.
+        records = [fields(line) for line in told.splitlines()]
+        found = next((one for one in records if one.get("JobId") == number), {})
+        had = fields(found.get("TRES", "").replace(",", " "))
+        memory, nodes = had.get("mem", "0"), int(had.get("node", "1"))
         state, limit = found.get("JobState", ""), found.get("TimeLimit", "")
         if state in ("FAILED", "CANCELLED") and _ran_out_of_memory(Path(found.get("StdOut", ""))):
             state = "OUT_OF_MEMORY"
-    elif told := asked("sacct", "-j", number, "-X", "-n", "-P", "-o", "State,ReqMem,Timelimit"):
-        state, memory, limit = told.splitlines()[0].split("|")
+    elif told := asked("sacct", "-j", number, "-X", "-n", "-P", "-o", "JobIDRaw,State,ReqMem,Timelimit"):
+        records = {number: rest for number, *rest in (line.split("|") for line in told.splitlines())}
+        if number not in records:
+            return None
+        state, memory, limit, nodes = *records[number], 1
     else:
         return None
     runtime = minutes(limit)
     # `CANCELLED by 1000` is one state.
     return End(
         state=state.split()[0] if state else "",
-        mem_mb=megabytes(memory),
+        mem_mb=megabytes(memory) // max(1, nodes),
         runtime=runtime if isinstance(runtime, int) else 0,
     )
 

@@ -3,7 +3,8 @@
     data stages     by the bytes of the corpus' files; a part has its share of them
     trainings       tokens = rows x steps, by what the shards hold or, before there are any, by the files; time at the tokens
                     per second that this run had before, else by 6 FLOPs per parameter and token; memory by the parameters
-    what ran here   of a job of the same name run.json tells seconds and peak memory, and half as much again is asked for
+    what ran here   of a job of the same name run.json tells seconds and peak memory, and half as much again is asked for: in
+                    place of the estimate of a computing stage's memory where the spec is the same, else where it is more
 
 Estimates err to the larger side, and are cut to what a partition gives (`cluster.asks`). Where one was too small all the same,
 the next attempt asks for twice what the last one had, if it ran out of just that (`cluster.ends`).
@@ -20,6 +21,7 @@ from typing import Any
 from snaketune.cluster.asks import Ask
 from snaketune.config.runs import Pretrained, Scratch
 from snaketune.stages.jobs import Job
+from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
 MB, GB = 1e6, 1e9
@@ -120,10 +122,14 @@ class Estimates:
         computes = STAGES[job.stage].gpu
         ask = self._computing(job) if computes else self._reading(job)
         before = _facts(job)
+        # What was measured of another spec, of files that have grown since, or of an attempt that only ended what others had
+        # done, may be too little; and of processes on other nodes nobody knew.
+        alike = computes and job.operation.nodes == 1 and bool(before) and _is_of(job)
         if peak := before.get("peak_memory_mb"):
-            ask["mem_mb"] = 1.5 * peak * (job.operation.processes_per_node if computes else 1)
+            measured = 1.5 * peak * (job.operation.processes_per_node if computes else 1)
+            ask["mem_mb"] = measured if alike else max(measured, ask["mem_mb"])
         if (seconds := before.get("seconds")) and "tokens_per_second_median" not in before:
-            ask["runtime"] = 5 + 1.5 * seconds / 60
+            ask["runtime"] = max(5 + 1.5 * seconds / 60, ask["runtime"])
         return Ask(
             threads=ask["threads"], mem_mb=_rounded(ask["mem_mb"] + AROUND_MB, 100), runtime=_rounded(ask["runtime"], 1)
         )
@@ -222,6 +228,15 @@ def _facts(job: Job) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def _is_of(job: Job) -> bool:
+    """Whether the result that is there is of the job's spec."""
+    try:
+        told = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
+        return told["spec"] == json.loads(canonical(job.spec))
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _tokens_in(pack: Job) -> float:

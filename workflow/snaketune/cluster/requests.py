@@ -1,6 +1,7 @@
 """What each job asks of the scheduler: what its work needs, within the cluster's partitions; more where it ran out before."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,8 +30,11 @@ class Requests:
         if known not in self._asks:
             group = self.groups.get(self.group(job.stage) or "")
             found = group.asks[job.manifest] if group else self._alone(job)
-            if self.site:
-                found = within(raised(found, last_end(Path(job.folder))), self.site, job.key)
+            if self.site and (end := last_end(Path(job.folder))):
+                # What SLURM tells of a group is what all of its jobs together had.
+                whole = group.whole if group else found
+                more = within(raised(whole, end), self.site, job.key)
+                found = share_of(found, whole, more) if group else more
             self._asks[known] = found
         return self._asks[known]
 
@@ -95,3 +99,15 @@ class Requests:
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
                 found |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{ask.gpus}"}
         return {name: value for name, value in found.items() if value is not None}
+
+
+def share_of(ask: Ask, whole: Ask, more: Ask) -> Ask:
+    """A job's share of what its group asks for, where that asks for more now.
+
+    >>> job = Ask(threads=1, mem_mb=1000, runtime=5)
+    >>> whole = Ask(threads=4, mem_mb=4000, runtime=20)
+    >>> share_of(job, whole, Ask(threads=4, mem_mb=8000, runtime=20))
+    Ask(threads=1, mem_mb=2000, runtime=5, gpus=0, nodes=1)
+    """
+    mem_mb, runtime = ask.mem_mb * more.mem_mb // whole.mem_mb, ask.runtime * more.runtime // whole.runtime
+    return replace(ask, mem_mb=max(ask.mem_mb, mem_mb), runtime=max(ask.runtime, runtime))

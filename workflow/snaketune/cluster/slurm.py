@@ -1,5 +1,6 @@
 """What SLURM's own programs say, as text; nothing where they aren't there, refuse, or don't answer in time."""
 
+import os
 import shutil
 import subprocess
 
@@ -12,7 +13,9 @@ def asked(*command: str) -> str | None:
     if not shutil.which(command[0]):
         return None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        # However its user likes to read times.
+        plainly = os.environ | {"SLURM_TIME_FORMAT": "standard"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=plainly)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.locks import holder, is_free
+from snaketune.stages.work import UNPUBLISHED
 
 # Below the work folders: what models wrote, by key (`evaluation/kept_responses.py`). A name with a dot is no stage.
 RESPONSES = ".responses"
@@ -14,9 +15,9 @@ RESPONSES = ".responses"
 def clean(work_root: Path, *, remove: bool) -> None:
     """Tell, and with `remove` free, what work folders hold that no manifest below the results folder came from.
 
-    Kept are the work of published results, what the report compares them with, what somebody is working on, and killed
-    trainings and reference passes that can still be resumed. Responses are kept if a published evaluation has some of them; one
-    that is at work loses nothing but what a killed one would find again.
+    Kept are the work of published results, what the report compares them with, what somebody is working on, what is finished
+    and was never published, and killed trainings and reference passes that can still be resumed. Responses are kept if a
+    published evaluation has some of them; one that is at work loses nothing but what a killed one would find again.
 
     Args:
         work_root: `results/.work`.
@@ -59,4 +60,6 @@ def _in_use(folder: Path) -> str | None:
         return "an unfinished training that resumes when its config runs again; remove the folder by hand if it won't"
     if any(folder.glob("state/chunks/*")):
         return "an unfinished reference pass that resumes when its config runs again; remove the folder by hand if it won't"
+    if (folder / UNPUBLISHED).is_file() and (folder / "manifest.json").is_file():
+        return "a finished result that isn't published yet, as its config's next run does; if none comes, remove it by hand"
     return None

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TextIO
 
@@ -26,7 +27,9 @@ SECONDS_BETWEEN_TRIES = 1.0
 def visible_gpus() -> list[str]:
     """Identifiers of the GPUs that this process may use, without importing torch (which would touch them)."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu.strip()]
+        named = (gpu.strip() for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+        # As CUDA does, which hides all from the first on that it doesn't know: `-1` or `NoDevFiles` for none at all.
+        return list(takewhile(lambda gpu: gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")), named))
     if not shutil.which("nvidia-smi"):
         return []
     found = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)

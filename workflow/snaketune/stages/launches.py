@@ -20,6 +20,8 @@ from snaketune.stages.table import STAGES
 from snaketune.stages.work import WORK_ROOT, WorkFolder
 
 ACCELERATE_FILE, DEEPSPEED_FILE, JOB_FILE = "accelerate.yaml", "deepspeed.json", "job.json"
+# On several nodes: the step of SLURM's in which they train.
+STEP_FILE, STEP = "step", '"$SLURM_JOB_ID.$SLURM_STEP_ID"'
 MODULE = "snaketune.training.launched"
 # torchrun reads its options from such variables too: an own store on a port that the kernel chooses as it is opened. The
 # address is given, since the host's name may be one that nobody can look up.
@@ -33,7 +35,9 @@ FIRST_NODE = "$SLURM_LAUNCH_NODE_IPADDR"
 def command(operation: Operation, state: Path, python: str = "python") -> list[str]:
     """The command that starts all processes of a training and waits for them."""
     if operation.nodes > 1:
-        return [*_steps(operation), "bash", "-c", f"exec {_on_node('$SLURM_NODEID', state, python)}"]
+        # A signal to the step is for those that train, which leave with a checkpoint. And who starts the step has to know it.
+        begins = f'trap "" TERM; test "$SLURM_NODEID" != 0 || echo {STEP} > {shlex.quote(str(state / STEP_FILE))}'
+        return [*_steps(operation), "bash", "-c", f"{begins}; exec {_on_node('$SLURM_NODEID', state, python)}"]
     if operation.launch == "single":
         # There is nothing to set up, and accelerate would import torch to find that out.
         return [python, "-m", MODULE, str(state / JOB_FILE)]

@@ -25,7 +25,7 @@ from snaketune.stages.libraries import installed_version
 from snaketune.stages.locks import locked
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.outside import digest_in
-from snaketune.stages.work import WORK_ROOT, WorkFolder, publish
+from snaketune.stages.work import WORK_ROOT, Claim, WorkFolder, publish
 
 
 def run_once(
@@ -74,7 +74,7 @@ def run_once(
     asked = {"stage": stage, "spec": spec, "inputs": inputs}
     digests = {str(path): digest_in(entry) for role in files for path, entry in zip(files[role], inputs[role])}
     attempt = replace(attempt, digests=digests)
-    work = WorkFolder(work_root / stage / found)
+    work, claim = WorkFolder(work_root / stage / found), Claim(out, found, work_root)
     if not anew and not work.manifest.is_file():
         # What counts as the same: made with code that was accepted since, or with these versions before they counted.
         for key in (own, *alike):
@@ -84,7 +84,7 @@ def run_once(
             for made_with, known in product(codes, (counted, None)):
                 name = fingerprint(key.stage, key.spec, read, made_with, key.device, known)
                 same = WorkFolder(work_root / key.stage / name)
-                if same.manifest.is_file() and _published(same, attempt, counted, out, payload, told):
+                if same.manifest.is_file() and _published(same, attempt, counted, claim, payload, told):
                     return
     with locked(work.folder / "lock", f"{stage} {found}") as lease:
         work = replace(work, lease=lease)
@@ -120,7 +120,7 @@ def run_once(
         else:
             _say_known(stage, out, work)
         work.check_held()
-        publish(result, work.run, out, payload, asked)
+        publish(result, work, claim, payload, asked)
 
 
 def _built(build: Callable[[WorkFolder], Outcome], work: WorkFolder, attempt: Attempt) -> Outcome:
@@ -142,7 +142,7 @@ def _published(
     work: WorkFolder,
     attempt: Attempt,
     versions: dict[str, str | None] | None,
-    out: Path,
+    claim: Claim,
     payload: str,
     asked: dict[str, Any],
 ) -> bool:
@@ -154,8 +154,8 @@ def _published(
             return False
         if versions is not None and (versions != result.manifest["versions"] or "begun_with" in result.manifest):
             return False
-        _say_known(attempt.stage, out, work)
-        publish(result, work.run, out, payload, asked)
+        _say_known(attempt.stage, claim.out, work)
+        publish(result, work, claim, payload, asked)
         return True
 
 

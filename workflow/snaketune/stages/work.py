@@ -7,11 +7,13 @@
         payload/             complete, once manifest.json exists
         manifest.json
         run.json
+        unpublished          while the result is here alone, or may be
 
 Snakemake deletes a rule's declared outputs before every attempt, so nothing is worked on there. A retry finds its own
 half-done work by its fingerprint; so does a config that was put back to what it was yesterday.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,11 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snaketune.artifacts.manifest import Artifact, note_published, read_artifact, write_json, write_manifest
+from snaketune.artifacts.manifest import (
+    Artifact,
+    note_published,
+    read_artifact,
+    sync_names,
+    write_json,
+    write_manifest,
+)
 from snaketune.errors import SnaketuneError
 from snaketune.stages.leases import Lease
 
 WORK_ROOT = Path("results/.work")
+UNPUBLISHED = "unpublished"
+# By place, the fingerprint of what is to be published there.
+CLAIMS = ".claims"
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,10 @@ class WorkFolder:
     @property
     def run(self) -> Path:
         return self.folder / "run.json"
+
+    @property
+    def unpublished(self) -> Path:
+        return self.folder / UNPUBLISHED
 
     def check_held(self) -> None:
         """Before anything is written that another process might write; SnaketuneError if one has taken the folder over."""
@@ -106,6 +122,7 @@ class WorkFolder:
         """The payload is written: give it its final name, the manifest last; only then is the state not needed any more."""
         sync_folder(self.payload)
         self.check_held()
+        self.unpublished.touch()
         self.payload.rename(self.finished)
         write_json(self.run, run)
         write_manifest(self.manifest, manifest)
@@ -114,9 +131,11 @@ class WorkFolder:
 
 def sync_folder(folder: Path) -> None:
     """Bring all files below `folder` to the disk, so that what is said of them after a power cut is true."""
-    for path in folder.rglob("*"):
+    for path in (folder, *folder.rglob("*")):
         if path.is_file():
             sync(path)
+        elif path.is_dir():
+            sync_names(path)
 
 
 def sync(path: Path) -> None:
@@ -132,12 +151,44 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[str, Any]) -> None:
-    """Make a finished result appear at `out`: payload by hard link (copy where there are none), manifest last.
+class Claim:
+    """Who publishes at a place: the attempt that began last. One of an older config may have outlived its driver, and would
+    put its own result over the newer one, or half of it."""
+
+    def __init__(self, out: Path, fingerprint: str, root: Path = WORK_ROOT):
+        # Other hosts may see the results in another place.
+        name = hashlib.sha256(os.fsencode(os.path.relpath(out, root.parent))).hexdigest()[:16]
+        self.out, self.fingerprint, self.file = out, fingerprint, root / CLAIMS / f"{name}.json"
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.file, fingerprint)
+
+    def check(self) -> None:
+        """Raise SnaketuneError if somebody who began later makes another result for this place."""
+        try:
+            last = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            # Somebody tidied up.
+            return
+        if last != self.fingerprint:
+            raise SnaketuneError(
+                f"{self.out}: a job that began later makes another result for it ({last}); this one ({self.fingerprint}) is "
+                "kept where it was made, and isn't published. Run again when the other one is done"
+            )
+
+
+def publish(artifact: Artifact, work: WorkFolder, claim: Claim, payload: str, asked: dict[str, Any]) -> None:
+    """Make a finished result appear where it is claimed: payload by hard link (copy where there are none), manifest last.
 
     Args:
+        work: that it is in.
         asked: entries of its manifest as the job has them that it is published for.
+    Raises:
+        SnaketuneError: somebody else's result belongs there by now.
     """
+    out, run = claim.out, work.run
+    claim.check()
+    # From here on, and where a disk is full for long, it may be here alone.
+    work.unpublished.touch()
     out.mkdir(parents=True, exist_ok=True)
     (out / "manifest.json").unlink(missing_ok=True)
     partial = out / f".{payload}.partial"
@@ -156,4 +207,6 @@ def publish(artifact: Artifact, run: Path, out: Path, payload: str, asked: dict[
     if run.is_file():
         (out / "run.json").unlink(missing_ok=True)
         shutil.copyfile(run, out / "run.json")
+    claim.check()
     write_manifest(out / "manifest.json", artifact.manifest | asked)
+    work.unpublished.unlink(missing_ok=True)

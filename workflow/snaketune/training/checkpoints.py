@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import write_json
+from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.work import sync_folder
 from snaketune.training.random_states import file_of, restore, save_random_state
@@ -64,11 +64,23 @@ def _files_in(checkpoint: Path) -> list[str]:
 def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint."""
     complete = (path for path in folder.glob("checkpoint-*") if (path / COMPLETE).is_file())
-    return max(complete, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+    return max(complete, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which it was written."""
+    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 class MarkComplete(TrainerCallback):
-    """Marks a checkpoint once everything of it is on disk, and keeps only the newest."""
+    """Marks a checkpoint once everything of it is on disk, and keeps only the newest.
+
+    Args:
+        check_held: raises where another process has taken the work folder over, which then has checkpoints of its own there.
+    """
+
+    def __init__(self, check_held: Callable[[], None]):
+        self.check_held = check_held
 
     def on_save(self, args, state, control, **_):
         """Called by the Trainer after a checkpoint was written, on every process."""
@@ -79,10 +91,14 @@ class MarkComplete(TrainerCallback):
         newest = folder / f"checkpoint-{state.global_step}"
         sync_folder(newest)
         # What every file holds, so that a checkpoint that a disk has damaged is never gone on from.
-        write_json(newest / COMPLETE, {name: _digest(newest / name) for name in _files_in(newest)})
-        for older in folder.glob("checkpoint-*"):
-            if older != newest:
-                shutil.rmtree(older)
+        held = {name: _digest(newest / name) for name in _files_in(newest)}
+        self.check_held()
+        write_json(newest / COMPLETE, held)
+        sync_names(folder)
+        self.check_held()
+        for other in folder.glob("checkpoint-*"):
+            if step_of(other) < state.global_step:
+                shutil.rmtree(other)
 
 
 class SafeCheckpoints:

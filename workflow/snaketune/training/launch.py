@@ -9,19 +9,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.cluster.slurm import asked
 from snaketune.config.base import Model
 from snaketune.config.operation import Operation
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.attempt import cores
 from snaketune.stages.gpus import visible_gpus
-from snaketune.stages.launches import JOB_FILE, check_installed, check_nodes, command
+from snaketune.stages.launches import JOB_FILE, STEP_FILE, check_installed, check_nodes, command
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.work import WorkFolder
 from snaketune.training.failures import first_failure, forget_failures
@@ -29,6 +32,9 @@ from snaketune.training.launch_files import write_launch_files
 from snaketune.training.left import after_leaving, forget_left
 
 PARENT_VARIABLE = "SNAKETUNE_PARENT"
+SECONDS_BETWEEN_WORDS = 1.0
+# slurmctld has others to answer.
+SECONDS_BETWEEN_STEPS = 10.0
 
 
 def launch(
@@ -69,7 +75,10 @@ def launch(
     if operation.launch != "single":
         write_launch_files(operation, work.state, cpu=not gpus)
     forget_left(work.state)
-    status = run_processes(command(operation, work.state, sys.executable), environment(operation))
+    step = work.state / STEP_FILE if operation.nodes > 1 else None
+    if step:
+        step.unlink(missing_ok=True)
+    status = run_processes(command(operation, work.state, sys.executable), environment(operation), step)
     after_leaving(work.state)
     if status == 0 and outcome_file.is_file():
         return Outcome(**json.loads(outcome_file.read_text(encoding="utf-8")))
@@ -78,15 +87,23 @@ def launch(
     raise SnaketuneError(f"the training process ended early ({how}); {said}")
 
 
-def run_processes(command: list[str], variables: dict[str, str]) -> int:
+def run_processes(command: list[str], variables: dict[str, str], step: Path | None = None) -> int:
     """Wait for a command, and hand SIGTERM on to the processes that train: they leave with a checkpoint, and whoever launched
-    them waits for that. Returns its exit status."""
+    them waits for that.
+
+    Args:
+        step: where they write which step of SLURM they are, if they are on other nodes too.
+    Returns:
+        Its exit status.
+    """
     # What is started meanwhile ignores it, but for those that train.
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         # In a group of their own: Ctrl-C in a terminal reaches this process, which ends them.
         process = subprocess.Popen(command, env=variables, process_group=0)
-        signal.signal(signal.SIGTERM, lambda *_: _tell_to_leave())
+        told = threading.Event()
+        threading.Thread(target=_tell_to_leave, args=(process, told, step), daemon=True).start()
+        signal.signal(signal.SIGTERM, lambda *_: told.set())
         try:
             return process.wait()
         except BaseException:
@@ -97,10 +114,19 @@ def run_processes(command: list[str], variables: dict[str, str]) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def _tell_to_leave() -> None:
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            process.terminate()
+def _tell_to_leave(launched: subprocess.Popen, told: threading.Event, step: Path | None) -> None:
+    """Once told, until they have left: one that is still importing its libraries ignores it."""
+    while launched.poll() is None:
+        if not told.wait(SECONDS_BETWEEN_WORDS):
+            continue
+        if step is None:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    process.terminate()
+        elif step.is_file():
+            # srun itself would end them all at once.
+            asked("scancel", "--signal=TERM", step.read_text(encoding="utf-8").strip())
+        time.sleep(SECONDS_BETWEEN_WORDS if step is None else SECONDS_BETWEEN_STEPS)
 
 
 def check_launch(operation: Operation, gpus: list[str]) -> None:

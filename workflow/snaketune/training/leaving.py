@@ -5,8 +5,10 @@ undisturbed one would have made. Of a job that the time limit ends, the process 
 another one in its place (`training.left`); a training longer than any limit is a chain of jobs.
 """
 
+import json
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,14 +16,19 @@ import torch.distributed as dist
 from accelerate import PartialState
 from transformers import TrainerCallback
 
+from snaketune.artifacts.manifest import write_json
 from snaketune.cluster.deadline import ends_at, seconds_left
 
 # The least that a checkpoint is given before the end; SLURM sends its own signals this long before at the earliest.
 LEAST_SECONDS = 60
 # But no larger share of the time that the job had when it began to train, or one of a minute would only ever leave.
 LARGEST_SHARE = 0.25
-# Of weights and an optimizer's states, to a slow shared disk, until a checkpoint has been timed.
+# Of weights and an optimizer's states, to a slow shared disk, until a checkpoint has been timed; beside the checkpoints
+# stands how long that took, for those who go on in a next job.
 BYTES_PER_PARAMETER, BYTES_PER_SECOND = 12, 1e8
+TOOK = "save_seconds.json"
+# A scheduler that didn't answer is asked again.
+ASKED_AGAIN_SECONDS = 300
 # Several processes have to leave after the same step. Of short steps they agree at every eighth: that waits for the device.
 SHORT_STEP, EVERY = 0.5, 8
 
@@ -29,11 +36,15 @@ SHORT_STEP, EVERY = 0.5, 8
 class Leave(TrainerCallback):
     """Ends a training with a checkpoint when it has to leave. The last of the callbacks: who ends it for good comes first."""
 
-    def __init__(self, trained_parameters: int):
-        self.told = False
-        self.end = ends_at() if PartialState().is_main_process else None
+    def __init__(self, trained_parameters: int, state: Path):
+        """Args: state: of the work folder."""
+        self.told, self.took = False, state / TOOK
+        self.main = PartialState().is_main_process
+        self.end, self.asked = ends_at() if self.main else None, time.monotonic()
         self.least = min(LEAST_SECONDS, LARGEST_SHARE * max(0.0, seconds_left(self.end)))
-        self.save_seconds = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
+        self.timed = self._known()
+        estimated = trained_parameters * BYTES_PER_PARAMETER / BYTES_PER_SECOND
+        self.save_seconds = estimated if self.timed is None else self.timed
         self.step_seconds = 0.0
         self.agreed_seconds = 1.0
         self.since = time.monotonic()
@@ -59,11 +70,23 @@ class Leave(TrainerCallback):
 
     def on_save(self, *_: Any, **__: Any) -> None:
         """Of the Trainer: a checkpoint is written, and it began when the step was done."""
-        self.save_seconds = max(self.save_seconds, time.monotonic() - self.since)
+        self.timed = max(self.timed or 0.0, time.monotonic() - self.since)
+        self.save_seconds = self.timed
+        if self.main:
+            write_json(self.took, round(self.timed, 3))
+
+    def _known(self) -> float | None:
+        """Seconds that a checkpoint took in a job before this one; None where none was timed."""
+        try:
+            return max(0.0, float(json.loads(self.took.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            return None
 
     def _reason(self) -> str | None:
         if self.told:
             return "signal"
+        if self.end is None and self.main and time.monotonic() - self.asked > ASKED_AGAIN_SECONDS:
+            self.end, self.asked = ends_at(), time.monotonic()
         if self._is_near():
             # Somebody may have given the job more time.
             self.end = ends_at()

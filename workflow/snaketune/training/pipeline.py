@@ -287,7 +287,7 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
     """
     checkpoints = trainer.run.checkpoints
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(MarkComplete())
+    trainer.add_callback(MarkComplete(trainer.run.work.check_held))
     trainer.add_callback(Watch())
     trainer.add_callback(SetEpoch(trainer))
     if trainer.is_world_process_zero():
@@ -303,7 +303,8 @@ def fit(trainer: BaseTrainer, begins: Callable[[], str] = str) -> list[dict[str,
     trainer.compile()
     if trainer.is_world_process_zero() and (line := begins()):
         print(line, flush=True)
-    leaving = Leave(sum(p.numel() for p in trainer.model.parameters() if p.requires_grad))
+    trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    leaving = Leave(trained, trainer.run.work.state)
     trainer.add_callback(leaving)
     with drawn(trainer, trainer.run.tracked):
         mean_loss = trainer.train(resume_from_checkpoint=str(last) if last else None).training_loss
