@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.torture.chain import ROOT
 from benchmarks.torture.faults import FAULTS, Fault
 from benchmarks.torture.slurm_faults import FAULTS as SLURM_FAULTS
-from benchmarks.torture.trials import Failed, Reference, Trial
+from benchmarks.torture.trials import Failed, Reference, Trial, code_of
 from benchmarks.torture.written import ON_SLURM, RESULTS, read, write, write_page
 
 
@@ -61,6 +62,8 @@ def main() -> None:
     if chosen.again:
         found = {key: entry for key, entry in found.items() if key not in {one.key for one in planned}}
     left = [one for one in planned if not found.get(one.key, {}).get("passed")]
+    if others := sum(entry.get("code") != code_of(ROOT) for entry in found.values()):
+        print(f"{others} of the known trials are of other code; --again makes them again")
     reference = Reference.make(chosen.folder.resolve() / "undisturbed")
     print(f"{len(left)} trials, {len(planned) - len(left)} known; undisturbed in {reference.seconds:.0f} s", flush=True)
     begun = time.monotonic()
@@ -117,7 +120,8 @@ def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> d
         "ended": ended,
         "told": trial.told,
         "counts": trial.counts,
-        "strikes": one.fault.strikes,
+        "strikes": one.fault.strikes if trial.hits is None else trial.hits,
+        "code": reference.code,
         "seconds": round(time.monotonic() - begun, 1),
     }
 

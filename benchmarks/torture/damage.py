@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.torture.chain import STAGES
 from benchmarks.torture.kills import begins
-from benchmarks.torture.processes import kill_chain, wait_for
+from benchmarks.torture.processes import everything_in, kill_chain, wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
 # Who reads them, by stage; the chain is run as if it had come no further than the stage itself.
@@ -128,11 +128,12 @@ def wrong_clock(trial: Trial) -> None:
     chain.order(**orders)
     running = chain.start(*trial.targets)
     begins(chain, "snaketune.training.launched")
-    time.sleep(trial.drawn.uniform(0, 4))
+    time.sleep(trial.drawn.uniform(0, 1))
     (chain.folder / "clock-is-wrong").touch()
     try:
-        running.wait(trial.drawn.uniform(3, 10))
+        running.wait(trial.drawn.uniform(1, 8))
     except subprocess.TimeoutExpired:
+        trial.hit(everything_in(chain.folder))
         kill_chain(chain.folder)
         running.wait()
     seconds = orders.get("clock", 0.0)

@@ -12,6 +12,7 @@ from benchmarks.torture.trials import SECONDS, Failed, Trial
 # What a driver takes until its first job begins, about.
 START_SECONDS = 2.0
 KILLS_PER_CHAIN = 4
+SHORT_STAGES = ("corpus", "tokenizer")
 # An event that Python tells of before it is done, and where: work is lost between it and the one before.
 WORK, OUT = r"results/\.work/{stage}/[^/]+", r"results/{stage}/.*?"
 PLACES = {
@@ -45,6 +46,7 @@ def anywhere(trial: Trial) -> None:
     for until in times:
         running = chain.start()
         time.sleep(START_SECONDS + until - begun)
+        trial.hit(everything_in(chain.folder))
         kill_chain(chain.folder)
         running.wait()
         begun = until
@@ -101,8 +103,11 @@ def by_signal(trial: Trial) -> None:
         if whom == "terminal":
             # All that a terminal has in its foreground.
             os.killpg(running.pid, SIGNALS[name])
+            trial.hit(True)
         else:
-            send([running.pid] if whom == "driver" else stages(chain, "snaketune"), SIGNALS[name])
+            there = [running.pid] if whom == "driver" else stages(chain, "snaketune")
+            send(there, SIGNALS[name])
+            trial.hit(there)
         time.sleep(0.5)
     said = chain.wait(running, SECONDS)
     trial.check_told(said, fails=None)
@@ -119,10 +124,12 @@ def with_orphan(trial: Trial) -> None:
     if trial.place == "sft" and trial.drawn.random() < 0.5:
         in_a_training(trial, chain)
     else:
-        time.sleep(trial.drawn.uniform(0, 5))
+        # Of stages of a second or two nothing would be left after more.
+        time.sleep(trial.drawn.uniform(0, 0.5 if trial.place in SHORT_STAGES else 5))
     kill([running.pid])
     running.wait()
     trial.counts["orphans"] = len(stages(chain, f"snaketune {trial.place}"))
+    trial.hit(trial.counts["orphans"])
     trial.recover(unlock=True)
 
 

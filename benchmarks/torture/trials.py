@@ -46,11 +46,13 @@ class Reference:
     Attributes:
         seconds: that it took.
         state: of all published results, what is compared.
+        code: digest of what it ran.
     """
 
     chain: Chain
     seconds: float
     state: dict[str, Any]
+    code: str
 
     @classmethod
     def make(cls, folder: Path, *targets: str) -> "Reference":
@@ -66,7 +68,7 @@ class Reference:
                 raise SystemExit(f"the chain doesn't run undisturbed:\n{said.text[-4000:]}")
             (folder / "code").write_text(code)
             took.write_text(str(time.monotonic() - begun))
-        return cls(chain=chain, seconds=float(took.read_text()), state=state_of(chain))
+        return cls(chain=chain, seconds=float(took.read_text()), state=state_of(chain), code=code)
 
 
 def code_of(root: Path) -> str:
@@ -92,6 +94,8 @@ class Trial:
     drawn: random.Random
     told: list[str] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
+    # How often something was there to be struck, where that isn't sure beforehand.
+    hits: int | None = None
     chain: Chain = field(init=False)
     # What is asked of Snakemake, and which results it then has to have made; nothing: all.
     targets: list[str] = field(default_factory=list)
@@ -117,8 +121,15 @@ class Trial:
         return self.having(STAGES[: STAGES.index(stage) + 1])
 
     def aim(self, stage: str) -> None:
-        """Go no further than this stage."""
+        """Go no further than this stage; of the report, which reads no cards, to the end of all."""
+        if stage == STAGES[-1]:
+            self.targets = []
+            return
         self.targets = ["--", *(f"results/{place}" for place in self.reference.state if place.split("/")[0] == stage)]
+
+    def hit(self, struck: object) -> None:
+        """One strike, which met something or didn't."""
+        self.hits = (self.hits or 0) + bool(struck)
 
     def check_told(self, said: Said, *, fails: bool | None = True) -> None:
         """Of a run that meets the fault.
@@ -179,6 +190,8 @@ class Trial:
             raise Failed(f"other results: {'; '.join(differing[:4])}")
         if wrong := two_writers(self.chain):
             raise Failed(f"two writers: {wrong}")
+        if self.hits == 0:
+            raise Failed("nothing was there to be struck")
 
 
 def check(said: Said, *, ours_alone: bool = False) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command, write_json
 from snaketune.config.base import Model
+from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.clean import clean
 from snaketune.stages.fingerprint import fingerprint, read_files
@@ -312,6 +313,12 @@ def test_results_of_a_later_time_get_that_of_now(tmp_path):
     past, future = time.time() - 86400, time.time() + 86400
     os.utime(manifest, (past, past))
     os.utime(manifest.parent / "rows", (future, future))
-    bring_back_from_the_future([read_artifact(manifest, "rows")])
+    waited_for = [tmp_path / name for name in ("preflight.json", "calibration.json")]
+    for path in waited_for:
+        path.touch()
+        os.utime(path, (future, future))
+    told = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
+    bring_back_from_the_future([read_artifact(manifest, "rows")], told)
+    assert all(path.stat().st_mtime <= time.time() for path in waited_for)
     assert manifest.stat().st_mtime == past
     assert (manifest.parent / "rows").stat().st_mtime <= time.time()

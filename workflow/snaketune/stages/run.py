@@ -27,17 +27,23 @@ from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 
 
-def bring_back_from_the_future(read: Iterable[Artifact]) -> None:
-    """Give results that were read the time of now where theirs is yet to come, as after a clock was set back.
+def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -> None:
+    """Give results that were read, or waited for, the time of now where theirs is yet to come, as after a clock was set back.
 
     Snakemake refuses what was made of a file of a later time, and removes it. Times of results decide nothing else.
     """
-    for artifact in read:
-        for path in (artifact.manifest_path, artifact.folder, artifact.folder / ".snakemake_timestamp"):
-            # What may not be touched is left to Snakemake, which says what it thinks of it.
-            with suppress(OSError):
-                if path.stat().st_mtime > time.time():
-                    os.utime(path)
+    paths = [
+        path
+        for artifact in read
+        for path in (artifact.manifest_path, artifact.folder, artifact.folder / ".snakemake_timestamp")
+    ]
+    paths += [Path(told) for told in (operation.preflight, operation.calibration) if told]
+    paths += Path().glob(operation.parts) if operation.parts else ()
+    for path in paths:
+        # What may not be touched is left to Snakemake, which says what it thinks of it.
+        with suppress(OSError):
+            if path.stat().st_mtime > time.time():
+                os.utime(path)
 
 
 def run(
@@ -121,7 +127,7 @@ def run(
             device=device,
             keys=keys,
         )
-    bring_back_from_the_future(chain.from_iterable(artifacts.values()))
+    bring_back_from_the_future(chain.from_iterable(artifacts.values()), operation)
     if stage.links:
         # Also where there was nothing to compute: what an older result names may have been linked since.
         link_payload(out, stage.links)

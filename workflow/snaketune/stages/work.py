@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,10 @@ class Claim:
         name = hashlib.sha256(os.fsencode(os.path.relpath(out, root.parent))).hexdigest()[:16]
         self.out, self.fingerprint, self.file = out, fingerprint, root / CLAIMS / f"{name}.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.file, fingerprint)
+        # Several may claim it at once.
+        own = self.file.with_name(f"{name}.{socket.gethostname()}.{os.getpid()}")
+        write_json(own, fingerprint)
+        own.replace(self.file)
 
     def check(self) -> None:
         """Raise SnaketuneError if somebody who began later makes another result for this place."""
