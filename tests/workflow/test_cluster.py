@@ -7,6 +7,10 @@ import shutil
 import pytest
 import yaml
 
+from snaketune.config.load import load
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.specs import canonical
+
 from .command_line import snakemake
 from .conftest import ROOT
 
@@ -95,14 +99,21 @@ def test_gpus_are_gres_where_the_cluster_knows_only_that(cluster):
     assert "gpu_model" not in sft
 
 
-def test_what_ran_before_says_what_its_job_takes(cluster):
-    for facts, runtime, mem_mb in (
-        ({"seconds": 1200, "peak_memory_mb": 1000}, "35", "2000"),
-        ({"seconds": 1200, "tokens_per_second_median": 1.0}, "120", "3600"),
+def test_what_ran_before_says_what_its_job_takes(cluster, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.chdir(cluster.project.folder)
+        spec = json.loads(canonical(JobGraph(*load(cluster.project.config)).job("sft", "run").spec))
+    for facts, told, runtime, mem_mb in (
+        ({"seconds": 1200, "peak_memory_mb": 1000}, spec, "35", "2000"),
+        # Of another model, or of one that is only said to be it, it may be too little.
+        ({"seconds": 1200, "peak_memory_mb": 1000}, spec | {"base": None}, "35", "3600"),
+        ({"seconds": 1200, "peak_memory_mb": 4000}, spec | {"base": None}, "35", "6500"),
+        ({"seconds": 1200, "tokens_per_second_median": 1.0}, spec, "120", "3600"),
     ):
         folder = cluster.project.folder / "results/sft/run"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+        (folder / "manifest.json").write_text(json.dumps({"spec": told}), encoding="utf-8")
         sft = cluster.asked()["sft"]
         assert (sft["runtime"], sft["mem_mb"]) == (runtime, mem_mb)
 

@@ -94,8 +94,9 @@ class Requests:
             found |= {"slurm_account": site.account, "qos": site.qos}
         if site and ask.gpus:
             found |= {"gpu_model": site.gpu_model, "constraint": site.constraint}
-            if site.gpus_by == "gres" or grouped:
-                # Words aren't summed: the jobs of a group take turns on one GPU.
+            if site.gpus_by == "gres" or grouped or ask.nodes > 1:
+                # Words aren't summed: the jobs of a group take turns on one GPU. And of several nodes each has as many, where a
+                # sum could be shared out otherwise.
                 model = f"{site.gpu_model}:" if site.gpu_model else ""
                 found |= {"gpu": 0, "gpu_model": None, "gres": f"gpu:{model}{ask.gpus}"}
         return {name: value for name, value in found.items() if value is not None}
