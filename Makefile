@@ -23,11 +23,10 @@ run: .venv/installed
 	@echo 'The report: results/report/pages/index.html'
 	@echo 'To go on without make: . .venv/bin/activate && snakemake'
 
-# Several tests at once: a run of the workflow spends its time importing torch, job after job, on one core. Two for each core, as
-# many wait for locks, leases and each other: with one and a half, two cores had nothing to do for two fifths of the time. Whole
-# runs come first, and a process that is done takes tests from another's queue.
+# Several tests at once: a run of the workflow spends its time importing torch, job after job, on one core. One more than there are
+# cores, as some wait for locks and leases. Whole runs come first, and a process that is done takes tests from another's queue.
 test: .venv/installed
-	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) * 2)) --maxprocesses 4 --dist worksteal
+	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist worksteal
 
 slurm-profile: .venv/installed
 	@PYTHONPATH=workflow $(BIN)/python -m snaketune slurm-profile

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from benchmarks.torture import trials
@@ -98,12 +99,15 @@ def test_what_a_message_says_is_done(reference, tmp_path, said, more):
 
 
 def test_the_page_has_a_row_for_each_fault_and_place():
-    entry = {"passed": True, "ended": "undisturbed results", "strikes": 1, "seconds": 30.0}
+    entry = {"passed": True, "ended": "undisturbed results", "strikes": 1, "code": "now", "seconds": 30.0}
     made = {
         f"{name}/{place}/0": entry | {"fault": name, "place": place} for name in FAULTS for place in FAULTS[name].places
     }
-    page = as_markdown(made, 50.0)
-    assert f"{len(made)} of {len(made)} trials passed" in page
+    page = as_markdown(made, SimpleNamespace(seconds=50.0, code="now"))
+    assert f"{len(made)} of {len(made)} trials passed. " in page
+    before = dict.fromkeys(made, made[next(iter(made))] | {"code": "before"})
+    page_before = as_markdown(before, SimpleNamespace(seconds=50.0, code="now"))
+    assert f"trials passed ({len(made)} of them with code of before)" in page_before
     assert page.count("\n| ") == len(made) + 1
     assert set(STAGES) <= {place for fault in FAULTS.values() for place in fault.places}
     assert trials.SECONDS == 300

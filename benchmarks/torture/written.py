@@ -20,8 +20,8 @@ RESULTS, ON_SLURM = ROOT / "results/bench/torture.json", ROOT / "results/bench/t
 PAGE = ROOT / "docs/reliability.md"
 LIBRARIES = ("snakemake", "torch", "transformers", "accelerate", "pyarrow", "safetensors")
 
-HEAD = """{passed} of {made} trials passed. {date}; {versions}; `{command}`. Undisturbed, the chain takes {seconds:.0f} s;
-all trials together took {hours:.1f} hours.
+HEAD = """{passed} of {made} trials passed{older}. {date}; {versions}; `{command}`. Undisturbed, the chain takes
+{seconds:.0f} s; all trials together took {hours:.1f} hours.
 
 | fault | where | strikes | passed | of | how it ended | seconds each |
 |---|---|---|---|---|---|---|
@@ -56,23 +56,25 @@ def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int
 def write_page(trials: dict[str, Any], reference: Reference, path: Path) -> None:
     """The table of docs/reliability.md that belongs to a file of trials; none does to another file."""
     if path in (RESULTS, ON_SLURM):
-        keep_table(PAGE, path.stem, as_markdown(trials, reference.seconds).rstrip())
+        keep_table(PAGE, path.stem, as_markdown(trials, reference).rstrip())
 
 
-def as_markdown(trials: dict[str, Any], undisturbed: float) -> str:
+def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
     """A row for each fault and place, and how it ended."""
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     places = [(fault, place, at) for fault, by_place in faults(trials).items() for place, at in by_place.items()]
     made, passed = (sum(at[key] for *_, at in places) for key in ("trials", "passed"))
     hours = sum(at["seconds"] for *_, at in places) / 3600
     command = shlex.join(["python", "-m", "benchmarks.torture", *sys.argv[1:]])
+    older = sum(entry.get("code") != reference.code for entry in trials.values())
     head = HEAD.format(
         date=time.strftime("%Y-%m-%d"),
         command=command,
         versions=versions,
         made=made,
         passed=passed,
-        seconds=undisturbed,
+        older=f" ({older} of them with code of before)" if older else "",
+        seconds=reference.seconds,
         hours=hours,
     )
     lines, known = [], FAULTS | SLURM_FAULTS
