@@ -20,7 +20,7 @@ from benchmarks.results import keep_table, made_on
 ROOT = Path(__file__).parents[1]
 FOUND, DOCUMENT = ROOT / "results/bench/doctored.json", ROOT / "docs/diagnosing.md"
 # What is wrong, what of the demo's run it changes, and what the first sentence has to begin with.
-CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
     "well": ("nothing", {}, ("nothing that a switch", "compute: ")),
     "one row": (
         "16 rows a step, one at a time",
