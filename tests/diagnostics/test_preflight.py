@@ -12,9 +12,11 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scratch
 from snaketune.diagnostics import places, preflight
+from snaketune.diagnostics.fits import tokenizer_of_another
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from snaketune.training.found import findings_before
 from tests.packing.chain import corpus, made, pack, rows_of, started
@@ -167,6 +169,29 @@ def tiny_model(folder: Path) -> Path:
     )
     config.save_pretrained(folder / "base")
     return folder / "base"
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({}, None),
+        # As for a template's few.
+        ({"vocab_size": 399}, None),
+        ({"vocab_size": 300}, "has 400 tokens, and the base knows 300: the others begin untrained"),
+        ({"vocab_size": 32_000}, "has 400 tokens, of the 32,000 that the base knows"),
+        ({"eos_token_id": 300}, "what ends the base's texts, token 300, is the word"),
+        ({"eos_token_id": [300, 100_000]}, "what ends the base's texts, token 300, is the word"),
+        ({"eos_token_id": None}, None),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_told(family, told, says):
+    from transformers import LlamaConfig
+
+    chat = ChatTokenizer.load(family.tokenizer.folder)
+    config = LlamaConfig(**{"vocab_size": chat.vocab_size, "eos_token_id": chat.eos_id} | told)
+    found = tokenizer_of_another("sft.demo", chat, config)
+    assert [one.certain for one in found] == [False] * bool(says)
+    assert not says or (says in found[0].found and found[0].key == "sft.demo.tokenizer")
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):

@@ -15,6 +15,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Pretrained
+from snaketune.diagnostics.fits import tokenizer_of_another
 from snaketune.diagnostics.leaks import held_out_in_training
 from snaketune.diagnostics.lost import lost_tokens
 from snaketune.diagnostics.padding import pads_with_the_end
@@ -64,6 +65,7 @@ def build(
         *file_system(work.folder),
         *pads_with_the_end(first, chat, tokenizer.manifest),
     ]
+    found += _of_base(first, spec, chat)
     for run in spec.runs:
         found += hub(f"{run.key}.reference", run.reference)
         found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
@@ -74,6 +76,15 @@ def build(
     if not found:
         print("nothing was found that would fail or crawl", flush=True)
     return Outcome(counts={"runs": len(spec.runs), "findings": len(found)})
+
+
+def _of_base(key: str, spec: PreflightSpec, chat: ChatTokenizer) -> list[Finding]:
+    try:
+        config = read_config(spec.base)
+    except SnaketuneError:
+        # Told of each run that begins with it.
+        return []
+    return tokenizer_of_another(key, chat, config) if config else []
 
 
 def as_json(finding: Finding) -> dict[str, str]:
