@@ -20,11 +20,10 @@ from snaketune.tables import read_table
 from snaketune.training.checkpoints import (
     COMPLETE,
     last_checkpoint,
-    load_optimizer,
     load_weights,
-    save_optimizer,
     save_weights,
 )
+from snaketune.training.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.random_states import load_random_state, save_random_state
 from tests.workflow.conftest import ROOT
 

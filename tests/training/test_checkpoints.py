@@ -12,10 +12,9 @@ from snaketune.training.checkpoints import (
     COMPLETE,
     MarkComplete,
     last_checkpoint,
-    load_optimizer,
     remove_incomplete,
-    save_optimizer,
 )
+from snaketune.training.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.random_states import load_random_state, save_random_state
 
 

@@ -13,7 +13,7 @@ from snaketune.config.schedules import ScheduleName
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import _state_bytes
 from snaketune.models.planned import plan_model
-from snaketune.training.checkpoints import load_optimizer, save_optimizer
+from snaketune.training.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.steps import step_arguments
 from tests.models.conftest import CPU, tiny_model
 

@@ -1,5 +1,8 @@
 """A training that was cut off goes on exactly: all its weights, its rows in their order, on one process or on several."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,7 +13,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
 from tests.models.conftest import tiny_model
 
-from .pipeline_runs import Interrupted, pack, spec, stop_after, train
+from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train
 
 # What the Hub's names differ from the module's in: fused experts, renamed and tied heads, shared and latent projections.
 EXPERTS = {
@@ -72,6 +75,33 @@ def test_adapters_resume_too(tmp_path, monkeypatch):
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
     )
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+
+
+def test_what_is_of_several_precisions_says_so(tmp_path, monkeypatch, capsys):
+    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=3)
+    dtypes = (torch.float32, torch.bfloat16, torch.bfloat16, torch.float32)
+    for number, dtype in enumerate(dtypes, 1):
+        with monkeypatch.context() as patch:
+            if number < len(dtypes):
+                # Each but the last gets one checkpoint further.
+                stop_after(1, patch)
+            ended = pytest.raises(Interrupted) if number < len(dtypes) else nullcontext()
+            with ended:
+                outcome = train(tmp_path / "run", rows, made, every=2, compute=replace(CPU, dtype=dtype))
+    assert outcome.about["dtype"] == "float32"
+    assert outcome.about["begun_as"] == [
+        {"dtype": "float32", "kernel": "sdpa"}, {"dtype": "bfloat16", "kernel": "sdpa"},
+    ]  # fmt: skip
+    assert capsys.readouterr().out.count("so the result is of both") == 2
+
+
+def test_what_was_computed_alike_throughout_names_nothing(tmp_path, monkeypatch):
+    rows, made = pack(tmp_path / "pack", rows=12), spec(epochs=2)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "run", rows, made)
+    assert "begun_as" not in train(tmp_path / "run", rows, made).about
 
 
 @pytest.mark.parametrize("what", ["missing", "left over", "another shape", "another data type"])

@@ -205,6 +205,7 @@ CODE = {
     "tables.py": TOKENIZER,
     "artifacts/manifest.py": set(),
     "training/checkpoints.py": SFT,
+    "training/optimizer_states.py": SFT,
     "training/launch.py": SFT,
     "training/launched.py": SFT,
     "models/selftest.py": SFT,

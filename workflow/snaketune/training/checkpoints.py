@@ -22,15 +22,15 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import sync_names, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.stages.work import sync_folder
+from snaketune.training.computed_as import Way, save_ways, ways_until_now
+from snaketune.training.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.random_states import file_of, restore, save_random_state
 from snaketune.training.sharded import is_sharded, local, unsharded
 from snaketune.training.stored import Stored, described, write
 from snaketune.training.zero import PlainOptimizer, is_zero, leave, trained_weights, whole
 
 COMPLETE = "complete"
-WEIGHTS, OPTIMIZER = "weights", "optimizer"
-SEPARATOR = "/"
-TUPLE = "(tuple)"
+WEIGHTS = "weights"
 
 
 def remove_incomplete(folder: Path) -> None:
@@ -104,11 +104,17 @@ class MarkComplete(TrainerCallback):
 class SafeCheckpoints:
     """Mixed into a transformers Trainer: its checkpoints hold safetensors and JSON where it would pickle."""
 
+    # Of the checkpoint that it goes on from, and of now.
+    ways: list[Way] = []
+
     def save_model(self, output_dir=None, _internal_call=False):
         self._save(output_dir)
 
     def _save(self, output_dir=None, state_dict=None):
         model, first = self.accelerator.unwrap_model(self.model), self.args.should_save
+        if first:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            save_ways(Path(output_dir), self.ways or [self.run.compute.about()])
         if is_zero(self.model_wrapped):
             tensors, wrong = trained_weights(model, first)
             self._stop_if(wrong)
@@ -156,6 +162,8 @@ class SafeCheckpoints:
         return PlainOptimizer(self.model_wrapped, self.groups) if zero else self.optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        now, aloud = self.run.compute.about(), self.is_world_process_zero()
+        self.ways = ways_until_now(Path(resume_from_checkpoint), now, aloud)
         load_weights(Path(resume_from_checkpoint), model or self.model)
 
     def _save_optimizer_and_scheduler(self, output_dir):
@@ -268,92 +276,3 @@ def diverged(step: int, found: str) -> SnaketuneError:
         f"step {step}: {found}: the training diverged and nothing of it is published; lower training.learning_rate or "
         "training.max_grad_norm"
     )
-
-
-def save_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any, first: bool = True
-) -> None:
-    """Write `optimizer`, tensors, and `optimizer.json` (numbers, groups and the schedule).
-
-    Raises:
-        SnaketuneError: the state holds something that would not come back as it is.
-    """
-    state = optimizer.state_dict()
-    tensors, numbers = _flatten(state["state"])
-    plain = _plain({"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()})
-    write(folder, OPTIMIZER, tensors, first)
-    if first:
-        (folder / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
-
-
-def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any) -> None:
-    """Put back what `save_optimizer` wrote."""
-    plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
-    stored = Stored(folder, OPTIMIZER)
-    if isinstance(optimizer, PlainOptimizer):
-        optimizer.load(stored, plain["numbers"], plain["groups"])
-        scheduler.load_state_dict(plain["scheduler"])
-        return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    tensors = {
-        key: _empty(dtype, shape, parameters[int(key.partition(SEPARATOR)[0])])
-        for key, (dtype, shape) in stored.tensors.items()
-    }
-    stored.read(tensors)
-    state: dict[Any, Any] = {}
-    for key, value in (tensors | plain["numbers"]).items():
-        index, *names, last = key.split(SEPARATOR)
-        place = state.setdefault(int(index), {})
-        for name in names:
-            place = place.setdefault(name, {})
-        place[last] = value
-    optimizer.load_state_dict({"state": state, "param_groups": plain["groups"]})
-    scheduler.load_state_dict(plain["scheduler"])
-
-
-def _empty(dtype: torch.dtype, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
-    """For a state of `parameter`, shared out as that is if it has a number for each of its numbers."""
-    if isinstance(parameter, DTensor) and shape == parameter.shape:
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.empty(shape, dtype=dtype)
-
-
-def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors and the plain values of a nested state, by their keys joined with SEPARATOR."""
-    tensors, numbers = {}, {}
-    for key, value in state.items():
-        name = f"{path}{key}"
-        if isinstance(value, dict):
-            inner_tensors, inner_numbers = _flatten(value, name + SEPARATOR)
-            tensors |= inner_tensors
-            numbers |= inner_numbers
-        # Tensors of a library's own kind hold more than safetensors keep.
-        elif type(value) in (torch.Tensor, torch.nn.Parameter, DTensor):
-            tensors[name] = value
-        else:
-            numbers[name] = value
-    return tensors, numbers
-
-
-def _plain(value: Any) -> Any:
-    """As JSON holds it; a tuple as a mapping, so that it comes back as one."""
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) is tuple:
-        return {TUPLE: _plain(list(value))}
-    if type(value) is list:
-        return [_plain(item) for item in value]
-    if isinstance(value, dict) and all(type(key) is str for key in value):
-        return {key: _plain(item) for key, item in value.items()}
-    raise SnaketuneError(
-        f"training.optimizer, training.schedule: a checkpoint can't hold a {type(value).__name__} of their state exactly, so a "
-        "resumed training would be another one; choose others"
-    )
-
-
-def _unplain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_unplain(item) for item in value]
-    if isinstance(value, dict):
-        return tuple(_unplain(value[TUPLE])) if TUPLE in value else {key: _unplain(item) for key, item in value.items()}
-    return value

@@ -158,6 +158,7 @@ def train(
         about=ready.about
         | concluded
         | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
+        | ({"begun_as": trainer.ways[:-1]} if trainer.ways[1:] else {})
         | {"saved_dtype": _name(saved)}
         | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
         run={
