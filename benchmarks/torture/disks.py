@@ -72,16 +72,19 @@ def may_mount() -> bool:
 
 
 def written_by(trial: Trial) -> int:
-    """How much room the stage's results take."""
-    return sum(
-        _pages(path)
-        for place in (
-            trial.reference.chain.results / ".work" / trial.place,
-            trial.reference.chain.results / trial.place,
-        )
-        for path in place.rglob("*")
-        if path.is_file() and path.name != "lock"
-    )
+    """How much room the stage's results take, beyond links to each other and to those of the stages before it."""
+    results = trial.reference.chain.results
+    places = (results / ".work" / trial.place, results / trial.place)
+    own: dict[int, int] = {}
+    others: set[int] = set()
+    for path in results.rglob("*"):
+        if not path.is_file():
+            continue
+        if not any(path.is_relative_to(place) for place in places):
+            others.add(path.stat().st_ino)
+        elif path.name != "lock":
+            own[path.stat().st_ino] = _pages(path)
+    return sum(size for inode, size in own.items() if inode not in others)
 
 
 def _pages(path: Path) -> int:

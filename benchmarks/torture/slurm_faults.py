@@ -58,6 +58,9 @@ def on_cluster(strike: Callable[[str], None]) -> Callable[[Trial], None]:
         running = chain.start(*arguments)
         job = job_of(trial)
         time.sleep(trial.drawn.uniform(0, 15))
+        if asked("squeue", "--noheader", "--jobs", job, "--format=%T").strip() != "RUNNING":
+            chain.wait(running, REQUEUED_SECONDS)
+            raise Failed("the SFT job was done before it was struck")
         strike(job)
         said = chain.wait(running, REQUEUED_SECONDS)
         if said.status is None and LOST_SIGHT in said.text:
