@@ -3,6 +3,7 @@
 Notes are lines of `events.jsonl`; orders are in `orders.json`, read when a process starts:
 
     kill_before: [event, pattern, count]    kill the whole chain before the count-th such event of a path that fits
+    slow: [event, pattern, seconds]         how long such an event of a path that fits takes
     no_flock: errno, no_links: errno        what these calls fail with below `results`
     clock: seconds                          how far the clock goes wrong once `clock-is-wrong` is there
 
@@ -67,6 +68,7 @@ class Meddler:
 
     def __init__(self, orders: dict):
         self.event, self.pattern, self.left = orders.get("kill_before") or ("", "", 0)
+        self.slow_event, self.slow_pattern, self.seconds = orders.get("slow") or ("", "", 0)
         self.events = os.open(f"{CHAIN}/events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.busy = False
 
@@ -81,6 +83,8 @@ class Meddler:
             if target:
                 self.note(event, target)
                 self.perhaps_kill(event, target)
+                if event == self.slow_event and re.search(self.slow_pattern, target):
+                    time.sleep(self.seconds)
         finally:
             self.busy = False
 

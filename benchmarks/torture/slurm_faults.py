@@ -47,20 +47,24 @@ def job_of(trial: Trial) -> str:
     return found[0]
 
 
-def on_cluster(strike: Callable[[str], None]) -> Callable[[Trial], None]:
-    """A trial whose SFT job is struck by something, given its number."""
+def on_cluster(strike: Callable[[str], object], *more: str, slow: int = 0) -> Callable[[Trial], None]:
+    """A trial whose SFT job is struck by something, given its number.
+
+    Args:
+        more: for the command line of Snakemake.
+        slow: seconds that a checkpoint takes.
+    """
 
     def do(trial: Trial) -> None:
         if not shutil.which("scontrol"):
             raise Failed("there is no SLURM here")
         chain = trial.before("sft")
-        arguments = ["--profile", "profiles/slurm", *ARGUMENTS, *trial.targets]
+        if slow:
+            chain.order(slow=["open", r"/checkpoints/checkpoint-\d+/trainer_state\.json$", slow])
+        arguments = ["--profile", "profiles/slurm", *ARGUMENTS, *more, *trial.targets]
         running = chain.start(*arguments)
         job = job_of(trial)
         time.sleep(trial.drawn.uniform(0, 15))
-        if asked("squeue", "--noheader", "--jobs", job, "--format=%T").strip() != "RUNNING":
-            chain.wait(running, REQUEUED_SECONDS)
-            raise Failed("the SFT job was done before it was struck")
         strike(job)
         said = chain.wait(running, REQUEUED_SECONDS)
         if said.status is None and LOST_SIGHT in said.text:
@@ -68,15 +72,17 @@ def on_cluster(strike: Callable[[str], None]) -> Callable[[Trial], None]:
             trial.told.append(LOST_SIGHT)
         else:
             trial.check_told(said, fails=None)
+        trial.hit(strike is controller_away or was_struck(job))
         # What the cluster did with it is over; the rest is as on one machine.
         trial.recover(unlock=True)
 
     return do
 
 
-def shorten(job: str) -> None:
-    """Its time is over in a minute, as SLURM counts it."""
-    asked("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+def was_struck(job: str) -> bool:
+    """Whether a job that is over didn't run to its end at once."""
+    known = asked("scontrol", "--oneliner", "show", "job", job)
+    return "JobState=COMPLETED " not in known or " Restarts=0 " not in known
 
 
 def strike_node(command: str) -> Callable[[str], None]:
@@ -93,17 +99,19 @@ def controller_away(job: str) -> None:
     subprocess.run([*shlex.split(AWAY), "40"], check=True)
 
 
+# With SLURM's shortest limit for a training that takes longer than that.
+OUT_OF_TIME = on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12)
 STRIKES: dict[str, Callable[[str], object]] = {
     "scancel": lambda job: asked("scancel", job),
     "preempted": lambda job: asked("scancel", "--signal=TERM", "--full", job),
     "out of memory": lambda job: asked("scancel", "--signal=KILL", "--full", job),
     "requeue": lambda job: asked("scontrol", "requeue", job),
-    "time limit": shorten,
     **({"node crash": strike_node(CRASH)} if CRASH else {}),
     **({"node away": strike_node(LOSE)} if LOSE else {}),
     **({"controller away": controller_away} if AWAY else {}),
 }
+WAYS = {name: on_cluster(strike) for name, strike in STRIKES.items()} | {"time limit": OUT_OF_TIME}
 FAULTS = {
-    f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", places=("sft",), trials=3, do=on_cluster(strike))
-    for name, strike in STRIKES.items()
+    f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", places=("sft",), trials=3, do=do)
+    for name, do in WAYS.items()
 }

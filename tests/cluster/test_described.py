@@ -19,17 +19,17 @@ PartitionName=theirs AllowAccounts=you MaxTime=UNLIMITED State=UP TotalNodes=1
 PartitionName=old AllowAccounts=ALL MaxTime=UNLIMITED State=DOWN TotalNodes=1
 """
 NODES = "cpu|4|8000|(null)\ngpu|8|32000|gpu:a100:2(S:0-1)\ngpu|8+|64000+|gpu:a100:4\n"
-CONFIG = "AccountingStorageType   = {storage}\nSelectType              = select/{select}\nMinJobAge = 300 sec\n"
+CONFIG = "AccountingStorageType   = {storage}\nSelectType              = select/{select}\nMinJobAge = {age} sec\n"
 
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """Programs on PATH that say what a test wants."""
 
-    def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me"):
+    def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me", age=300):
         folder = tmp_path / "bin"
         folder.mkdir()
-        texts = {"partitions": PARTITIONS, "nodes": NODES, "config": CONFIG.format(storage=storage, select=select)}
+        texts = {"partitions": PARTITIONS, "nodes": NODES, "config": CONFIG.format(storage=storage, select=select, age=age)}
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         programs = {
@@ -49,10 +49,10 @@ def slurm(tmp_path, monkeypatch):
 def test_partitions_accounts_and_gpus_are_asked_for(slurm):
     path = slurm()
     told = write_description(path)
-    assert "partitions cpu, gpu; jobs are watched by sacct" in told
+    assert "partitions cpu, gpu; jobs are watched by squeue" in told
     assert "left out: theirs (not for account me), old (its state is DOWN)" in told
     site = read_site(path)
-    assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "sacct", "gpus", {"gpu": 4})
+    assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "squeue", "gpus", {"gpu": 4})
     cpu, gpu = site.partitions["cpu"], site.partitions["gpu"]
     assert (cpu.max_runtime, cpu.max_mem_mb, cpu.max_threads, cpu.max_gpu) == (60, 6000, 4, 0)
     assert (gpu.max_runtime, gpu.max_mem_mb, gpu.max_threads, gpu.max_nodes, gpu.max_gpu) == (2880, 64000, 8, 2, 8)
@@ -67,6 +67,15 @@ def test_without_accounting_squeue_watches_and_without_tres_gpus_are_gres(slurm)
     assert "account" not in told
     # Nobody has an account to be refused for.
     assert "theirs" in told["partitions"]
+
+
+@pytest.mark.parametrize(
+    "storage, age, command",
+    [("slurmdbd", 300, "squeue"), ("slurmdbd", 60, "sacct"), ("none", 60, "squeue"), ("none", 300, "squeue")],
+)
+def test_jobs_are_watched_in_the_queue_unless_it_forgets_them_and_there_are_accounts(slurm, storage, age, command):
+    path = slurm(storage=f"accounting_storage/{storage}", age=age)
+    assert f"jobs are watched by {command}" in write_description(path)
 
 
 def test_what_somebody_edited_is_never_overwritten(slurm):

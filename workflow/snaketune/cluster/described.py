@@ -12,6 +12,8 @@ from snaketune.cluster.slurm import asked, fields, megabytes
 from snaketune.errors import SnaketuneError
 
 GPUS = re.compile(r"gpu(?::(?P<model>[^:,()]+))?:(?P<count>\d+)")
+# The executor looks every three minutes at the least often; what SLURM has forgotten by then it would wait for for ever.
+SEEN_SECONDS = 240
 HEAD = """\
 # What of this cluster snaketune uses; asked of SLURM by `make slurm-profile`, and yours to edit: nothing else replaces it.
 # snakemake --profile profiles/slurm reads it. Jobs are kept within these limits, and what can never start is refused by
@@ -72,10 +74,11 @@ def described() -> tuple[dict[str, Any], list[str]]:
             gpus_per_node |= {name: gpus} if gpus else {}
     if not partitions:
         raise SnaketuneError(f"no partition takes jobs: {', '.join(left_out) or 'there is none'}")
-    accounts = about.get("AccountingStorageType", "")
+    accounts = about.get("AccountingStorageType", "").endswith("slurmdbd")
+    kept = re.match(r"\d+", about.get("MinJobAge", ""))
     told = {
         **({"account": account} if account else {}),
-        "status_command": "sacct" if accounts.endswith("slurmdbd") else "squeue",
+        "status_command": "sacct" if accounts and kept and int(kept[0]) < SEEN_SECONDS else "squeue",
         "gpus_by": "gpus" if about.get("SelectType", "").endswith("cons_tres") else "gres",
         "gpus_per_node": gpus_per_node,
         "partitions": partitions,

@@ -69,8 +69,8 @@ class Site(Model):
     """The GPUs that jobs ask for, as SLURM calls them; none for any."""
     gpus_by: Literal["gpus", "gres"] = "gpus"
     """How they are asked for: `--gpus=2`, or `--gres=gpu:2` where a cluster knows only that."""
-    status_command: Literal["sacct", "squeue"] = "sacct"
-    """What tells how jobs are doing; `squeue` where there is no accounting."""
+    status_command: Literal["sacct", "squeue"] = "squeue"
+    """What tells how jobs are doing; `sacct` where SLURM forgets jobs within minutes (MinJobAge)."""
     gpus_per_node: dict[str, PositiveInt] = {}
     """By partition, how many GPUs its nodes have."""
     partitions: Annotated[dict[str, Partition], Field(min_length=1)]
