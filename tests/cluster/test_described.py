@@ -29,7 +29,11 @@ def slurm(tmp_path, monkeypatch):
     def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me", age=300):
         folder = tmp_path / "bin"
         folder.mkdir()
-        texts = {"partitions": PARTITIONS, "nodes": NODES, "config": CONFIG.format(storage=storage, select=select, age=age)}
+        texts = {
+            "partitions": PARTITIONS,
+            "nodes": NODES,
+            "config": CONFIG.format(storage=storage, select=select, age=age),
+        }
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         programs = {
