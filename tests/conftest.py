@@ -1,10 +1,17 @@
 """Before anything imports torch: two test processes share the cores."""
 
+import gc
 import os
 
 # Where the number of threads matters, a test sets it; elsewhere idle threads that spin would cost the other process its core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def pytest_collection_finish():
+    """All modules are imported, and stay: each of hundreds of trainings here searches all that is in memory for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 # What takes from half a minute to minutes, the longest first.

@@ -76,7 +76,7 @@ CALLED = {
     "stages.disk": {"disk_trouble"},
     "stages.gpus": {"gpu_model", "visible_gpus"},
     "stages.jobs": {"result_at"},
-    "stages.libraries": {"installed_version", "quiet_libraries"},
+    "stages.libraries": {"importing", "installed_version", "quiet_libraries"},
     "stages.launches": {"check_installed", "check_nodes", "command"},
     "stages.locks": {"locked"},
     "stages.needs": {"needs_of_gpu", "tell"},

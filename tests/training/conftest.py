@@ -10,12 +10,26 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.models.probe import probe
+from snaketune.training import pipeline
+from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import train_in
 from tests.workflow.conftest import made_once
 
 ROOT = Path(__file__).parents[2]
 # What deepspeed imports besides what snaketune has.
 WITH = ("hjson", "py-cpuinfo", "ninja", "msgpack", "einops")
+
+
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory) -> dict[str, float]:
+    return probe(CPU.device, tmp_path_factory.mktemp("probe"))
+
+
+@pytest.fixture(autouse=True)
+def probed_once(monkeypatch, probed):
+    """Each of hundreds of trainings would measure the machine anew; `tests/models/test_probe.py` and those in processes do."""
+    monkeypatch.setattr(pipeline, "probe", lambda device, place: probed)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages.libraries import importing
 from snaketune.stages.syntax import PACKAGE, syntax_of
 
 PACKAGE_FOLDER = Path(__file__).parent.parent
@@ -70,8 +71,9 @@ def import_checked(entry: str, expected: str, stage: str) -> None:
     a training runs for days, isn't what it runs.
     """
     check_code(entry, expected, stage)
-    for module in sorted(shaping_modules(entry)):
-        import_module(module)
+    with importing():
+        for module in sorted(shaping_modules(entry)):
+            import_module(module)
     check_code(entry, expected, stage)
 
 

@@ -13,19 +13,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers.utils.logging import disable_progress_bar
-
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.confidential import without_secrets
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.models.room import ran_out
 from snaketune.stages.attempt import read_attempt
 from snaketune.stages.disk import disk_trouble
 from snaketune.stages.jobs import result_at
-from snaketune.stages.libraries import quiet_libraries
+from snaketune.stages.libraries import importing, quiet_libraries
 from snaketune.stages.locks import locked
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
@@ -119,6 +115,8 @@ def take_gpu() -> None:
     Raises:
         SnaketuneError: this node has fewer than there are processes on it.
     """
+    import torch
+
     if not torch.cuda.is_available():
         return
     index, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
@@ -132,7 +130,6 @@ def take_gpu() -> None:
 
 def main(job_file: Path) -> None:
     """Exits with a message where the fault isn't ours."""
-    disable_progress_bar()
     quiet_libraries()
     if not is_first_process():
         # All would say the same, into the same log; errors go elsewhere.
@@ -141,14 +138,20 @@ def main(job_file: Path) -> None:
     # The launcher ignores it, and so would whoever it starts; before the first step there is nothing to save.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        take_gpu()
-        if attempt := read_attempt(job_file.parent):
-            attempt.import_code(STAGES[job["stage"]].module)
+        with importing():
+            take_gpu()
+            if attempt := read_attempt(job_file.parent):
+                attempt.import_code(STAGES[job["stage"]].module)
+            from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
         work_on(job)
     except Left as left:
         # No failure, of which launchers would make tracebacks.
         print(left, flush=True)
     except Exception as error:
+        from snaketune.models.room import ran_out
+
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
         if not told and ran_out(error):
             told = f"out of memory: {str(error).strip()}"
