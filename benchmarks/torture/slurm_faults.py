@@ -23,8 +23,9 @@ CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_
 AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")
 # More for the command line of Snakemake, such as --slurm-status-command squeue where nothing keeps accounts.
 ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
-# A requeued job waits two minutes for its turn, and who is lost sight of is told after five.
-REQUEUED_SECONDS = 2 * SECONDS
+# A requeued job waits two minutes for its turn, one that time limits end may be four jobs, and who is lost sight of is told
+# after five minutes.
+REQUEUED_SECONDS = 3 * SECONDS
 
 
 def asked(*command: str) -> str:
