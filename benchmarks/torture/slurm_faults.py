@@ -48,12 +48,15 @@ def job_of(trial: Trial) -> str:
     return found[0]
 
 
-def on_cluster(strike: Callable[[str], object], *more: str, slow: int = 0) -> Callable[[Trial], None]:
+def on_cluster(
+    strike: Callable[[str], object], *more: str, slow: int = 0, ends: bool = True
+) -> Callable[[Trial], None]:
     """A trial whose SFT job is struck by something, given its number.
 
     Args:
         more: for the command line of Snakemake.
         slow: seconds that a checkpoint takes.
+        ends: whether a job that is struck can't go on to its end.
     """
 
     def do(trial: Trial) -> None:
@@ -66,6 +69,7 @@ def on_cluster(strike: Callable[[str], object], *more: str, slow: int = 0) -> Ca
         running = chain.start(*arguments)
         job = job_of(trial)
         time.sleep(trial.drawn.uniform(0, 15))
+        ran = asked("squeue", "--noheader", "--jobs", job, "--format=%T").strip() == "RUNNING"
         strike(job)
         said = chain.wait(running, REQUEUED_SECONDS)
         if said.status is None and LOST_SIGHT in said.text:
@@ -73,7 +77,7 @@ def on_cluster(strike: Callable[[str], object], *more: str, slow: int = 0) -> Ca
             trial.told.append(LOST_SIGHT)
         else:
             trial.check_told(said, fails=None)
-        trial.hit(strike is controller_away or was_struck(job))
+        trial.hit(was_struck(job) if ends else ran)
         # What the cluster did with it is over; the rest is as on one machine.
         trial.recover(unlock=True)
 
@@ -102,16 +106,16 @@ def controller_away(job: str) -> None:
 
 # With SLURM's shortest limit for a training that takes longer than that.
 OUT_OF_TIME = on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12)
-STRIKES: dict[str, Callable[[str], object]] = {
-    "scancel": lambda job: asked("scancel", job),
-    "preempted": lambda job: asked("scancel", "--signal=TERM", "--full", job),
-    "out of memory": lambda job: asked("scancel", "--signal=KILL", "--full", job),
-    "requeue": lambda job: asked("scontrol", "requeue", job),
-    **({"node crash": strike_node(CRASH)} if CRASH else {}),
-    **({"node away": strike_node(LOSE)} if LOSE else {}),
-    **({"controller away": controller_away} if AWAY else {}),
+WAYS = {
+    "scancel": on_cluster(lambda job: asked("scancel", job)),
+    "preempted": on_cluster(lambda job: asked("scancel", "--signal=TERM", "--full", job)),
+    "out of memory": on_cluster(lambda job: asked("scancel", "--signal=KILL", "--full", job)),
+    "requeue": on_cluster(lambda job: asked("scontrol", "requeue", job)),
+    "time limit": OUT_OF_TIME,
+    **({"node crash": on_cluster(strike_node(CRASH))} if CRASH else {}),
+    **({"node away": on_cluster(strike_node(LOSE), ends=False)} if LOSE else {}),
+    **({"controller away": on_cluster(controller_away, ends=False)} if AWAY else {}),
 }
-WAYS = {name: on_cluster(strike) for name, strike in STRIKES.items()} | {"time limit": OUT_OF_TIME}
 FAULTS = {
     f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", places=("sft",), trials=3, do=do)
     for name, do in WAYS.items()
