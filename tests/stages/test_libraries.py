@@ -1,11 +1,22 @@
 """A stage names the libraries that shape its result with the spec that it has, and no others."""
 
+import gc
+
+import pytest
+
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.runs import Lora, Quantization, Scratch, Training
-from snaketune.stages.libraries import of_corpus, of_evaluation, of_reference, of_training
+from snaketune.stages.libraries import importing, of_corpus, of_evaluation, of_reference, of_training
 from snaketune.stages.specs import EvalSpec, RefLogpsSpec, SftSpec
 
 CORPUS = {"kind": "conversations", "sources": [{"files": ["a.jsonl"]}]}
+
+
+def test_garbage_is_searched_for_again_after_imports_that_fail_too():
+    with pytest.raises(ModuleNotFoundError), importing():
+        assert not gc.isenabled()
+        import no_such_module  # noqa: F401
+    assert gc.isenabled()
 
 
 def test_a_corpus_names_what_it_was_cleaned_with():

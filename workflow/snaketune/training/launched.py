@@ -140,11 +140,10 @@ def main(job_file: Path) -> None:
     try:
         with importing():
             take_gpu()
-            if attempt := read_attempt(job_file.parent):
-                attempt.import_code(STAGES[job["stage"]].module)
             from transformers.utils.logging import disable_progress_bar
-
         disable_progress_bar()
+        if attempt := read_attempt(job_file.parent):
+            attempt.import_code(STAGES[job["stage"]].module)
         work_on(job)
     except Left as left:
         # No failure, of which launchers would make tracebacks.
