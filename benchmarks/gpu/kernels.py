@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
-from snaketune.models.batches import collate, on_device
+from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
 from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed
@@ -84,7 +84,7 @@ def check(
 def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any]:
     try:
         model = _model(case, compute.device, weights)
-        batch = on_device(collate(_rows(case), compute.kernel), compute.device)
+        batch = collate(_rows(case), compute.kernel).to(compute.device)
         expected = _expected(model, case, compute)
         use_segment_attention(model)
         if case.compiled:
@@ -105,12 +105,12 @@ def _expected(model: PreTrainedModel, case: Case, compute: Compute) -> tuple[tor
     """What the dense mask gives; for the dense mask, what every document gives alone."""
     if compute.kernel != "dense":
         use_segment_attention(model)
-        batch = on_device(collate(_rows(case), "dense"), compute.device)
+        batch = collate(_rows(case), "dense").to(compute.device)
         return _losses_and_gradients(model, batch, replace(compute, kernel="dense"))
     use_own_attention(model)
     model.zero_grad()
     with compute.autocast():
-        losses = separate_token_losses(model, on_device(collate(_rows(case), "dense"), compute.device))
+        losses = separate_token_losses(model, collate(_rows(case), "dense").to(compute.device))
     return _with_gradients(model, losses)
 
 

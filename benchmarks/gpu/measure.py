@@ -19,10 +19,9 @@ from benchmarks.flops import attention_flops, step_flops, visible_pairs
 from benchmarks.gpu.engine import batch_loss
 from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, make_rows
 
-from snaketune.models.batches import collate, on_device
+from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
 from snaketune.models.devices import Compute
-from snaketune.models.kernels import Bounds
 from snaketune.models.peaks import Peak
 from snaketune.models.selftest import self_test
 
@@ -261,12 +260,11 @@ def in_loop(
     model.train()
     if compiled:
         compile_layers(model, compute, checkpointing=checkpointing)
-    bounds = Bounds(segments=micro_rows * rows.most_segments, longest=rows.row_length)
     order = np.random.default_rng(0).permutation(len(rows))
     for at in range(0, len(order), micro_rows):
-        batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel, bounds)
+        batch = collate([rows[row] for row in order[at : at + micro_rows]], compute.kernel, rows.longest[0])
         count(marks, batch)
-        batch = on_device(batch, compute.device)
+        batch = batch.to(compute.device)
         with compute.autocast():
             mean = loss(model, batch)
         mean.backward()

@@ -12,10 +12,10 @@ from benchmarks.families.tiny import tiny_model as tiny_model_of
 from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import allow_packed, packed_inputs
-from snaketune.models.kernels import Bounds
 from snaketune.models.logprobs import token_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import self_test
+from snaketune.packing.segments import PADDING_SEGMENT
 
 from .conftest import CPU, VOCABULARY, tiny_model
 
@@ -121,23 +121,27 @@ def test_sequences_beyond_the_sliding_window_see_what_they_see_alone(family, win
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
-def test_kernels_for_various_lengths_are_told_the_same_shapes_and_numbers_of_every_batch(prefixes):
-    bounds = Bounds(segments=12, longest=64)
-    told = []
+def test_varlen_kernels_get_the_segments_of_the_batch_and_a_length_that_all_batches_share(prefixes):
+    found = []
     for lengths in ([13, 9], [5, 4, 20, 7], [40]):
         row = {
-            "input_ids": np.arange(40, dtype=np.int32),
-            "labels": np.full(40, -100, np.int32),
+            "input_ids": np.arange(400, dtype=np.int32),
+            "labels": np.full(400, -100, np.int32),
             "segment_lengths": np.array(lengths),
             "prefix_lengths": np.array([0, *[2] * (len(lengths) - 1)]) * prefixes,
         }
-        told.append(collate([row, row], "varlen", bounds)["segments"])
-    assert {(len(some.cu_q), len(some.cu_k), some.longest, len(some.positions_T)) for some in told} == {
-        (13, 13, 64, 80)
-    }
-    for some in told:
-        real = len(some.layout.starts)
-        assert (np.diff(some.cu_q) > 0).sum() == real
-        assert some.cu_q[real:].tolist() == [80] * (13 - real)
+        found.append(collate([row, row], "varlen", longest=200)["segments"])
+    assert {(some.longest, len(some.positions_T)) for some in found} == {(200, 800)}
+    for some in found:
+        own, seen = np.diff(some.cu_q), np.diff(some.cu_k)
+        # Documents as they are, padding in pieces, and nothing empty.
+        documents = some.layout.lengths[some.layout.documents]
+        padding = 400 - sum(documents) // 2
+        pieces = -(-padding // PADDING_SEGMENT)
+        assert len(own) == len(seen) == len(documents) + 2 * pieces
+        assert min(own) > 0 and max(own) <= PADDING_SEGMENT
+        assert own.sum() == 800
         assert (some.keys_U is None) == (not some.layout.prefixed)
-        assert some.cu_k[-1] == 80 + some.layout.prefix_lengths.sum()
+        assert seen.sum() == 800 + some.layout.prefix_lengths.sum()
+    alone = collate([row], "varlen")["segments"]
+    assert alone.longest == PADDING_SEGMENT

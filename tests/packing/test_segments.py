@@ -105,7 +105,6 @@ def test_documents_are_the_segments_of_the_columns_and_their_sequences_what_thei
     assert placed.prefixed == any(any(prefixes) for _, prefixes, _ in made)
     sequences = placed.sequences()
     assert placed.longest == max((len(tokens) for tokens, _ in sequences), default=0)
-    assert placed.widest == max(placed.longest, *(24 - sum(lengths) for lengths, _, _ in made), 0)
     assert [prefix for _, prefix in sequences] == [prefix for _, prefixes, _ in made for prefix in prefixes]
     visible = mask(placed)
     for number, (tokens, prefix) in enumerate(sequences):

@@ -9,6 +9,7 @@ import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Training
+from snaketune.models.devices import Compute
 from snaketune.models.logprobs import pair_logprobs_of
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
@@ -56,18 +57,19 @@ def packed_pairs(folder: Path, rows: int = 12, kind: str = "preference") -> Arti
     return Artifact(folder / "manifest.json", manifest | {"payload": payload}, folder / "shards")
 
 
-def referenced(folder: Path, packed: Artifact, model: torch.nn.Module) -> Artifact:
+def referenced(folder: Path, packed: Artifact, model: torch.nn.Module, compute: Compute = CPU) -> Artifact:
     """What `model` gives the pairs."""
     rows = PackedRows(packed, "train")
-    self_test(model, [rows], CPU, training=False)
-    sums, counts = pair_logprobs_of(model, rows, CPU, "reference")
+    self_test(model, [rows], compute, training=False)
+    sums, counts = pair_logprobs_of(model, rows, compute, "reference")
     folder.mkdir(parents=True)
     ids = [f"p{number // 2}" for number in range(2 * len(sums))]
     values = [ids, ["train"] * len(ids), [0, 1] * len(sums), sums.flatten().tolist(), counts.flatten().tolist()]
     table = pa.table(dict(zip(logps.schema().names, values)), schema=logps.schema())
     write_table(folder / "logps.arrow", table)
     facts = {"inputs": {"model": ["m"], "pack": ["pairs"]}, "spec": {"quantization": None, "base": None}, "records": {}}
-    facts |= {"dtype": "float32", "weights_dtype": "float32", "kernel": "sdpa", "payload": describe_files(folder)}
+    weights = str(next(model.parameters()).dtype).removeprefix("torch.")
+    facts |= compute.about() | {"weights_dtype": weights, "payload": describe_files(folder)}
     return Artifact(folder.parent / "ref.json", facts, folder)
 
 
@@ -81,12 +83,25 @@ class Start:
 
 
 class Trained:
-    """One start, its pairs and what it gives them; any number of trainings of it."""
+    """One start, its pairs and what it gives them; any number of trainings of it.
 
-    def __init__(self, folder: Path, kind: str = "preference", rows: int = 12, family: str = "llama"):
-        self.folder, model = folder, tiny_model(family)
+    Args:
+        frozen: whether adapters are trained, so that weights are kept as they are computed with.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: str = "preference",
+        rows: int = 12,
+        family: str = "llama",
+        compute: Compute = CPU,
+        frozen: bool = False,
+    ):
+        self.folder, self.compute = folder, compute
+        model = tiny_model(family).to(compute.weights_dtype(frozen=frozen))
         self.packed = packed_pairs(folder / "pairs", rows, kind)
-        self.reference = referenced(folder / "pairs/logps", self.packed, model.eval())
+        self.reference = referenced(folder / "pairs/logps", self.packed, model.eval(), compute)
         tiny_model(family).save_pretrained(folder / "model")
 
     def train(
@@ -111,6 +126,6 @@ class Trained:
         work = WorkFolder(self.folder / name)
         work.start()
         operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every)
-        run = Run(spec=made, operation=operation, work=work, compute=CPU)
+        run = Run(spec=made, operation=operation, work=work, compute=self.compute)
         references = [self.reference] if made.needs_reference else []
         return dpo.train_on(run, (Start(self.folder / "model"),), self.packed, *references), work

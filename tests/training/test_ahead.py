@@ -99,7 +99,7 @@ def test_a_training_that_takes_ahead_is_the_same_also_where_it_was_cut_off(tmp_p
 def test_what_is_wrong_with_a_batch_ends_the_training_as_if_nobody_had_looked_ahead(tmp_path, overlapping):
     class Breaks(SftTrainer):
         @staticmethod
-        def collate(rows, kernel, bounds):
+        def collate(rows, kernel, longest):
             raise SnaketuneError("row 3 of the batch: segments of 40 tokens, row of 32")
 
     with pytest.raises(SnaketuneError, match=r"^row 3 of the batch: segments of 40 tokens, row of 32$"):

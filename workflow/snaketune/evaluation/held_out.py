@@ -38,7 +38,7 @@ def how_to_run(
         print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
         separate = replace(compute, kernel=SEPARATE)
         return separate, separate.about(), {}
-    return compute, tested.about(), {"self_test_share": tested.share}
+    return tested.compute, tested.about(), {"self_test_share": tested.share}
 
 
 def held_out_loss(

@@ -6,21 +6,20 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_4_available
 
-from snaketune.errors import SnaketuneError
-from snaketune.models.kernels import KERNELS, SOFTCAP, Asked, Segments
+from snaketune.models.kernels import KERNELS, Asked, Segments, Unpackable, refusal
 
 NAME = "snaketune_segments"
 # Where kernels are imported from that aren't torch's.
 PACKAGED = {"flash_attention_2": "flash_attn", "flash_attention_4": "flash_attn.cute"}
 
 
-def choose_kernel(device: torch.device, dtype: torch.dtype) -> str:
-    """The fastest kernel that this device, data type and installation support."""
-    installed = (kernel for kernel in installed_kernels(device, dtype) if not load_trouble(kernel))
-    return next(installed, "varlen" if _has_varlen(device, dtype) else "sdpa")
+def usable_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """Kernels that this device, data type and installation support, the fastest first. The last, sdpa, takes every model."""
+    packaged = [kernel for kernel in installed_kernels(device, dtype) if not load_trouble(kernel)]
+    return [*packaged, *(["varlen"] if _has_varlen(device, dtype) else []), "sdpa"]
 
 
 def installed_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
@@ -48,10 +47,6 @@ def load_trouble(kernel: str) -> str:
     return ""
 
 
-class Unpackable(SnaketuneError):
-    """This model can't see packed rows as it sees each document alone."""
-
-
 def use_segment_attention(model: PreTrainedModel) -> None:
     """Make `model` attend over the `segments` that its forward is given. `models.selftest` shows whether that is enough.
 
@@ -65,8 +60,8 @@ def use_segment_attention(model: PreTrainedModel) -> None:
 
 def use_attention(model: PreTrainedModel, function: Callable[..., Any]) -> None:
     """The same with another function in the place of `attend`."""
+    # No mask function beside it: with one, transformers asks the device in every forward pass whether there are documents.
     AttentionInterface.register(NAME, function)
-    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
     if not model._can_set_attn_implementation():
         return
     if model.config._attn_implementation != NAME:
@@ -118,15 +113,10 @@ def attend(
     asked = (name for name, value in others.items() if value is not None and value is not False)
     if unknown := sorted(name for name in asked if name not in NEUTRAL and not name.startswith("output_")):
         raise Unpackable(f"{layer} asks for {', '.join(unknown)}, which no kernel here has")
-    if softcap and segments.kernel not in SOFTCAP:
-        raise Unpackable(soft_capped(segments.kernel))
     # Where nothing is longer than the window, there is none.
     window = sliding_window if sliding_window and segments.longest > sliding_window else None
     kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
     asked_for = Asked(scaling=scaling, dropout=dropout, window=window, softcap=softcap)
+    if reason := refusal(segments.kernel, query_1HTD.shape[-1], value_1KTD.shape[-1], asked_for):
+        raise Unpackable(f"{layer}: {reason}")
     return kernel(query_1HTD, key_1KTD, value_1KTD, segments, asked_for), None
-
-
-def soft_capped(kernel: str) -> str:
-    """The sentence for a model whose attention is soft-capped, which the kernel doesn't do."""
-    return f"its attention is soft-capped, which kernel {kernel} doesn't do ({' and '.join(sorted(SOFTCAP))} do)"

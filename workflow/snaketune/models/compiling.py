@@ -2,7 +2,8 @@
 
 Each layer is compiled by itself; they share their code, so one compilation serves them all, and modules and weights keep
 their names. Where a kernel of attention has other shapes in every batch, the compiled code breaks around it. Everything else
-has the same shapes from shard to loss, or, where free tokens aren't computed, is compiled for any number of tokens. Of layers
+has the same shapes from shard to loss, or, where free tokens aren't computed, is compiled for any number of tokens; what
+varlen kernels are given of segments (their number, their keys) is marked as dynamic. Of layers
 that are checkpointed the parts are compiled: the graph breaks inside the checkpoint, and then the whole layer would run as
 it is, without a word.
 """
@@ -11,7 +12,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -19,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import attend, use_attention
 from snaketune.models.devices import Compute
+from snaketune.models.forward import inner_model
 from snaketune.models.kernels import ANY_SHAPE, NOT_COMPILED
 
 # FLOPs of a run from which on compiling pays: some 10 s on a CPU, a minute on a GPU, for a tenth of the time that follows.
@@ -110,6 +112,16 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
     torch._inductor.config.fallback_random = True
     if compute.kernel in NOT_COMPILED:
         use_attention(model, torch.compiler.disable(attend))
+    else:
+        inner_model(model).register_forward_pre_hook(_mark_dynamic, with_kwargs=True)
     for layer in layers:
         for module in layer.children() if checkpointing else (layer,):
             module.compile(dynamic=compute.kernel in ANY_SHAPE)
+
+
+def _mark_dynamic(model: torch.nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+    """A forward pre-hook: the lengths of these tensors differ from batch to batch, and each would be compiled for."""
+    if segments := inputs.get("segments"):
+        for tensor in (segments.keys_U, segments.cu_q, segments.cu_k):
+            if tensor is not None:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.attention import choose_kernel
+from snaketune.models.attention import usable_kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def resolve_compute(precision: str) -> Compute:
         SnaketuneError: bfloat16 was asked for on a GPU that lacks it.
     """
     device, dtype = _device(), _dtype(precision)
-    return Compute(device=device, dtype=dtype, kernel=choose_kernel(device, dtype))
+    return Compute(device=device, dtype=dtype, kernel=usable_kernels(device, dtype)[0])
 
 
 def _device() -> torch.device:

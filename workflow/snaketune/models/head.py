@@ -117,10 +117,10 @@ def _forward(
         return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N)
     # ZeRO gathers weights for modules alone, and lets go of them before the backward pass.
     if product and not hasattr(head.weight, "ds_id"):
-        rows_N = torch.arange(len(hidden_UH)) if supervised.rows_N is None else supervised.rows_N
-        losses_N = TokenLosses.apply(
-            hidden_UH, head.weight, rows_N.to(hidden_UH.device), supervised.targets_N, torch.is_grad_enabled()
-        )
+        rows_N = supervised.rows_N
+        if rows_N is None:
+            rows_N = torch.arange(len(hidden_UH), device=hidden_UH.device)
+        losses_N = TokenLosses.apply(hidden_UH, head.weight, rows_N, supervised.targets_N, torch.is_grad_enabled())
     else:
         losses_N = _one_by_one(
             lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),

@@ -21,29 +21,19 @@ Q queries, W keys.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from snaketune.errors import SnaketuneError
 from snaketune.models.pieces import Piece, attend_by_pieces, can_attend, pieces_of
-from snaketune.packing.segments import Layout, mask, varlen_keys
+from snaketune.packing.segments import PADDING_SEGMENT, Layout, mask, varlen_keys
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """What no batch of a run exceeds, so that kernels get tensors of the same shapes, and the same numbers, for all of them.
-
-    Attributes:
-        segments: of a batch, free ones counted.
-        longest: tokens of a segment with its prefix.
-    """
-
-    segments: int
-    longest: int
+class Unpackable(SnaketuneError):
+    """A model, or a kernel, can't compute packed rows as it computes each document alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +42,7 @@ class Segments:
 
     Attributes:
         kernel: one of KERNELS.
-        longest: tokens of the longest segment with its prefix, or what bounds it.
+        longest: tokens of the longest document with its prefix, or a bound of it that all batches of a run share.
         positions_T: see `packing.segments.Layout`.
         pieces: for `sdpa` on a CPU, see `models.pieces`.
         mask_TT: for `dense`, see `packing.segments.mask`.
@@ -84,31 +74,29 @@ class Segments:
         return replace(self, **changed)
 
 
-def segments_for(kernel: str, rows: Layout, bounds: Bounds | None = None) -> Segments:
+def segments_for(kernel: str, rows: Layout, longest: int | None = None) -> Segments:
     """The layout as `kernel` wants it, on the CPU.
 
     Args:
-        bounds: of all batches of a run.
+        longest: tokens of the longest document of a run with its prefix; default: of these rows.
     """
     arrays: dict[str, Any]
+    longest = rows.longest if longest is None else longest
     if kernel == "sdpa":
         arrays = {"pieces": pieces_of(rows)}
         arrays |= {"keys_U": torch.from_numpy(varlen_keys(rows)[0])} if rows.prefixed else {}
     elif kernel == "dense":
         arrays = {"mask_TT": torch.from_numpy(mask(rows))}
     else:
-        keys, cu_q, cu_k = varlen_keys(rows)
-        # Empty segments after the last one.
-        missing = bounds.segments - len(rows.starts) if bounds else 0
-        cu_q, cu_k = (torch.from_numpy(np.pad(cu, (0, missing), mode="edge")) for cu in (cu_q, cu_k))
-        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": torch.from_numpy(keys)} if rows.prefixed else {})
-    longest = bounds.longest if bounds else rows.widest
+        keys, cu_q, cu_k = map(torch.from_numpy, varlen_keys(rows))
+        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": keys} if rows.prefixed else {})
+        longest = max(longest, PADDING_SEGMENT)
     return Segments(kernel=kernel, layout=rows, longest=longest, positions_T=torch.from_numpy(rows.positions), **arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a layer asks of its attention besides softmax over what is visible.
+    """What a layer needs of its attention besides softmax over what is visible.
 
     Attributes:
         scaling: factor of the logits; None for 1 / sqrt(D).
@@ -181,20 +169,18 @@ def _dense(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
 def _end_to_end(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix; without prefixes U is T.
 
-    Under autocast with float32 weights, rotary embeddings lift queries and keys to float32, which these kernels don't take;
-    the values still have the data type of the computation.
+    All three are cast to the data type of the computation, since these kernels take 16 bits only: under autocast, rotary
+    embeddings return float32 queries and keys, and 4-bit layers return the float32 of the residual stream.
     """
-    query_THD, key_UKD, value_UKD = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
+    device = value.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    query_THD, key_UKD, value_UKD = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if segments.keys_U is not None:
         key_UKD, value_UKD = (tensor.index_select(0, segments.keys_U) for tensor in (key_UKD, value_UKD))
     return query_THD.contiguous(), key_UKD.contiguous(), value_UKD.contiguous()
 
 
 def _varlen(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    if asked.dropout:
-        raise SnaketuneError("torch's varlen attention has no dropout; set the model's attention_dropout to 0")
     return varlen_attn(
         *_end_to_end(query, key, value, segments),
         segments.cu_q,
@@ -203,14 +189,8 @@ def _varlen(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor
         segments.longest,
         scale=asked.scaling,
         window_size=(asked.window - 1 if asked.window else -1, 0),
-        **({"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_groups(varlen_attn) else {}),
+        **GROUPED,
     )[None]
-
-
-@cache
-def _asks_for_groups(varlen_attn: Callable[..., Any]) -> bool:
-    """Whether fewer key than query heads have to be announced; before torch 2.13 they are just taken."""
-    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def _flash_2(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
@@ -227,14 +207,13 @@ def _flash_2(query, key, value, segments: Segments, asked: Asked) -> torch.Tenso
         causal=True,
         window_size=(asked.window - 1 if asked.window else -1, -1),
         softcap=asked.softcap or 0.0,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )[None]
 
 
 def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
     from flash_attn.cute import flash_attn_varlen_func
 
-    if asked.dropout:
-        raise SnaketuneError("flash-attn 4 has no dropout; set the model's attention_dropout to 0")
     query_THD, key_UKD, value_UKD = _end_to_end(query, key, value, segments)
     out = flash_attn_varlen_func(
         query_THD,
@@ -248,6 +227,7 @@ def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tenso
         causal=True,
         window_size=(asked.window - 1 if asked.window else None, None),
         softcap=asked.softcap or 0.0,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return (out[0] if isinstance(out, tuple) else out)[None]
 
@@ -259,8 +239,57 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "flash_attention_2": _flash_2,
     "flash_attention_4": _flash_4,
 }
+# How torch's kernel is told of fewer key than query heads; before 2.13 it wasn't. Known before anything is compiled.
+GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a kernel's own code refuses; sources: torch's flash_api.cpp (2.11), flash-attn 2.8.3, flash-attn-4 4.0.0b36.
+
+    Attributes:
+        head_size: the largest; 0 for any. multiple: of which a head size must be one.
+    """
+
+    head_size: int = 0
+    multiple: int = 1
+    dropout: bool = True
+    softcap: bool = False
+
+
+LIMITS = {
+    "sdpa": Limits(),
+    "dense": Limits(),
+    "varlen": Limits(head_size=256, multiple=8, dropout=False),
+    "flash_attention_2": Limits(head_size=256, softcap=True),
+    # Larger heads depend on the card; the next kernels take them on all.
+    "flash_attention_4": Limits(head_size=128, multiple=8, dropout=False, softcap=True),
+}
 # Those that cap the logits of attention, as Gemma 2 has it.
-SOFTCAP = {"flash_attention_2", "flash_attention_4"}
+SOFTCAP = {kernel for kernel, limits in LIMITS.items() if limits.softcap}
+
+
+def refusal(kernel: str, head_size: int, value_size: int, asked: Asked) -> str:
+    """Why a kernel can't compute what a layer asks for; empty if it can.
+
+    >>> refusal("varlen", 80, 80, Asked()), refusal("varlen", 64, 64, Asked(dropout=0.1))
+    ('', 'kernel varlen has no dropout of attention weights (0.1)')
+    >>> refusal("varlen", 100, 100, Asked())
+    'kernel varlen takes heads of a multiple of 8 up to 256 numbers, and these have 100'
+    """
+    limits = LIMITS[kernel]
+    if asked.softcap and not limits.softcap:
+        return f"its attention is soft-capped, which kernel {kernel} doesn't do ({' and '.join(sorted(SOFTCAP))} do)"
+    if asked.dropout and not limits.dropout:
+        return f"kernel {kernel} has no dropout of attention weights ({asked.dropout:g})"
+    if limits.head_size and (head_size > limits.head_size or head_size % limits.multiple):
+        multiple = f"a multiple of {limits.multiple} " if limits.multiple > 1 else ""
+        return f"kernel {kernel} takes heads of {multiple}up to {limits.head_size} numbers, and these have {head_size}"
+    if limits.head_size and head_size != value_size:
+        return f"kernel {kernel} takes keys and values of one size, and these have {head_size} and {value_size} numbers"
+    return ""
+
+
 # Those whose calls and shapes differ from batch to batch, or whose code no compiler reads: they run as they are.
 NOT_COMPILED = {"sdpa", "flash_attention_4"}
 # Those that take batches of any shape as fast as of one: free tokens aren't computed.

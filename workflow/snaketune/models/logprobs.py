@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from snaketune.models.at_once import AtOnce
-from snaketune.models.batches import collate, on_device
+from snaketune.models.batches import Batch, collate
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
 from snaketune.models.kernels import Segments
@@ -59,11 +59,9 @@ def completion_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[
     Returns:
         float32[C] sums and int64[C] counts, in the order of rows and their `completions`: chosen, rejected, chosen, ...
     """
-    completions = len(batch["segments"].layout.completions)
-    completion_M = batch["member_completions"]
+    counts_C = batch["completion_tokens"]
     member_losses_M = losses_N.index_select(0, batch["members"])
-    sums_C = losses_N.new_zeros(completions).index_add(0, completion_M, -member_losses_M)
-    return sums_C, torch.bincount(completion_M, minlength=completions)
+    return losses_N.new_zeros(len(counts_C)).index_add(0, batch["member_completions"], -member_losses_M), counts_C
 
 
 def pair_logprobs(losses_N: torch.Tensor, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,11 +111,9 @@ def passes(
 
 
 @torch.no_grad()
-def _forward(
-    model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute
-) -> tuple[dict[str, Any], torch.Tensor]:
+def _forward(model: torch.nn.Module, rows: list[dict[str, Any]], compute: Compute) -> tuple[Batch, torch.Tensor]:
     separate = compute.kernel == SEPARATE
-    batch = on_device(collate(rows, "sdpa" if separate else compute.kernel), compute.device)
+    batch = collate(rows, "sdpa" if separate else compute.kernel).to(compute.device)
     with compute.autocast():
         return batch, (separate_token_losses if separate else token_losses)(model, batch)
 

@@ -12,8 +12,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from snaketune.models.attention import Unpackable, attend, soft_capped, use_attention
-from snaketune.models.kernels import SOFTCAP, segments_for
+from snaketune.models.attention import Unpackable, attend, use_attention
+from snaketune.models.kernels import SOFTCAP, Asked, refusal, segments_for
 from snaketune.packing.segments import layout
 
 INSTEAD = "sft with packing.strategy: none trains it unpacked on TRL's trainer; dpo needs packed pairs"
@@ -42,8 +42,8 @@ def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel:
 
 
 def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str) -> str:
-    if getattr(text, "attn_logit_softcapping", None) and kernel not in SOFTCAP:
-        return soft_capped(kernel)
+    if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP:
+        return refusal(kernel, 0, 0, Asked(softcap=softcap))
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
     if strange:
         return f"its layers ({', '.join(strange)}) know nothing of where a document ends"

@@ -12,15 +12,15 @@ The logits' largest deviation from their mean over the tokens is the scale: what
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
-from snaketune.models.batches import collate, on_device
+from snaketune.models.attention import Unpackable, usable_kernels, use_own_attention, use_segment_attention
+from snaketune.models.batches import collate
 from snaketune.models.devices import Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
 from snaketune.models.head import chunk_head, whole_around_layers
@@ -46,26 +46,52 @@ PAIRS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """A self-test that was passed: computing with what, and how well (the largest difference)."""
+    """A self-test that was passed.
+
+    Attributes:
+        compute: with the kernel that passed.
+        share: the largest difference, as a share of the scale.
+        preferred_kernel: the one that this device would take, where that can't compute this model.
+    """
 
     compute: Compute
     share: float
+    preferred_kernel: str | None = None
 
     def about(self) -> dict[str, Any]:
         """For the manifest: the same for the same work, whatever the last bits are."""
         within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}"
-        return self.compute.about() | {"self_test": within}
+        preferred = {"preferred_kernel": self.preferred_kernel} if self.preferred_kernel else {}
+        return self.compute.about() | {"self_test": within} | preferred
 
 
 def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     """Show that packed forwards of `model` by the kernel are right, and allow them. Leaves the segments' attention switched on.
 
+    Where the kernel fails (its head size, dropout of attention weights, a difference), the next one is taken, and the log
+    says why.
+
     Args:
         packs: what will be run; empty for anything.
         training: whether the model is going to be trained.
     Raises:
-        Unpackable: they aren't, or fail.
+        Unpackable: no kernel computes this model's packed rows right.
     """
+    usable = usable_kernels(compute.device, compute.dtype)
+    kernels = usable[usable.index(compute.kernel) :] if compute.kernel in usable else [compute.kernel]
+    for kernel, instead in zip(kernels, [*kernels[1:], None]):
+        try:
+            passed = _test(model, packs, replace(compute, kernel=kernel), training=training)
+        except Unpackable as error:
+            if instead is None:
+                raise Unpackable(f"{error}. {INSTEAD}") from error
+            print(f"attention: {error}. Taking kernel {instead}", flush=True)
+        else:
+            return replace(passed, preferred_kernel=None if kernel == compute.kernel else compute.kernel)
+    raise AssertionError("there is always a kernel to test")
+
+
+def _test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Compute, *, training: bool) -> SelfTest:
     name, was_training = model.config.model_type, model.training
     kernel, dtype = compute.kernel, compute.dtype
     prefixes = not packs or any(rows.has_prefixes for rows in packs)
@@ -85,7 +111,7 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
                     share, LEAK_TOLERANCE[dtype], f"what one document says changes the logits of another{how}", kernel
                 )
     except Unpackable as error:
-        raise Unpackable(f"{name} can't see packed rows as single documents: {error}. {INSTEAD}") from error
+        raise Unpackable(f"{name} can't see packed rows as single documents: {error}") from error
     finally:
         model.train(was_training)
     use_segment_attention(model)
@@ -97,7 +123,7 @@ def self_test(model: PreTrainedModel, packs: Sequence[PackedRows], compute: Comp
 
 
 def _chunk_head(model: PreTrainedModel, compute: Compute) -> None:
-    batch = on_device(collate(made_rows(model.config, prefixes=False)[0], compute.kernel), compute.device)
+    batch = collate(made_rows(model.config, prefixes=False)[0], compute.kernel).to(compute.device)
     was_training = model.training
     model.eval()
     with compute.autocast(), whole_around_layers(model):
@@ -180,7 +206,7 @@ def _judge(share: float, tolerance: float, what: str, kernel: str) -> None:
 def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
     """The largest difference over all tokens of all documents, as a share of the scale."""
     use_segment_attention(model)
-    batch = on_device(collate(rows, compute.kernel), compute.device)
+    batch = collate(rows, compute.kernel).to(compute.device)
     sequences = batch["segments"].layout.sequences()
     places_N = torch.from_numpy(np.concatenate([places_L[prefix:] for places_L, prefix in sequences]))
     worst, scales = [], []
@@ -206,7 +232,7 @@ def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]]
 def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
     """The largest change that other tokens make in logits that don't depend on them, as a share of the scale."""
     use_segment_attention(model)
-    batch = on_device(collate(rows, compute.kernel), compute.device)
+    batch = collate(rows, compute.kernel).to(compute.device)
     placed = batch["segments"].layout
     everywhere_T = torch.arange(placed.tokens)
     seed = torch.initial_seed()

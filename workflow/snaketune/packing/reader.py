@@ -102,14 +102,6 @@ class PackedRows:
         return int(np.concatenate(counts).argmax()) if counts else -1
 
     @cached_property
-    def most_segments(self) -> int:
-        """Of any rows that together have as many tokens as one of the longest, the tokens after each one's last counted."""
-        return max(
-            (self.row_length // views["input_ids"].shape[1] * (int(np.diff(views["segment_lengths"][0]).max()) + 1))
-            for views in self.batches
-        )
-
-    @cached_property
     def has_prefixes(self) -> bool:
         """Whether segments share prompts, as pairs do."""
         return any(

@@ -35,6 +35,9 @@ import numpy as np
 
 from snaketune.errors import SnaketuneError
 
+# Free tokens are handed to varlen kernels in segments of at most so many: attention costs the square of a segment's length.
+PADDING_SEGMENT = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -96,11 +99,6 @@ class Layout:
     def longest(self) -> int:
         """Tokens of the longest document with its prefix; 0 if there is none."""
         return int(self.sequence_lengths[self.documents].max(initial=0))
-
-    @cached_property
-    def widest(self) -> int:
-        """The same of all segments."""
-        return int(self.sequence_lengths.max())
 
     def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """The tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast.
@@ -237,15 +235,26 @@ def varlen_keys(rows: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         queries   a b C D   E F          cu_q  [0, 4, 6]
         keys      a b C D   a b E F      cu_k  [0, 4, 8]
 
+    Free tokens, which nothing reads, are cut into segments of at most PADDING_SEGMENT tokens.
+
     Returns:
         int64[U], the tokens whose keys are meant; int32[S + 1] each, where a segment's queries and keys begin.
 
     >>> keys, cu_q, cu_k = varlen_keys(layout([[4, 2]], [[0, 2]], row_lengths=[6]))
     >>> keys.tolist(), cu_q.tolist(), cu_k.tolist()
     ([0, 1, 2, 3, 0, 1, 4, 5], [0, 4, 6], [0, 4, 8])
+    >>> varlen_keys(layout([[4]], [[0]], row_lengths=[300]))[1].tolist()
+    [0, 4, 132, 260, 300]
     """
-    cu_q, cu_k = (
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32) for lengths in (rows.lengths, rows.sequence_lengths)
-    )
+    start_U = np.cumsum(rows.sequence_lengths) - rows.sequence_lengths
     segment_U = np.repeat(np.arange(len(rows.starts)), rows.sequence_lengths)
-    return rows.sequence_tokens(segment_U, np.arange(len(segment_U)) - cu_k[segment_U]), cu_q, cu_k
+    keys = rows.sequence_tokens(segment_U, np.arange(len(segment_U)) - start_U[segment_U])
+    return keys, _cumulative(rows, rows.lengths), _cumulative(rows, rows.sequence_lengths)
+
+
+def _cumulative(rows: Layout, lengths_S: np.ndarray) -> np.ndarray:
+    """int32: the beginnings of segments of these lengths laid end to end, and their end; free tokens cut up."""
+    ends_S = np.cumsum(lengths_S)
+    free = np.setdiff1d(np.arange(len(lengths_S)), rows.documents)
+    cuts = [np.arange(ends_S[one] - lengths_S[one], ends_S[one], PADDING_SEGMENT) for one in free]
+    return np.unique(np.concatenate([[0], ends_S, *cuts])).astype(np.int32)

@@ -13,22 +13,12 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+
+from snaketune.models.batches import Batch
 
 # Batches lie on the GPU while they wait.
 MOST_AHEAD = 32
 SECONDS_BETWEEN_LOOKS = 0.1
-
-
-class Batch(dict):
-    """A batch whose copy to a GPU waits for nothing that the GPU is still doing.
-
-    accelerate's own setting for this (`non_blocking`) is lost for the first epoch after a resume.
-    """
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        beside = torch.device(device).type == "cuda"
-        return Batch(send_to_device(dict(self), device, non_blocking=beside))
 
 
 class Ahead(Iterator[Any]):

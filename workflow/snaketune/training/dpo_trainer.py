@@ -43,9 +43,9 @@ class DpoTrainer(PackedTrainer):
     def counts(self):
         return super().counts() | {"pairs": self.rows.pairs}
 
-    def collate(self, rows, kernel, bounds=None):
-        batch = collate(rows, kernel, bounds, prompts=needs_prompts(self.run.spec))
-        counts_C = torch.bincount(batch["member_completions"], minlength=len(batch["segments"].layout.completions))
+    def collate(self, rows, kernel, longest=None):
+        batch = collate(rows, kernel, longest, prompts=needs_prompts(self.run.spec))
+        counts_C = batch["completion_tokens"]
         pairs = {name: torch.cat([row[name] for row in rows]) for name in PER_PAIR if name in rows[0]}
         # Known here, so that no device is asked for them.
         items = (len(pairs["reference"]), int(counts_C[::2].sum()), len(batch.get("sequence_members", ())))
@@ -69,11 +69,7 @@ class DpoTrainer(PackedTrainer):
     def _pairs_before(self, batch: dict[str, Any], training: bool) -> Pairs:
         """As in training or in evaluation, but without a trace of it."""
         self.model.train(training)
-        device = self.run.compute.device
-        with (
-            torch.random.fork_rng([device.index] if device.type == "cuda" else []),
-            self.compute_loss_context_manager(),
-        ):
+        with self.as_in_training():
             return pairs_of(self.model, batch, self.run.spec)
 
     def batch_loss(self, model, batch, totals):

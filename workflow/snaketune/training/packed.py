@@ -3,6 +3,8 @@
 The loss is averaged over a whole optimizer step, over tokens or pairs, however they fall into micro-batches and processes.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,15 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, Trainer
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.batches import collate
+from snaketune.models.batches import Batch, collate
 from snaketune.models.compiling import Choice, choose, compile_layers, layers_of
 from snaketune.models.devices import Compute, use_threads
-from snaketune.models.kernels import ANY_SHAPE, Bounds
+from snaketune.models.kernels import ANY_SHAPE
 from snaketune.models.logprobs import summed_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.training.trainer import BaseTrainer, Run, training_arguments
+from snaketune.training.trainer import BaseTrainer, Checked, Run, training_arguments
 
 
 class PackedTrainer(BaseTrainer, Trainer):
@@ -36,7 +38,6 @@ class PackedTrainer(BaseTrainer, Trainer):
             train_dataset=items,
             data_collator=self._collate_items,
         )
-        self.bounds = Bounds(segments=micro_batch_rows * rows.most_segments, longest=rows.row_length)
         # Losses here are sums over the batch divided by what the whole step holds, so nothing is left to scale.
         self.model_accepts_loss_kwargs = True
 
@@ -45,12 +46,10 @@ class PackedTrainer(BaseTrainer, Trainer):
         check_config(config, rows.longest[0], rows.has_prefixes, compute.kernel)
 
     @staticmethod
-    def check_model(
-        model: PreTrainedModel, rows: PackedRows, compute: Compute
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def check_model(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> Checked:
         """Show that packing doesn't change what the model sees."""
         tested = self_test(model, [rows], compute, training=True)
-        return tested.about(), {"self_test_share": tested.share}
+        return Checked(compute=tested.compute, about=tested.about(), facts={"self_test_share": tested.share})
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}
@@ -75,23 +74,36 @@ class PackedTrainer(BaseTrainer, Trainer):
 
     def _loss_before(self, batch: dict[str, Any]) -> torch.Tensor:
         """A batch's loss, computed as in training but without a trace of it."""
-        device = self.run.compute.device
         self.model.train()
-        with torch.random.fork_rng([device.index] if device.type == "cuda" else []), self.run.compute.autocast():
+        with self.as_in_training():
             return summed_losses(self.model, batch).detach()
 
-    def _collate_items(self, items: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    @contextmanager
+    def as_in_training(self) -> Iterator[None]:
+        """For a forward pass outside the loop: the data type of the run's steps, and random states put back at the end.
+
+        The loop's own autocast is in the model's forward only once accelerate has prepared the model.
+        """
+        device = self.run.compute.device
+        with torch.random.fork_rng([device.index] if device.type == "cuda" else []), self.run.compute.autocast():
+            yield
+
+    def _collate_items(self, items: list[list[dict[str, Any]]]) -> Batch:
         rows = [row for some in items for row in some]
         if self.compiled and self.run.compute.kernel not in ANY_SHAPE:
             # The last batch of an epoch may be smaller, and so may the last item of each length.
             items = [*items, *[[]] * (self.args.per_device_train_batch_size - len(items))]
             missing = (self.rows.row_length - sum(len(row["input_ids"]) for row in some) for some in items)
             rows += [self.rows.blank(tokens) for tokens in missing if tokens]
-        return self.collate(rows, self.run.compute.kernel, self.bounds)
+        return self.collate(rows, self.run.compute.kernel, self.rows.longest[0])
 
     @staticmethod
-    def collate(rows: list[dict[str, Any]], kernel: str, bounds: Bounds | None = None) -> dict[str, Any]:
-        return collate(rows, kernel, bounds)
+    def collate(rows: list[dict[str, Any]], kernel: str, longest: int | None = None) -> Batch:
+        return collate(rows, kernel, longest)
+
+    def _prepare_inputs(self, inputs: Batch) -> Batch:
+        """The Trainer's hook; its own moves no segments, and under DeepSpeed casts every float of a batch."""
+        return inputs.to(self.args.device)
 
     def items(self, batch: dict[str, Any]) -> tuple[int, ...]:
         """How much the batch holds of each thing that the loss of an optimizer step is averaged over."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -96,13 +96,15 @@ def prepared(
             # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
             model = _adapted(model, run)
             shard(model, compute, dtype)
-            about, facts = trainer_class.check_model(inner_model(model), rows, compute)
+            checked = trainer_class.check_model(inner_model(model), rows, compute)
         else:
-            about, facts = trainer_class.check_model(model, rows, compute)
+            checked = trainer_class.check_model(model, rows, compute)
             model = _adapted(model, run)
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        trainer = trainer_class(model=model, rows=rows, run=run)
-        yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
+        trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=checked.compute))
+        yield Prepared(
+            trainer=trainer, about=checked.about, facts=checked.facts, parameters=parameters, trainable=trainable
+        )
 
 
 def fitness_of(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:

@@ -22,7 +22,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
-from snaketune.training.keyed import family
+from snaketune.training.keyed import family, family_of
 from snaketune.training.ref_pass import compute_logps
 from snaketune.training.reference import FILE, check_finite, in_order, schema, splits_of
 
@@ -61,7 +61,8 @@ def build(
     check_finite(table, operation.parts)
     write_table(work.payload / FILE, table)
     counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
-    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
+    keys = ("dtype", "kernel", "preferred_kernel", "weights_dtype", "self_test")
+    about = {key: parts[0].manifest[key] for key in keys if key in parts[0].manifest}
     return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
 
 
@@ -85,7 +86,7 @@ def _check_parts(
             "rows": made["inputs"]["pack"],
             "dtype": made["dtype"],
             "spec": {key: value for key, value in made["spec"].items() if key not in ("part", "parts")},
-            "kernel": family(made["kernel"]),
+            "kernel": family_of(made),
         }
         if differs := [
             f"{key}: {found[key]} there, {value} here" for key, value in expected.items() if found[key] != value

@@ -91,7 +91,7 @@ def compute_logps(
         rest = [row for row in pairs.rows if any((split, pair) not in known for pair in pairs.ids[row])]
         total = sum(len(pairs.ids[row]) for row in rest)
         done = progress(
-            passes(model, rows, rest, compute, f"reference, {split}"),
+            passes(model, rows, rest, tested.compute, f"reference, {split}"),
             f"reference, {split}",
             "pairs",
             total,

@@ -6,7 +6,7 @@ before they are asked for, checkpoints without pickles, and a line of the log th
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,20 @@ class Run:
         return self.work.state / "checkpoints"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A model that can be trained on some rows.
+
+    Attributes:
+        compute: what it is trained with; the attention kernel may be another one than the device's first choice.
+        about, facts: for the manifest, and for run.json.
+    """
+
+    compute: Compute
+    about: dict[str, Any]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
 class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
     """Mixed into a transformers Trainer: what every training has, and what the pipeline asks of each kind."""
 
@@ -79,8 +93,8 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
         """Called before weights are loaded; raises SnaketuneError if such a model can't be trained on these rows."""
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Called before adapters are added; raises as `check_config` does. Facts for the manifest, and for run.json."""
+    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> Checked:
+        """Called before adapters are added; raises as `check_config` does."""
         raise TypeError("a subclass defines this")
 
     def check_start(self) -> None:

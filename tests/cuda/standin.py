@@ -1,0 +1,108 @@
+"""A CPU stand-in for torch's varlen attention: one opaque operator with a backward, as strict as the CUDA kernel.
+
+The real one has no CPU implementation. Like it, this one takes 16 bits alone, contiguous tensors of one head size, and
+aligns the last query of a segment with its last key; like it, `torch.compile` sees a single node and no Python.
+"""
+
+from itertools import pairwise
+
+import torch
+
+# What a call was given, newest last.
+CALLS: list[dict] = []
+
+
+def _segments(cu_q: torch.Tensor, cu_k: torch.Tensor):
+    return [(slice(*own), slice(*seen)) for own, seen in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()))]
+
+
+def _weights(query_QHD, key_WHD, scale: float, window: int) -> torch.Tensor:
+    """[H, Q, W]: softmax over what each query sees."""
+    queries, width = len(query_QHD), len(key_WHD)
+    back = torch.arange(width - queries, width)[:, None] - torch.arange(width)
+    hidden = (back < 0) | ((back > window) if window >= 0 else False)
+    scores_HQW = torch.einsum("qhd,whd->hqw", query_QHD, key_WHD) * scale
+    return scores_HQW.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+def _grouped(tensor_WKD: torch.Tensor, heads: int) -> torch.Tensor:
+    return tensor_WKD.float().repeat_interleave(heads // tensor_WKD.shape[1], 1)
+
+
+@torch.library.custom_op("snaketune_tests::varlen", mutates_args=())
+def varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_q: torch.Tensor, cu_k: torch.Tensor,
+    longest: int, scale: float, window: int,
+) -> torch.Tensor:  # fmt: skip
+    """[T, H, D] of queries [T, H, D], keys and values [U, K, D]."""
+    CALLS.append({
+        "dtypes": {query.dtype, key.dtype, value.dtype}, "segments": len(cu_q) - 1, "longest": longest,
+        "window": window,
+    })  # fmt: skip
+    if {query.dtype, key.dtype, value.dtype} - {torch.bfloat16, torch.float16} or query.dtype != value.dtype:
+        raise RuntimeError(f"FlashAttention only support fp16 and bf16 data type, not {query.dtype}, {value.dtype}")
+    if query.shape[-1] % 8 or query.shape[-1] > 256 or query.shape[-1] != value.shape[-1]:
+        raise RuntimeError(f"head sizes {query.shape[-1]}, {value.shape[-1]}")
+    segments = _segments(cu_q, cu_k)
+    if (most := max(max(q.stop - q.start, k.stop - k.start) for q, k in segments)) > longest:
+        raise RuntimeError(f"a segment of {most} tokens, and max_q is {longest}")
+    if (segments[-1][0].stop, segments[-1][1].stop) != (len(query), len(key)):
+        raise RuntimeError("the cumulative lengths don't end with the tensors")
+    out = torch.empty_like(query)
+    for own, seen in segments:
+        keys, values = (_grouped(tensor[seen], query.shape[1]) for tensor in (key, value))
+        out[own] = torch.einsum("hqw,whd->qhd", _weights(query[own].float(), keys, scale, window), values).to(out)
+    return out
+
+
+@varlen.register_fake
+def _(query, key, value, cu_q, cu_k, longest, scale, window):
+    return torch.empty_like(query)
+
+
+@torch.library.custom_op("snaketune_tests::varlen_backward", mutates_args=())
+def varlen_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_q: torch.Tensor,
+    cu_k: torch.Tensor, scale: float, window: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values."""
+    found = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (query, key, value)]
+    heads, groups = query.shape[1], key.shape[1]
+    for own, seen in _segments(cu_q, cu_k):
+        query_QHD, grad_QHD = query[own].float(), grad[own].float()
+        keys, values = (_grouped(tensor[seen], heads) for tensor in (key, value))
+        weights_HQW = _weights(query_QHD, keys, scale, window)
+        of_weights_HQW = torch.einsum("qhd,whd->hqw", grad_QHD, values)
+        of_scores_HQW = weights_HQW * (of_weights_HQW - (of_weights_HQW * weights_HQW).sum(-1, keepdim=True)) * scale
+        found[0][own] += torch.einsum("hqw,whd->qhd", of_scores_HQW, keys)
+        for total, grad_WHD in (
+            (found[1], torch.einsum("hqw,qhd->whd", of_scores_HQW, query_QHD)),
+            (found[2], torch.einsum("hqw,qhd->whd", weights_HQW, grad_QHD)),
+        ):
+            total[seen] += grad_WHD.unflatten(1, (groups, heads // groups)).sum(2)
+    return tuple(total.to(tensor.dtype) for total, tensor in zip(found, (query, key, value)))
+
+
+@varlen_backward.register_fake
+def _(grad, query, key, value, cu_q, cu_k, scale, window):
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _setup(ctx, inputs, output):
+    query, key, value, cu_q, cu_k, _, ctx.scale, ctx.window = inputs
+    ctx.save_for_backward(query, key, value, cu_q, cu_k)
+
+
+def _backward(ctx, grad):
+    return *varlen_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.window), None, None, None, None, None
+
+
+varlen.register_autograd(_backward, setup_context=_setup)
+
+
+def varlen_attn(query, key, value, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1), enable_gqa=False):
+    """As `torch.nn.attention.varlen.varlen_attn` is called."""
+    assert window_size[1] == 0 and max_q == max_k
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return varlen(query, key, value, cu_q, cu_k, max_q, scale, window_size[0])

@@ -1,0 +1,84 @@
+"""Compiled with a varlen kernel, layers are compiled for the first batch and never again, whatever the next ones hold."""
+
+import pytest
+import torch
+from benchmarks.families.tiny import tiny_config, tiny_model
+from benchmarks.gpu.shapes import make_rows
+
+from snaketune.config.runs import Lora
+from snaketune.training.dpo_trainer import DpoTrainer
+from snaketune.training.sft import SftTrainer
+from snaketune.training.trainer import Watch
+from tests.models.conftest import VOCABULARY
+from tests.training.pipeline_runs import spec, train
+from tests.training.preference_runs import Trained
+
+from .conftest import VARLEN
+
+STEPS = 6
+
+
+@pytest.fixture
+def graphs(fresh, monkeypatch):
+    """Graphs that were compiled by the end of each step; nothing is generated from them, only what torch traces counts."""
+    compiled, found, ended = torch.nn.Module.compile, [], Watch.on_step_end
+
+    def compile_without_code(self, *arguments, **keywords):
+        return compiled(self, *arguments, **keywords | {"backend": "aot_eager"})
+
+    def on_step_end(self, *arguments, **keywords):
+        ended(self, *arguments, **keywords)
+        found.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_without_code)
+    monkeypatch.setattr(Watch, "on_step_end", on_step_end)
+    return found
+
+
+@pytest.fixture
+def segments(monkeypatch):
+    """How many segments, and keys of them, each batch of a training hands to its kernel."""
+    found = []
+    for trainer in (SftTrainer, DpoTrainer):
+        monkeypatch.setattr(trainer, "training_step", _noted(trainer.training_step, found))
+    return found
+
+
+def _noted(step, found):
+    def training_step(self, model, inputs, *others):
+        given = inputs["segments"]
+        found.append((len(given.cu_q), None if given.keys_U is None else len(given.keys_U)))
+        return step(self, model, inputs, *others)
+
+    return training_step
+
+
+@pytest.mark.parametrize(
+    ("family", "lora", "checkpointing"),
+    [("llama", None, False), ("llama", Lora(rank=2), False), ("qwen2", None, True), ("mistral", None, False)],
+)
+def test_sft(tmp_path, calls, graphs, segments, family, lora, checkpointing):
+    rows = make_rows(2 * STEPS, 64, VOCABULARY).rows
+    # Some documents are longer than this window.
+    window = {"sliding_window": 12} if family == "mistral" else {}
+    config = tiny_config(family, initializer_range=0.05, **window)
+    made = spec(lora, compile=True, epochs=1, batch_rows=2, gradient_checkpointing=checkpointing)
+    train(tmp_path / "work", rows, made, lambda: tiny_model(config), compute=VARLEN, every=100)
+    assert len(graphs) >= STEPS
+    assert set(graphs) == {graphs[0]} and graphs[0] > 0
+    # It is the batches' own segments that the kernel gets, and these differ.
+    assert len(set(segments)) > 2
+    assert {count - 1 for count, _ in segments} <= {call["segments"] for call in calls}
+    assert {call["longest"] for call in calls[-10:]} == {max(128, rows.longest[0])}
+    if family == "mistral":
+        assert calls[-1]["window"] == 11
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+def test_dpo(tmp_path, calls, graphs, segments, lora):
+    pairs = Trained(tmp_path, rows=12, family="qwen2", compute=VARLEN, frozen=bool(lora))
+    settings = {"batch_rows": 2, "micro_batch_rows": 2, "epochs": 1}
+    pairs.train("work", {"loss": "sigmoid"}, lora=lora, compile=True, **settings)
+    assert len(graphs) == STEPS
+    assert set(graphs) == {graphs[0]} and graphs[0] > 0
+    assert len({keys for _, keys in segments}) > 2
