@@ -42,7 +42,7 @@ PARTS = {
     "dpopeer 7b": 80,
     "dpo 1_5b": 50,
     "dpopeer 1_5b": 50,
-    "demo resumed": 90,
+    "demo resumed": 150,
     "peer 23m": 40,
     "peer 7b_lora": 60,
     "variants 23m": 60,
@@ -55,7 +55,7 @@ AT_MOST, FOR_KERNELS = 3, 0.3
 # What of an entry is told while it runs.
 TOLD = (
     "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
-    "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "same_digest",
+    "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "deterministic", "same_digest",
 )  # fmt: skip
 # What is kept of the words of a part that failed.
 LAST_LINES = 30

@@ -21,7 +21,7 @@ from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, mak
 
 from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
-from snaketune.models.devices import Compute
+from snaketune.models.devices import Compute, deterministic_algorithms
 from snaketune.models.peaks import Peak
 from snaketune.models.selftest import self_test
 
@@ -36,6 +36,7 @@ class Variant:
     compiled: bool = True
     checkpointing: bool = False
     chunked: bool = True
+    deterministic: bool = False
 
 
 BASE = "compiled, chunked loss"
@@ -45,6 +46,7 @@ VARIANTS = {
     "not compiled": Variant(compiled=False),
     "gradient checkpointing": Variant(checkpointing=True),
     "loss not chunked": Variant(chunked=False),
+    "deterministic": Variant(deterministic=True),
 }
 
 
@@ -165,7 +167,8 @@ def _steps(
     marks = Marks(warm_up, steps, compute.device)
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
     run = _loop if lacking else _trainer
-    run(model, rows, variant, compute, micro_rows, marks)
+    with deterministic_algorithms(variant.deterministic):
+        run(model, rows, variant, compute, micro_rows, marks)
     return marks.found() | {
         "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else "SftTrainer",
         "parameters": parameters,

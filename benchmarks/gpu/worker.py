@@ -143,7 +143,7 @@ def preference_peer(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """The demo, killed and resumed."""
+    """The demo, killed and resumed, with deterministic kernels and with those of the default."""
     if lacking := _lacking(NEEDED_BY_DEMO):
         yield {"status": "skipped", "why": lacking}
         return
@@ -153,7 +153,8 @@ def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
         {"conversations": 200, "checkpoint_steps": 3} if rehearse else {"conversations": 2000, "checkpoint_steps": 20}
     )
     with tempfile.TemporaryDirectory() as folder:
-        yield resumed(Path(folder), epochs=1, **size)
+        for deterministic in (True, False):
+            yield resumed(Path(folder) / str(deterministic), epochs=1, deterministic=deterministic, **size)
 
 
 def _compute(rehearse: bool):

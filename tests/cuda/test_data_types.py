@@ -72,3 +72,22 @@ def test_dpo_without_dropout_keeps_the_kernel(tmp_path, calls, monkeypatch):
     pairs = Trained(tmp_path, family="qwen2", compute=VARLEN)
     outcome, _ = pairs.train("work", {"loss": "sigmoid"}, epochs=1)
     assert outcome.about["kernel"] == "varlen"
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_deterministic_training_asks_every_kernel_for_it_and_learns_the_same(tmp_path, calls, kind):
+    """The CPU adds up in one order anyway, so nothing changes there; on a card it does."""
+    losses = []
+    for deterministic in (False, True):
+        folder = tmp_path / str(deterministic)
+        calls.clear()
+        if kind == "sft":
+            made = spec(epochs=1, deterministic=deterministic)
+            outcome = train(folder / "work", pack(folder / "pack"), made, "qwen2", compute=VARLEN)
+        else:
+            pairs = Trained(folder, family="qwen2", compute=VARLEN)
+            calls.clear()
+            outcome, _ = pairs.train("work", {"loss": "ipo"}, epochs=1, deterministic=deterministic)
+        assert {call["deterministic"] for call in calls} == {deterministic}
+        losses.append([entry["loss"] for entry in outcome.run["history"]])
+    assert losses[0] == losses[1]

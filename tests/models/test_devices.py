@@ -1,5 +1,6 @@
 """What a process computes with."""
 
+import os
 import sys
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
-from snaketune.models.devices import Compute, resolve_compute, use_threads
+from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
 from snaketune.models.machines import look
 
 from .conftest import CPU
@@ -141,3 +142,29 @@ def test_small_products_are_not_shared_among_threads():
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
+
+
+def test_deterministic_kernels_are_asked_for_inside_and_only_there(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with deterministic_algorithms(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic_algorithms(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_an_operation_without_a_deterministic_kernel_is_named_with_the_key():
+    with (
+        pytest.raises(
+            SnaketuneError,
+            match=r"^training\.deterministic: put_ does not have a deterministic implementation; expected `false`",
+        ),
+        deterministic_algorithms(True),
+    ):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+    with pytest.raises(RuntimeError, match="another"), deterministic_algorithms(True):
+        raise RuntimeError("another")
+    assert not torch.are_deterministic_algorithms_enabled()

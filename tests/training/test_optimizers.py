@@ -3,6 +3,7 @@
 import json
 from typing import get_args
 
+import bitsandbytes
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from snaketune.config.schedules import ScheduleName
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import _state_bytes
 from snaketune.models.planned import plan_model
+from snaketune.training import optimizer_states
 from snaketune.training.optimizer_states import load_optimizer, save_optimizer
 from snaketune.training.steps import step_arguments
 from tests.models.conftest import CPU, tiny_model
@@ -58,6 +60,54 @@ def test_an_optimizer_learns_and_resumes_exactly(optimizer, tmp_path, monkeypatc
     # The same rows once more.
     assert sum(losses[3:]) < sum(losses[:3])
     assert (f"on cpu {optimizer} doesn't page" in capsys.readouterr().out) == optimizer.startswith("paged")
+
+
+@pytest.mark.parametrize("name", ["paged_adamw_8bit", "paged_adamw_32bit", "paged_ademamix_8bit"])
+def test_paged_states_come_back_paged(name, tmp_path, monkeypatch):
+    """With the host's memory in the place of what CUDA would page."""
+    from bitsandbytes import functional
+
+    def get_paged(*shape, dtype, device):
+        buffer = torch.empty(shape, dtype=dtype)
+        buffer.is_paged = True
+        return buffer
+
+    def made() -> torch.optim.Optimizer:
+        kinds = {"paged_adamw_8bit": "PagedAdamW8bit", "paged_adamw_32bit": "PagedAdamW32bit"}
+        kind = getattr(bitsandbytes.optim, kinds.get(name, "PagedAdEMAMix8bit"))
+        torch.manual_seed(0)
+        return kind([torch.nn.Parameter(torch.randn(300, 300)), torch.nn.Parameter(torch.randn(300))], lr=0.1)
+
+    def step(optimizer):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter) * parameter.detach()
+        optimizer.step()
+
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+    saved, loaded = made(), made()
+    step(saved)
+    save_optimizer(tmp_path, saved, schedule(saved))
+    monkeypatch.setattr(functional, "get_paged", get_paged)
+    monkeypatch.setattr(functional, "prefetch_tensor", lambda *_: None)
+    # One list for all optimizers of a process.
+    monkeypatch.setattr(loaded.page_mng, "paged_tensors", [])
+    large, small = loaded.param_groups[0]["params"]
+    monkeypatch.setattr(optimizer_states, "_is_paged", lambda optimizer, parameter: parameter is large)
+    load_optimizer(tmp_path, loaded, schedule(loaded))
+    for parameter, there in zip((large, small), saved.param_groups[0]["params"]):
+        for key, value in saved.state[there].items():
+            if torch.is_tensor(value):
+                assert torch.equal(loaded.state[parameter][key], value)
+                paged = parameter is large and key in ("state1", "state2")
+                assert getattr(loaded.state[parameter][key], "is_paged", False) == paged
+    assert len(loaded.page_mng.paged_tensors) == 2
+    # They learn on as what was saved does.
+    large.data.copy_(saved.param_groups[0]["params"][0].data)
+    for optimizer in (saved, loaded):
+        step(optimizer)
+    assert torch.equal(large, saved.param_groups[0]["params"][0])
 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))

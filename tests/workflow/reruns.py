@@ -212,7 +212,7 @@ for section, reruns in (("sft", SFT), ("dpo", DPO)):
     for key, value in {
         "epochs": 2, "batch_rows": 8, "learning_rate": 0.5, "schedule": "linear", "schedule_options": {"num_cycles": 0.3}, "warmup_fraction": 0.5,
         "optimizer": "adafactor", "weight_decay": 0.5, "betas": [0.8, 0.9], "max_grad_norm": 0.5,
-        "precision": "float32", "compile": False, "save_dtype": "bfloat16", "seed": 7,
+        "precision": "float32", "compile": False, "deterministic": True, "save_dtype": "bfloat16", "seed": 7,
     }.items():  # fmt: skip
         # The data type can move a log-probability, so the reference follows it.
         shared = {"ref_logps"} if section == "dpo" and key == "precision" else set()

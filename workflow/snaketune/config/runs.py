@@ -152,6 +152,9 @@ class Learning(Model):
     """`auto` takes bfloat16 where the device has it, float32 elsewhere."""
     compile: Literal["auto"] | bool = "auto"
     """Compiles the layers of packed trainings (`torch.compile`); `auto` does where the run is long enough to earn that back."""
+    deterministic: bool = False
+    """On CUDA, adds gradients up in one order, so that a resumed run ends with the bytes of one that wasn't interrupted; it
+    costs speed (docs/benchmarks.md). On a CPU that holds without it."""
     save_dtype: SaveDtype = "auto"
     """Data type of the weights that are written; `auto` takes bfloat16 for a model that came in bfloat16 or was trained with
     bfloat16 products, float32 for all others, float16 ones too."""

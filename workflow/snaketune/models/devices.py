@@ -1,7 +1,10 @@
 """What a process computes with: device, data type and attention kernel, resolved once and handed on together."""
 
 import ctypes
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +69,37 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for name, value in MALLOC.items() if mallopt else ():
         mallopt(name, value)
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Inside, if enabled, torch takes kernels that give the same bits for the same input, or refuses.
+
+    See torch's notes on reproducibility.
+    Attention kernels read torch's switch. cuBLAS reads its own from the environment at the first matrix product, so a model
+    is loaded inside.
+
+    Raises:
+        SnaketuneError: an operation has no such kernel.
+    """
+    if not enabled:
+        yield
+        return
+    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # Nothing here reads memory that it hasn't written, and to fill it takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        first_sentence = str(error).partition(", but you set")[0]
+        raise SnaketuneError(f"training.deterministic: {first_sentence}; expected `false` for this model") from error
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
 def resolve_compute(precision: str) -> Compute:

@@ -88,7 +88,7 @@ def sized(run: Sft | Dpo, spec: SftSpec | DpoSpec, base: Pretrained | Scratch) -
 
 def sized_learning(learning: Learning) -> Learning:
     """A learning that says no more than what takes memory or time."""
-    kept = {"batch_rows", "optimizer", "precision", "compile"}
+    kept = {"batch_rows", "optimizer", "precision", "compile", "deterministic"}
     # What is compiled isn't measured unless it was asked for: each portion would be compiled anew, for minutes.
     compiled = {"compile": learning.compile is True}
     return Learning(**learning.model_dump(include=kept) | compiled, learning_rate=1e-6, schedule="constant")

@@ -13,6 +13,8 @@ from snaketune.training.zero import PlainOptimizer
 
 OPTIMIZER = "optimizer"
 SEPARATOR = "/"
+# As bitsandbytes (0.50) has it: which states are paged, of parameters of so many numbers and more.
+PAGED_STATES, PAGED_FROM = ("state1", "state2"), 100_000
 TUPLE = "(tuple)"
 
 
@@ -53,8 +55,35 @@ def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimiz
         for name in names:
             place = place.setdefault(name, {})
         place[last] = value
-    optimizer.load_state_dict({"state": state, "param_groups": plain["groups"]})
+    saved = {"state": state, "param_groups": plain["groups"]}
+    # Inside accelerate's wrapper.
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if any(_is_paged(inner, parameter) for parameter in parameters):
+        _load_paged(inner, saved)
+    else:
+        optimizer.load_state_dict(saved)
     scheduler.load_state_dict(plain["scheduler"])
+
+
+def _is_paged(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Whether bitsandbytes keeps the states of a parameter where they may move to the host's memory."""
+    return getattr(optimizer, "is_paged", False) and parameter.device.type == "cuda" and parameter.numel() >= PAGED_FROM
+
+
+def _load_paged(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """What `load_state_dict` does, but that paged states are paged again: it would read all of them into the GPU's memory."""
+    from bitsandbytes import functional
+
+    optimizer.load_state_dict(saved, move_to_device=False)
+    for parameter, state in optimizer.state.items():
+        for key in optimizer.non_castable_tensor_keys & state.keys():
+            value = state[key]
+            if key in PAGED_STATES and _is_paged(optimizer, parameter):
+                state[key] = functional.get_paged(*value.shape, dtype=value.dtype, device=parameter.device)
+                state[key].copy_(value)
+                optimizer.page_mng.paged_tensors.append(state[key])
+            else:
+                state[key] = value.to(parameter.device)
 
 
 def _empty(dtype: torch.dtype, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from transformers.trainer_callback import PrinterCallback
 from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora, fill_adapter
-from snaketune.models.devices import Compute, keep_freed_memory
+from snaketune.models.devices import Compute, deterministic_algorithms, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
 from snaketune.models.loading import parameter_count, stored_dtype
@@ -91,7 +91,8 @@ def prepared(
     if not spec.quantization and not run.in_shards:
         model = model.to(compute.device)
     parameters = parameter_count(model)
-    with nullcontext() if trainer_class.drops_out else without_dropout(model):
+    dropout = nullcontext() if trainer_class.drops_out else without_dropout(model)
+    with dropout, deterministic_algorithms(spec.training.deterministic):
         if run.in_shards:
             # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
             model = _adapted(model, run)

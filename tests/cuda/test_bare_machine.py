@@ -1,0 +1,28 @@
+"""The GPU benchmark on a machine that brings torch and transformers and little else."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
+    """A stranger's package of the name `benchmarks` is there too."""
+    (tmp_path / "strangers/benchmarks").mkdir(parents=True)
+    (tmp_path / "strangers/benchmarks/__init__.py").write_text("raise ImportError('a stranger')\n", encoding="utf-8")
+    paths = [str(Path(__file__).with_name("bare")), str(tmp_path / "strangers")]
+    out = tmp_path / "gpu.json"
+    parts = ["--only", "measure 23m", "demo resumed", "--out", str(out)]
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--rehearse", *parts],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        check=True,
+    )
+    found = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert [entry["status"] for entry in found["measure 23m"]] == ["measured"]
+    assert found["measure 23m"][0]["driven_by"] == "a plain loop (no pydantic for the trainer)"
+    assert found["demo resumed"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa"}]
