@@ -5,7 +5,7 @@ import os
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.gpus import claimed_gpus, gpu_model, visible_gpus
 
 
 @pytest.fixture
@@ -68,3 +68,102 @@ def test_what_cuda_hides_isnt_seen(monkeypatch, told, seen):
     """Of what is after the first one that it doesn't know, CUDA shows nothing."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
     assert visible_gpus() == seen
+
+
+A100, L4 = "NVIDIA A100-SXM4-40GB", "NVIDIA L4"
+ALIKE = f"GPU 0: {A100} (UUID: GPU-aaaa-1)\nGPU 1: {A100} (UUID: GPU-bbbb-2)\n"
+TWO_KINDS = f"GPU 0: {L4} (UUID: GPU-aaaa-1)\nGPU 1: {A100} (UUID: GPU-bbbb-2)\nGPU 2: {A100} (UUID: GPU-cccc-3)\n"
+SLICED = (
+    f"GPU 0: {A100} (UUID: GPU-aaaa-1)\n"
+    "  MIG 3g.20gb     Device  0: (UUID: MIG-1111)\n  MIG 3g.20gb     Device  1: (UUID: MIG-2222)\n"
+)
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """An nvidia-smi that lists these GPUs."""
+    # Set first, so that it is unset again afterwards, whatever a test sets meanwhile.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+    def lists(text: str) -> None:
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin/list").write_text(text)
+        script = tmp_path / "bin/nvidia-smi"
+        script.write_text(f'#!/bin/sh\n[ "$*" = "-L" ] && cat {tmp_path}/bin/list\n')
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=os.pathsep)
+
+    return lists
+
+
+@pytest.mark.parametrize(
+    ("listed", "order", "seen", "model"),
+    [
+        (ALIKE, None, ["0", "1"], A100),
+        # CUDA's own numbers begin with the fastest, so here UUIDs say which is meant.
+        (TWO_KINDS, None, ["GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3"], L4),
+        (TWO_KINDS, "PCI_BUS_ID", ["0", "1", "2"], L4),
+        (SLICED, None, ["MIG-1111", "MIG-2222"], f"{A100} MIG 3g.20gb"),
+        ("No devices were found\n", None, [], ""),
+    ],
+)
+def test_gpus_are_those_that_the_driver_lists(driver, monkeypatch, listed, order, seen, model):
+    driver(listed)
+    if order:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    assert visible_gpus() == seen
+    assert gpu_model() == model
+
+
+@pytest.mark.parametrize(
+    ("listed", "named", "model"),
+    [
+        (ALIKE, "1", A100),
+        (TWO_KINDS, "0", ""),
+        (TWO_KINDS, "GPU-bbbb-2,0", A100),
+        (TWO_KINDS, "GPU-b", A100),
+        (TWO_KINDS, "GPU-", ""),
+        (SLICED, "MIG-2222", f"{A100} MIG 3g.20gb"),
+    ],
+)
+def test_a_model_is_named_where_it_is_certain(driver, monkeypatch, listed, named, model):
+    driver(listed)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert gpu_model() == model
+
+
+def test_a_gpu_has_one_slot_whether_named_by_number_or_by_uuid(driver, tmp_path, monkeypatch):
+    driver(ALIKE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aaaa-1")
+    with claimed_gpus(1, tmp_path / "slots") as first:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+        with claimed_gpus(1, tmp_path / "slots") as second:
+            assert (first, second) == (["GPU-aaaa-1"], ["1"])
+
+
+def test_several_gpus_are_of_one_model_where_there_are_as_many(driver, tmp_path, capsys):
+    driver(TWO_KINDS)
+    with claimed_gpus(2, tmp_path / "slots") as claimed:
+        assert claimed == ["GPU-bbbb-2", "GPU-cccc-3"]
+    assert not capsys.readouterr().out
+    with claimed_gpus(3, tmp_path / "slots") as claimed:
+        assert len(claimed) == 3
+    assert f"note: 3 GPUs of different models (2 {A100}, 1 {L4}): each step waits for the slowest" in (
+        capsys.readouterr().out
+    )
+
+
+def test_slices_of_a_card_are_a_job_each_and_never_several_of_one(driver, tmp_path, monkeypatch):
+    driver(SLICED)
+    with claimed_gpus(1, tmp_path / "slots") as first:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1111,MIG-2222")
+        with claimed_gpus(1, tmp_path / "slots") as second:
+            assert (first, second) == (["MIG-1111"], ["MIG-2222"])
+        with (
+            pytest.raises(SnaketuneError, match=r"operation\.gpus: 2, and .* slices of cards \(MIG\)"),
+            claimed_gpus(2, tmp_path / "slots"),
+        ):
+            pass

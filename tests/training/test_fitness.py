@@ -282,3 +282,20 @@ def test_the_machine_is_looked_at_and_left_alone():
     assert (machine.card, machine.unloadable) == ("", ())
     assert 0 < machine.free <= machine.memory
     assert machine.threads == torch.get_num_threads()
+
+
+def test_a_gpu_that_others_compute_on_too_is_told(monkeypatch, rows):
+    """70 of 85 GB are free, and this process has reserved 2 and CUDA's own share."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 85 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    machine = look(GPU)
+    assert machine.others == pytest.approx(13e9, abs=2e9)
+    monkeypatch.setattr(fitness, "look", lambda compute: machine)
+    spec = sft()
+    [finding] = examine(spec, executed(spec.training), GPU, None, rows).findings
+    assert not finding.certain
+    assert "other processes hold 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (82 * 10**9, 85 * 10**9))
+    assert look(GPU).others == 0

@@ -89,8 +89,9 @@ def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
 
     def gather(own):
         other = own.clone()
-        # As slow as the slowest: the others wait for it. And with more memory.
-        other[0, -2:] = torch.tensor([4.0, 5e9])
+        # As slow as the slowest: the others wait for it. With more memory, and another model of twice the peak.
+        other[0, -3:-1] = torch.tensor([4.0, 5e9])
+        other[0, -1] *= 2
         return torch.cat([own, other])
 
     found = gauge.read(gather)
@@ -99,7 +100,7 @@ def test_sums_are_over_all_processes_and_memory_is_the_most_of_one(clock):
     assert found["accuracy"] == 0.75
     # Of two devices.
     assert found["mfu"] == pytest.approx(
-        2 * gauge.flops.batch(*DOCUMENTS) / 4 / 2 / gauge.peak.flops_per_second, abs=1e-5
+        2 * gauge.flops.batch(*DOCUMENTS) / 4 / 3 / gauge.peak.flops_per_second, abs=1e-5
     )
     assert " on each of 2 GPUs (" in str(gauge)
 

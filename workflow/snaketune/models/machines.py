@@ -12,6 +12,9 @@ from snaketune.models.attention import installed_kernels, load_trouble
 from snaketune.models.devices import Compute
 from snaketune.models.room import host_limit
 
+# Bytes of a GPU that CUDA itself takes for a process, kernels included; more than was ever seen.
+CONTEXT = 3 * 2**29
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -20,6 +23,7 @@ class Machine:
     Attributes:
         card: torch's name for a GPU; empty without one.
         memory, free: bytes, of the GPU, else of the host with its swap; of these, what this process can have.
+        others: bytes of the GPU that other processes have taken, as far as can be told.
         threads, cores: that a CPU computes with, and that this process may use.
         unloadable: kernels of attention that are installed and don't load, each with why.
     """
@@ -30,6 +34,7 @@ class Machine:
     free: int
     threads: int
     cores: int
+    others: int = 0
     unloadable: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
@@ -52,10 +57,11 @@ class Machine:
 
 def look(compute: Compute) -> Machine:
     """At what this process computes with. Reads the driver's and the system's own words, and runs nothing."""
-    device = compute.device
+    device, others = compute.device, 0
     if device.type == "cuda":
         # As the driver sees it: other processes' memory isn't free.
         free, memory = torch.cuda.mem_get_info(device)
+        others = max(0, memory - free - torch.cuda.memory_reserved(device) - CONTEXT)
     else:
         host, swap = psutil.virtual_memory(), psutil.swap_memory()
         free, memory = host_limit() or host.available, host.total + swap.total
@@ -65,6 +71,7 @@ def look(compute: Compute) -> Machine:
         memory=memory,
         free=free,
         threads=torch.get_num_threads(),
+        others=others,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         unloadable=tuple(
             (kernel, trouble)

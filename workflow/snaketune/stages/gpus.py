@@ -1,11 +1,16 @@
-"""Each job its own GPUs: Snakemake counts a `gpu` resource but never says which one a job got.
+"""GPU slots: each job holds its own GPUs. Snakemake counts a `gpu` resource but never says which GPU a job got.
 
 A slot is a lock file per GPU and host; the job that holds it sees that GPU alone, through CUDA_VISIBLE_DEVICES. SLURM assigns
 GPUs to its own jobs, and may number each job's from 0; several of ours may be one of these, and a job may be given more than it
 asked for, so slots are taken there too, of that job. On machines without GPUs nothing is claimed.
+
+A slot is named after the GPU's UUID where nvidia-smi lists it, so that a GPU has one slot whether it was named by number or by
+UUID. A number means the same GPU to CUDA and to nvidia-smi only where all GPUs are alike: CUDA counts the fastest first,
+nvidia-smi by bus. Of a card that is sliced (MIG), each slice is a GPU.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,7 +18,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import takewhile
+from dataclasses import dataclass
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +28,35 @@ from snaketune.stages.locks import NoLocks, try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
 SECONDS_BETWEEN_TRIES = 1.0
+# Lines of `nvidia-smi -L`; a card's slices follow it, indented.
+CARD = re.compile(r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[^)]+)\)")
+SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU as the driver lists it, or a slice of one; `name` is torch's name for it, `index` nvidia-smi's for the card."""
+
+    index: str
+    uuid: str
+    name: str
+
+
+def driver_gpus() -> list[Gpu]:
+    """What nvidia-smi lists; a card that is sliced is its slices. Empty without nvidia-smi."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    found: list[Gpu] = []
+    card = None
+    for line in listed.stdout.splitlines() if listed.returncode == 0 else ():
+        if seen := CARD.match(line):
+            card = Gpu(**seen.groupdict())
+            found.append(card)
+        elif card and (seen := SLICE.match(line)):
+            found = [gpu for gpu in found if gpu is not card]
+            found.append(Gpu(index=card.index, uuid=seen["uuid"], name=f"{card.name} MIG {seen['profile']}"))
+    return found
 
 
 def visible_gpus() -> list[str]:
@@ -30,27 +65,40 @@ def visible_gpus() -> list[str]:
         named = (gpu.strip() for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(","))
         # As CUDA does, which hides all from the first on that it doesn't know: `-1` or `NoDevFiles` for none at all.
         return list(takewhile(lambda gpu: gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")), named))
-    if not shutil.which("nvidia-smi"):
-        return []
-    found = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)
-    return found.stdout.split() if found.returncode == 0 else []
+    listed = driver_gpus()
+    return [gpu.index if _numbers_agree(listed) else gpu.uuid for gpu in listed]
+
+
+def _numbers_agree(listed: list[Gpu]) -> bool:
+    """Whether a number is the same GPU for CUDA as for nvidia-smi."""
+    whole = not any(gpu.uuid.startswith("MIG-") for gpu in listed)
+    by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return whole and (by_bus or len({gpu.name for gpu in listed}) <= 1)
+
+
+def _of(identifier: str, listed: list[Gpu]) -> Gpu | None:
+    """The GPU of an index, a UUID or the beginning of one; None where that isn't known for certain."""
+    if identifier.isdecimal():
+        found = [gpu for gpu in listed if gpu.index == identifier] if _numbers_agree(listed) else []
+    else:
+        found = [gpu for gpu in listed if gpu.uuid.startswith(identifier)]
+    return found[0] if len(found) == 1 else None
 
 
 def gpu_model() -> str:
-    """What the first GPU that this process may use is called, as the driver has it; empty where it doesn't say."""
-    if not (gpus := visible_gpus()) or not shutil.which("nvidia-smi"):
+    """torch's name for the first GPU that this process may use, as the driver lists it; empty where it isn't known."""
+    if not (gpus := visible_gpus()):
         return ""
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id", gpus[0]]
-    found = subprocess.run(command, capture_output=True, text=True)
-    return found.stdout.strip() if found.returncode == 0 else ""
+    found = _of(gpus[0], driver_gpus())
+    return found.name if found else ""
 
 
 @contextmanager
 def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
-    """Hold `count` GPUs and make them the only visible ones; waits while all are taken.
+    """Hold `count` GPUs and make them the only visible ones; waits while all are taken. Several are of one model if possible.
 
     Raises:
-        SnaketuneError: the machine has GPUs, but fewer than `count`.
+        SnaketuneError: the machine has GPUs, but fewer than `count`; or several slices of cards are wanted for one job.
     """
     gpus = visible_gpus()
     if count and not gpus:
@@ -58,17 +106,20 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
         return
     if count > len(gpus):
         raise SnaketuneError(f"the job asks for {count} GPUs, this machine shows {len(gpus)}; lower operation.gpus")
+    listed = driver_gpus() if count else []
+    known = {gpu: _of(gpu, listed) for gpu in gpus}
+    groups = _alike(gpus, known, count)
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     with ExitStack() as held:
         claimed: list[str] = []
-        told = False
+        waiting = False
         while len(claimed) < count:
-            claimed = _try_all(gpus, count, folder, held)
+            claimed = next(filter(None, (_try_all(group, known, count, folder, held) for group in groups)), [])
             if len(claimed) < count:
-                if not told:
+                if not waiting:
                     print(f"waiting for {count} of {len(gpus)} GPUs to be free", flush=True)
-                    told = True
+                    waiting = True
                 time.sleep(SECONDS_BETWEEN_TRIES)
         # A job that asked for none sees none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
@@ -81,6 +132,35 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
+def _alike(gpus: list[str], known: dict[str, Gpu | None], count: int) -> list[list[str]]:
+    """The GPUs to choose `count` from: groups of one model that are large enough, else all of them.
+
+    Raises:
+        SnaketuneError: CUDA shows a process one slice of a card at most.
+    """
+
+    def name(gpu: str) -> str:
+        found = known[gpu]
+        return found.name if found else ""
+
+    if count <= 1:
+        return [gpus]
+    groups = [list(group) for _, group in groupby(sorted(gpus, key=name), name)]
+    if sliced := [gpu for gpu in gpus if gpu.startswith("MIG-")]:
+        groups = [group for group in groups if not set(group) & set(sliced)]
+    if enough := [group for group in groups if len(group) >= count]:
+        return enough
+    if sliced:
+        raise SnaketuneError(
+            f"operation.gpus: {count}, and this machine's GPUs are slices of cards (MIG), of which CUDA shows a job only one; "
+            "set operation.gpus: 1, or run it on whole cards"
+        )
+    models = ", ".join(f"{len(group)} {name(group[0]) or 'unknown'}" for group in groups)
+    if len(groups) > 1:
+        print(f"note: {count} GPUs of different models ({models}): each step waits for the slowest", flush=True)
+    return [gpus]
+
+
 def _try_slot(folder: Path, name: str) -> TextIO | None:
     """Lock a slot if it is free; where the results' file system has no locks, in this host's own folder for such things."""
     try:
@@ -91,13 +171,14 @@ def _try_slot(folder: Path, name: str) -> TextIO | None:
         return try_lock(own / name)
 
 
-def _try_all(gpus: list[str], count: int, folder: Path, held: ExitStack) -> list[str]:
+def _try_all(gpus: list[str], known: dict[str, Gpu | None], count: int, folder: Path, held: ExitStack) -> list[str]:
     """Lock `count` free slots, or none at all, so that two jobs can't each wait for the other's half."""
     place = "-".join([socket.gethostname(), *filter(None, [os.environ.get("SLURM_JOB_ID")])])
     with ExitStack() as attempt:
         claimed = []
         for gpu in gpus:
-            name = "".join(letter if letter.isalnum() else "-" for letter in gpu)
+            found = known[gpu]
+            name = re.sub(r"[^0-9A-Za-z]", "-", found.uuid if found else gpu)
             if not (slot := _try_slot(folder, f"{place}-{name}.lock")):
                 continue
             attempt.enter_context(slot)

@@ -130,6 +130,8 @@ def of_libraries(spec: Any, compute: Compute, machine: Machine) -> list[Finding]
 
 def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine) -> list[Finding]:
     found = of_libraries(spec, compute, machine)
+    if machine.others:
+        found.append(shared_gpu(machine))
     if compute.device.type != "cuda":
         found += needs_of_gpu(spec, operation)
         if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
@@ -143,6 +145,17 @@ def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute
                 )
             )
     return found
+
+
+def shared_gpu(machine: Machine) -> Finding:
+    """A GPU that other processes compute on too."""
+    return Finding(
+        key="operation.gpus",
+        found=f"other processes hold {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
+        do="speed is shared with them, and memory may run out as theirs grows; `nvidia-smi` lists them, and "
+        "CUDA_VISIBLE_DEVICES names another GPU",
+        certain=False,
+    )
 
 
 def unusable_gpus(count: int) -> Finding:

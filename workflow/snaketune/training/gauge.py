@@ -29,6 +29,8 @@ class Gauge:
     def __init__(self, model: torch.nn.Module, compute: Compute, processes: int):
         self.flops, self.peak, self.device = count_flops(model), peak_of(compute), compute.device
         self.processes = processes
+        # FLOP/s of all devices, which may be of different models: summed when the first line is read.
+        self.total_peak = self.peak.flops_per_second * processes
         self.running_since: float | None = None
         self.seconds = 0.0
         self.sums: dict[str, Any] = {}
@@ -85,11 +87,13 @@ class Gauge:
         if not self.sums:
             return {}
         names = sorted(self.sums)
-        own = [*(float(self.sums[name]) for name in names), self.seconds, float(peak_memory(self.device))]
+        memory_and_peak = float(peak_memory(self.device)), self.peak.flops_per_second
+        own = [*(float(self.sums[name]) for name in names), self.seconds, *memory_and_peak]
         rows = (
             [own] if gather is None else gather(torch.tensor([own], dtype=torch.float64, device=self.device)).tolist()
         )
-        *columns, seconds, memory = zip(*rows)
+        *columns, seconds, memory, peaks = zip(*rows)
+        self.total_peak = sum(peaks)
         self.sums, self.seconds = {}, 0.0
         self.lines += 1
         found = self._rates(dict(zip(names, map(sum, columns))), max(seconds)) | {
@@ -98,12 +102,11 @@ class Gauge:
         return found | ({"warming_up": True} if self.lines == 1 else {})
 
     def _rates(self, sums: dict[str, float], seconds: float) -> dict[str, float]:
-        full = self.peak.flops_per_second * self.processes
         found = {
             "tokens_per_second": round(sums.pop("tokens", 0) / seconds, 1),
             "supervised_tokens_per_second": round(sums.pop("supervised", 0) / seconds, 1),
-            "mfu": round(sums.pop("flops", 0) / seconds / full, 7),
-            "mfu_computed": round(sums.pop("computed", 0) / seconds / full, 7),
+            "mfu": round(sums.pop("flops", 0) / seconds / self.total_peak, 7),
+            "mfu_computed": round(sums.pop("computed", 0) / seconds / self.total_peak, 7),
         }
         items = sums.pop("items", 0)
         return found | {name: round(total / items, 6) for name, total in sums.items() if items}
@@ -121,10 +124,10 @@ class Gauge:
         medians = {f"{name}_median": sorted(entry[name] for entry in settled)[len(settled) // 2] for name in names}
         full, per_token = self.peak.flops_per_second, self.flops.per_parameter * self.flops.parameters
         return medians | {
-            "mfu_plain_median": round(medians["tokens_per_second_median"] * per_token / full / self.processes, 7),
+            "mfu_plain_median": round(medians["tokens_per_second_median"] * per_token / self.total_peak, 7),
             "flops": self.flops.about(),
             "flops_per_parameter_and_token": self.flops.per_parameter,
-            "model_tflops_per_second": round(medians["mfu_median"] * full * self.processes / 1e12, 4),
+            "model_tflops_per_second": round(medians["mfu_median"] * self.total_peak / 1e12, 4),
             "peak_flops_per_second": full,
             "peak_flops_source": self.peak.source,
             "peak_memory_gb": max(entry["memory_gb"] for entry in timed),
