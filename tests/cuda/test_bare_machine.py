@@ -24,5 +24,6 @@ def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
     )
     found = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert [entry["status"] for entry in found["measure 23m"]] == ["measured"]
+    assert found["measure 23m"][0]["graphs_compiled_after_warm_up"] == 0
     assert found["measure 23m"][0]["driven_by"] == "a plain loop (no pydantic for the trainer)"
     assert found["demo resumed"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa"}]

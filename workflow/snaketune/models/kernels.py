@@ -36,7 +36,8 @@ class Unpackable(SnaketuneError):
     """A model, or a kernel, can't compute packed rows as it computes each document alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
+# Not frozen: torch 2.11 copies a frozen dataclass where a compiled graph breaks, and compiles again for what is in it.
+@dataclass(kw_only=True, eq=False)
 class Segments:
     """A batch's layout, and of it what its kernel reads. Moves between devices like a tensor.
 
