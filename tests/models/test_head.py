@@ -198,14 +198,15 @@ def test_gradients_of_likely_tokens_do_not_drown_in_bfloat16(monkeypatch):
     def plainly(hidden_NH, weight_VH):
         return F.cross_entropy(F.linear(hidden_NH, weight_VH).float(), targets_N, reduction="none")
 
-    def in_chunks(hidden_NH, weight_VH):
-        return products.TokenLosses.apply(hidden_NH, weight_VH, torch.arange(600), targets_N, True)
+    def in_chunks(passes):
+        return lambda *leaves: products.TokenLosses.apply(*leaves, torch.arange(600), targets_N, True, passes)
 
     exact, rounded = gradients(plainly, False), gradients(plainly, True)
-    for free in (products.FREE, 0):
+    for free, passes in ((products.FREE, products.EAGER), (0, products.EAGER), (0, products.fused())):
         monkeypatch.setattr(products, "FREE", free)
         monkeypatch.setitem(products.AT_ONCE, "cpu", 128 * 512)
-        for found, theirs, right in zip(gradients(in_chunks, True), rounded, exact, strict=True):
+        monkeypatch.setitem(products.AT_ONCE, "fused", 128 * 512)
+        for found, theirs, right in zip(gradients(in_chunks(passes), True), rounded, exact, strict=True):
             assert (found - right).norm() < 1.5 * (theirs - right).norm() < 0.05 * right.norm()
 
 

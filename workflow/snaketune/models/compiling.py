@@ -114,6 +114,8 @@ def compile_layers(model: torch.nn.Module, compute: Compute, *, checkpointing: b
         use_attention(model, torch.compiler.disable(attend))
     else:
         inner_model(model).register_forward_pre_hook(_mark_dynamic, with_kwargs=True)
+    # On a CPU, eager passes work in its caches and keep what the backward pass needs; fused ones would make logits again.
+    inner_model(model).fused_head = compute.device.type == "cuda"
     for layer in layers:
         for module in layer.children() if checkpointing else (layer,):
             module.compile(dynamic=compute.kernel in ANY_SHAPE)

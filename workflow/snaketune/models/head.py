@@ -113,14 +113,17 @@ def _forward(
     head = _trained(model.get_output_embeddings())
     # Adapters may have been put around it since it was looked at.
     product = model.head_is_product and type(head) is torch.nn.Linear
+    passes = products.fused() if getattr(model, "fused_head", False) else products.EAGER
     if product and supervised.summed and supervised.rows_N is None:
-        return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N)
+        return SummedLosses.apply(hidden_UH, head.weight, supervised.targets_N, passes)
     # ZeRO gathers weights for modules alone, and lets go of them before the backward pass.
     if product and not hasattr(head.weight, "ds_id"):
         rows_N = supervised.rows_N
         if rows_N is None:
             rows_N = torch.arange(len(hidden_UH), device=hidden_UH.device)
-        losses_N = TokenLosses.apply(hidden_UH, head.weight, rows_N, supervised.targets_N, torch.is_grad_enabled())
+        losses_N = TokenLosses.apply(
+            hidden_UH, head.weight, rows_N, supervised.targets_N, torch.is_grad_enabled(), passes
+        )
     else:
         losses_N = _one_by_one(
             lambda hidden_CH: _logits(model, model.whole_forward, outputs, hidden_CH, inputs),

@@ -2,12 +2,21 @@
 
 The trick of making gradients in the forward, where the loss is a sum, is that of Liger's fused linear cross entropy (Hsu et
 al., 2024) and of torch's `linear_cross_entropy`. Shapes as in `models.head`.
+
+Between the products lie passes over the logits of a chunk, [C, V] (`Passes`). Eager ones work in place, in float32, in a CPU's
+caches. Where the model's layers are compiled on a GPU, the passes are too: they read a 16-bit logit twice and write it once, 6
+bytes where eager ones move some 50: at a vocabulary of 32,000 more time than all products of a model of 23M parameters.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 
-# Logits of a chunk whose gradients are made at once: on a CPU as many as fit into its caches.
-AT_ONCE = {"cpu": 2**21, "other": 2**26}
+# Logits of a chunk: on a CPU as many as fit into its caches, elsewhere 0.5 GB with what eager passes make of them. Fused ones
+# make nothing more, so that as many bytes hold more rows where the head is trained, and each chunk adds a gradient [V, H].
+AT_ONCE = {"cpu": 2**21, "other": 2**26, "fused": 2**28}
 # Logits that are held for the backward pass.
 FREE = 2**25
 # Fewer rows make slow matrix products.
@@ -18,7 +27,88 @@ def target_logits(logits_CV: torch.Tensor, begin: int, rows_N: torch.Tensor, tar
     """[N]: of tokens that the C places from `begin` on predict, their logits; 0 for others."""
     place_N = rows_N - begin
     inside_N = (place_N >= 0) & (place_N < len(logits_CV))
-    return torch.where(inside_N, logits_CV[place_N.clamp(0, len(logits_CV) - 1), targets_N], 0.0)
+    return torch.where(inside_N, logits_CV[place_N.clamp(0, len(logits_CV) - 1), targets_N].float(), 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """What is computed of the logits of a chunk, besides matrix products. The logits' memory may be worked in.
+
+    Attributes:
+        loss_and_gradient: of logits and target_C1 the losses, float32[C, 1], and the gradients of their sum, [C, V].
+        statistics: of logits a highest_C1 and a sum_C1, float32: exp(logits - highest), summed.
+        exponentials: of logits, highest_C1, target_C1 and off_C1 those exponentials, `off` taken off at the target's place.
+    """
+
+    loss_and_gradient: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    statistics: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    exponentials: Callable[..., torch.Tensor]
+
+
+def _loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    work_CV = logits_CV.float()
+    target_logits_C1 = work_CV.gather(1, target_C1)
+    highest_C1, sums_C1 = _statistics(work_CV)
+    work_CV.div_(sums_C1).scatter_add_(1, target_C1, torch.full_like(target_logits_C1, -1.0))
+    return highest_C1 + sums_C1.log() - target_logits_C1, work_CV.to(logits_CV.dtype)
+
+
+def _statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Leaves the exponentials in float32 logits."""
+    work_CV = logits_CV.float()
+    highest_C1 = work_CV.amax(1, keepdim=True)
+    return highest_C1, work_CV.sub_(highest_C1).exp_().sum(1, keepdim=True)
+
+
+def _exponentials(
+    logits_CV: torch.Tensor, highest_C1: torch.Tensor, target_C1: torch.Tensor, off_C1: torch.Tensor
+) -> torch.Tensor:
+    work_CV = logits_CV.float().sub_(highest_C1).exp_()
+    return work_CV.scatter_add_(1, target_C1, -off_C1).to(logits_CV.dtype)
+
+
+EAGER = Passes(loss_and_gradient=_loss_and_gradient, statistics=_statistics, exponentials=_exponentials)
+
+
+def _one_loss_and_gradient(logits_CV: torch.Tensor, target_C1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    normalizer_C1, ones_C1 = _one_statistics(logits_CV)
+    loss_C1 = normalizer_C1 - logits_CV.gather(1, target_C1).float()
+    return loss_C1, _one_exponentials(logits_CV, normalizer_C1, target_C1, ones_C1)
+
+
+def _one_statistics(logits_CV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logarithm of the sum in the place of the highest logit, so that the sum is 1."""
+    normalizer_C1 = logits_CV.float().logsumexp(1, keepdim=True)
+    return normalizer_C1, torch.ones_like(normalizer_C1)
+
+
+def _one_exponentials(
+    logits_CV: torch.Tensor, highest_C1: torch.Tensor, target_C1: torch.Tensor, off_C1: torch.Tensor
+) -> torch.Tensor:
+    words_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
+    made_CV = (logits_CV.float() - highest_C1).exp() - torch.where(words_V == target_C1, off_C1, 0.0)
+    return logits_CV.copy_(made_CV)
+
+
+@cache
+def fused() -> Passes:
+    """The same, compiled for any number of rows."""
+    return Passes(
+        loss_and_gradient=_compiled(_one_loss_and_gradient),
+        statistics=_compiled(_one_statistics),
+        exponentials=_compiled(_one_exponentials),
+    )
+
+
+def _compiled(function: Callable) -> Callable:
+    compiled = torch.compile(function, fullgraph=True)
+
+    def call(*tensors: torch.Tensor):
+        for tensor in tensors:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(*tensors)
+
+    return call
 
 
 class TokenLosses(torch.autograd.Function):
@@ -31,12 +121,13 @@ class TokenLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_UH, weight_VH, rows_N, targets_N, kept):
+    def forward(ctx, hidden_UH, weight_VH, rows_N, targets_N, kept, passes):
         """
         Args:
             rows_N: the hidden state that predicts each token.
             kept: whether there will be a backward pass.
         """
+        ctx.passes = passes
         device = hidden_UH.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_UH.dtype
         cast_UH, cast_VH = hidden_UH.to(dtype), weight_VH.to(dtype)
@@ -46,20 +137,20 @@ class TokenLosses(torch.autograd.Function):
         target_U1[rows_N, 0] = targets_N
         predicted_U1 = torch.zeros_like(highest_U1).index_add_(0, rows_N, torch.ones_like(target_logits_N)[:, None])
         single_U1 = (predicted_U1 == 1).float()
-        ctx.rows = _rows_at_once(weight_VH)
+        ctx.rows = _rows_at_once(weight_VH, passes, trained=ctx.needs_input_grad[1])
         # Kept chunk by chunk: what is larger is memory that the system takes back and gives again.
-        ctx.exponentials, free = [], max(FREE // len(weight_VH), ctx.rows) if kept else 0
+        ctx.exponentials, free = [], max(FREE // len(weight_VH), ctx.rows) if kept and passes is EAGER else 0
         spare_CV = None
         with torch.autocast(device, enabled=False):
             for begin in range(0, len(cast_UH), ctx.rows):
                 hidden_CH, chunk = cast_UH[begin : begin + ctx.rows], slice(begin, begin + ctx.rows)
                 if spare_CV is None:
                     spare_CV = cast_UH.new_empty(len(hidden_CH), len(weight_VH))
-                # In float32 the logits' own memory is worked in.
-                work_CV = torch.mm(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)]).float()
-                target_logits_N += target_logits(work_CV, begin, rows_N, targets_N)
-                torch.amax(work_CV, 1, keepdim=True, out=highest_U1[chunk])
-                torch.sum(work_CV.sub_(highest_U1[chunk]).exp_(), 1, keepdim=True, out=sums_U1[chunk])
+                logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=spare_CV[: len(hidden_CH)])
+                target_logits_N += target_logits(logits_CV, begin, rows_N, targets_N)
+                # Of which float32 statistics leave exponentials.
+                work_CV = logits_CV.float() if passes is EAGER else logits_CV
+                highest_U1[chunk], sums_U1[chunk] = passes.statistics(work_CV)
                 if begin + len(hidden_CH) <= free:
                     work_CV.scatter_add_(1, target_U1[chunk], -sums_U1[chunk] * single_U1[chunk])
                     ctx.exponentials.append(work_CV.to(dtype))
@@ -84,9 +175,9 @@ class TokenLosses(torch.autograd.Function):
                 if exponentials:
                     made_CV = exponentials.pop()
                 else:
-                    made_CV = (cast_UH[chunk] @ cast_VH.t()).float().sub_(highest_U1[chunk]).exp_()
-                    made_CV.scatter_add_(1, target_U1[chunk], -sums_U1[chunk] * single_U1[chunk])
-                    made_CV = made_CV.to(ctx.dtype)
+                    off_C1 = sums_U1[chunk] * single_U1[chunk]
+                    logits_CV = cast_UH[chunk] @ cast_VH.t()
+                    made_CV = ctx.passes.exponentials(logits_CV, highest_U1[chunk], target_U1[chunk], off_C1)
                 if of_hidden:
                     torch.mm(made_CV, cast_VH, out=grad_UH[chunk])
                 if of_weight:
@@ -98,17 +189,20 @@ class TokenLosses(torch.autograd.Function):
                 grad_UH.index_add_(0, rows_N, (weight_VH[targets_N] * -grad_N[:, None]).to(grad_UH.dtype))
             if of_weight:
                 grad_VH.index_add_(0, targets_N, (hidden_UH[rows_N] * -grad_N[:, None]).to(grad_VH.dtype))
-        return grad_UH, grad_VH, None, None, None
+        return grad_UH, grad_VH, None, None, None, None
 
 
-def _rows_at_once(weight_VH: torch.Tensor) -> int:
-    """So many logits of a chunk stay in a CPU's caches."""
-    return max(AT_ONCE.get(weight_VH.device.type, AT_ONCE["other"]) // len(weight_VH), FEWEST_ROWS)
+def _rows_at_once(weight_VH: torch.Tensor, passes: Passes, trained: bool) -> int:
+    kind = "fused" if trained and passes is not EAGER else weight_VH.device.type
+    return max(AT_ONCE.get(kind, AT_ONCE["other"]) // len(weight_VH), FEWEST_ROWS)
 
 
 def _add_product(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> None:
+    """Add a product to a sum, in place; on a GPU, one of 16-bit factors to a float32 sum within the product."""
     if total.dtype == one.dtype:
         total.addmm_(one, other)
+    elif total.is_cuda:
+        torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
     else:
         total += one @ other
 
@@ -120,12 +214,12 @@ class SummedLosses(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, targets_N):
+    def forward(ctx, hidden_NH, weight_VH, targets_N, passes):
         """float32 scalar; matrix products in autocast's data type, everything else in float32."""
         device = hidden_NH.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
-        of_hidden, of_weight, _ = ctx.needs_input_grad
-        rows = _rows_at_once(weight_VH)
+        of_hidden, of_weight, *_ = ctx.needs_input_grad
+        rows = _rows_at_once(weight_VH, passes, trained=of_weight)
         cast_NH, cast_VH = hidden_NH.to(dtype), weight_VH.to(dtype)
         total = torch.zeros((), dtype=torch.float32, device=hidden_NH.device)
         grad_NH = torch.empty_like(cast_NH) if of_hidden else None
@@ -135,16 +229,8 @@ class SummedLosses(torch.autograd.Function):
             for begin in range(0, len(cast_NH), rows):
                 hidden_CH, target_C1 = cast_NH[begin : begin + rows], targets_N[begin : begin + rows, None]
                 logits_CV = torch.mm(hidden_CH, cast_VH.t(), out=buffer_CV[: len(hidden_CH)])
-                # In float32 the logits' own memory is worked in.
-                work_CV = logits_CV.float()
-                target_logits_C1 = work_CV.gather(1, target_C1)
-                highest_C1 = work_CV.amax(1, keepdim=True)
-                sums_C1 = work_CV.sub_(highest_C1).exp_().sum(1, keepdim=True)
-                total += (highest_C1 + sums_C1.log() - target_logits_C1).sum()
-                if not (of_hidden or of_weight):
-                    continue
-                work_CV.div_(sums_C1).scatter_add_(1, target_C1, torch.full_like(target_logits_C1, -1.0))
-                grad_CV = work_CV.to(dtype)
+                losses_C1, grad_CV = passes.loss_and_gradient(logits_CV, target_C1)
+                total += losses_C1.sum()
                 if of_hidden:
                     torch.mm(grad_CV, cast_VH, out=grad_NH[begin : begin + rows])
                 if of_weight:
@@ -157,4 +243,4 @@ class SummedLosses(torch.autograd.Function):
         """Scales what the forward made, in place: once."""
         grad_NH, grad_VH = ctx.gradients
         del ctx.gradients
-        return *(None if made is None else made.mul_(grad) for made in (grad_NH, grad_VH)), None
+        return *(None if made is None else made.mul_(grad) for made in (grad_NH, grad_VH)), None, None
