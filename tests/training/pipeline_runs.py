@@ -70,6 +70,7 @@ def train(
     model: Any = "llama",
     trainer=SftTrainer,
     every: int = 4,
+    log_steps: int = 1,
     config: Any = None,
     launch: str | None = None,
     zero_stage: int | None = None,
@@ -87,7 +88,7 @@ def train(
 
     processes = int(os.environ.get("WORLD_SIZE", 1))
     operation = executed(
-        made.training, checkpoint_steps=every, log_steps=1, gpus=processes, launch=launch, zero_stage=zero_stage
+        made.training, checkpoint_steps=every, log_steps=log_steps, gpus=processes, launch=launch, zero_stage=zero_stage
     )
     return pipeline.train(trainer, rows, Run(spec=made, operation=operation, work=work, compute=compute), load, config)
 

@@ -23,7 +23,6 @@ Sums stay on the device until a line of the log, a checkpoint or a threshold ask
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from snaketune.config.losses import PreferenceLoss
 from snaketune.training.dpo_loss import Pairs
@@ -100,7 +99,8 @@ def sums_of(pairs: Pairs, told: PreferenceLoss, source_P: torch.Tensor, sources:
         }
         columns_PK = torch.stack([columns[name].to(double) for name in SUMS], dim=1)
         # A product adds up in the same order every time, which scattered additions on a GPU don't.
-        return F.one_hot(source_P, sources).to(double).T @ columns_PK
+        source_PS = source_P[:, None] == torch.arange(sources, device=source_P.device)
+        return source_PS.to(double).T @ columns_PK
 
 
 def added(steps: Sequence[Sums]) -> Sums:

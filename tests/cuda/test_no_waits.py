@@ -1,0 +1,98 @@
+"""Between two lines of the log, the host never waits for its device: nothing asks a tensor for its value.
+
+Counted on real tensors on the CPU, where the questions are the same: `bool(tensor)`, `.item()`, `.tolist()`, boolean masks,
+`nonzero` and its kin, and copies to the host.
+"""
+
+import traceback
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TrainerCallback
+
+from snaketune.config.runs import Lora
+from snaketune.training.trainer import BaseTrainer
+from tests.cuda import standin
+from tests.training.pipeline_runs import pack, spec, train
+from tests.training.preference_runs import Trained
+
+from .conftest import VARLEN
+
+ASKS = {
+    "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "bincount", "repeat_interleave", "argwhere", "nonzero_static",
+}  # fmt: skip
+INDEXES = {"index", "index_put", "index_put_"}
+
+
+class Waits(TorchDispatchMode):
+    """Where the host would wait, while it `counts`."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.found = False, []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        name = function.overloadpacket.__name__
+        masks = name in INDEXES and any(one is not None and one.dtype == torch.bool for one in arguments[1])
+        if self.counts and (name in ASKS or masks):
+            stack = traceback.extract_stack()
+            # What the stand-in asks, the real kernel doesn't; what collates a batch computes on the host anyway.
+            if not any(frame.filename == standin.__file__ or frame.name == "collate" for frame in stack):
+                own = [
+                    f"{frame.filename.split('/')[-1]}:{frame.lineno}"
+                    for frame in stack
+                    if "/torch/" not in frame.filename
+                ]
+                self.found.append((name, own[-3:]))
+        return function(*arguments, **keywords or {})
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Counts in each step but the first, whose line is logged, and the last."""
+    mode, init = Waits(), BaseTrainer.__init__
+
+    class Counting(TrainerCallback):
+        steps = 0
+
+        def on_step_begin(self, args, state, control, **_):
+            mode.counts = 0 < state.global_step < state.max_steps - 1
+            self.steps += mode.counts
+
+        def on_log(self, args, state, control, **_):
+            mode.counts = False
+
+    counting = Counting()
+
+    def made(self, **arguments):
+        init(self, **arguments)
+        self.add_callback(counting)
+
+    monkeypatch.setattr(BaseTrainer, "__init__", made)
+    yield mode
+    assert counting.steps >= 3
+
+
+LORA = Lora(rank=2, dropout=0.1)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_sft(tmp_path, calls, waits, lora, checkpointing):
+    made = spec(lora, epochs=1, gradient_checkpointing=checkpointing)
+    with waits:
+        train(tmp_path / "work", pack(tmp_path / "pack"), made, "qwen2", compute=VARLEN, every=1000, log_steps=1000)
+    assert waits.found == []
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+@pytest.mark.parametrize(
+    "loss", [{"loss": "sigmoid"}, {"loss": {"ipo": 1.0, "sft": 0.1}}, {"loss": "simpo"}, {"loss": "aot"}], ids=str
+)
+def test_dpo(tmp_path, calls, waits, lora, loss):
+    pairs = Trained(tmp_path, rows=24, family="qwen2", compute=VARLEN, frozen=bool(lora))
+    with waits:
+        pairs.train("work", loss, lora=lora, micro_batch_rows=2, every=1000, log_steps=1000, epochs=1)
+    assert waits.found == []
