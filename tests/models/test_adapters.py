@@ -4,18 +4,20 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
 from snaketune.config.runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models import loading
-from snaketune.models.adapters import add_lora, merge, put_adapter, round_weights, save_adapter
+from snaketune.models.adapters import add_lora, leave_casts_to_autocast, merge, put_adapter, round_weights, save_adapter
 from snaketune.models.loading import as_loaded, grow_vocabulary, load_folder
 from snaketune.training.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
 from tests.training.test_resume import model_of
@@ -280,3 +282,39 @@ def test_layers_of_gpt2_are_no_linear_ones_and_get_adapters():
     adapted = add_lora(tiny_model("gpt2"), Lora(rank=2, dora=True))
     layers = [m for m in adapted.modules() if hasattr(m, "base_layer") and isinstance(m.base_layer, Conv1D)]
     assert len(layers) == 2 * 4
+
+
+class Casts(TorchDispatchMode):
+    """Counts tensors of 16 bits that are lifted to float32 inside peft's layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        lifts = function.overloadpacket.__name__ == "_to_copy" and keywords.get("dtype") == torch.float32
+        callers = (
+            frame.filename for frame in reversed(traceback.extract_stack()[:-1]) if "/torch/" not in frame.filename
+        )
+        self.found += lifts and "/peft/" in next(callers)
+        return function(*arguments, **keywords or {})
+
+
+@pytest.mark.parametrize(
+    ("lora", "casts"),
+    [(Lora(rank=4), False), (Lora(rank=4, dropout=0.2), False), (Lora(rank=4, dora=True), True)],
+)
+def test_under_autocast_adapters_take_their_inputs_as_they_are(lora, casts):
+    """The same numbers, but for dropout's scaling, without two passes over the inputs of each adapter."""
+    found = []
+    for left_to_autocast in (False, True):
+        model = add_lora(tiny_model("llama").bfloat16(), lora).train()
+        if left_to_autocast:
+            leave_casts_to_autocast(model)
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16), Casts() as counted:
+            logits = model(IDS).logits
+        found.append((logits, counted.found > 0))
+    (before, lifted), (after, still) = found
+    assert (lifted, still) == (True, casts)
+    torch.testing.assert_close(after, before, rtol=0.02 if lora.dropout else 0, atol=0.02 if lora.dropout else 0)

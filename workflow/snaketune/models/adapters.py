@@ -52,6 +52,16 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> PeftModel:
     )
 
 
+def leave_casts_to_autocast(model: PeftModel) -> None:
+    """Hand adapters their inputs as they are: peft casts them to the adapter's float32, and autocast back to 16 bits.
+
+    DoRA is left alone, since it computes norms in the data type of the inputs.
+    """
+    for layer in model.modules():
+        if isinstance(layer, BaseTunerLayer) and not any(getattr(layer, "use_dora", {}).values()):
+            layer.cast_input_dtype_enabled = False
+
+
 def _targets(model: PreTrainedModel, wanted: str | tuple[str, ...]) -> str | list[str]:
     """What peft is told: a pattern as the names that it fits, since peft's own matching knows no limit of time."""
     if not isinstance(wanted, str):

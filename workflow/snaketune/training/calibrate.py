@@ -150,7 +150,7 @@ class _Bench:
             | {"fits": True, "why": ""}
             | {"tokens_per_second": round(tokens / seconds, 1)}
             | {"micro_batch_s": timing.micro_batch_s, "optimizer_s": timing.optimizer_s}
-            | {"peak_bytes": timing.peak_bytes}
+            | {"peak_bytes": timing.peak_bytes, "reserved_bytes": timing.reserved_bytes}
         )
 
     def _accumulation(self, portions: Portions) -> int:

@@ -36,6 +36,9 @@ SECONDS_BETWEEN_WORDS = 1.0
 # slurmctld has others to answer.
 SECONDS_BETWEEN_STEPS = 10.0
 
+# Where settings of torch's allocator for GPUs are read from, and were before torch 2.10.
+ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+
 
 def launch(
     stage: str,
@@ -150,6 +153,9 @@ def environment(operation: Operation) -> dict[str, str]:
     told = os.environ | {"OMP_NUM_THREADS": str(max(1, threads // operation.processes_per_node))}
     # torchrun would end its processes after half a minute; they leave by themselves.
     told["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+    if not ALLOCATOR & told.keys():
+        # Batches differ in segments and supervised tokens, so blocks of fixed sizes would fragment a GPU's memory.
+        told["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if operation.nodes == 1:
         # On other nodes it would be another process; there SLURM ends them with the job.
         told[PARENT_VARIABLE] = str(os.getpid())

@@ -12,7 +12,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.config.runs import Pretrained, Quantization
 from snaketune.errors import SnaketuneError
-from snaketune.models.adapters import add_lora, fill_adapter
+from snaketune.models.adapters import add_lora, fill_adapter, leave_casts_to_autocast
 from snaketune.models.devices import Compute, deterministic_algorithms, keep_freed_memory
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
@@ -272,6 +272,8 @@ def _adapted(model: PreTrainedModel, run: Run) -> torch.nn.Module:
     if not run.spec.lora:
         return model
     adapted = add_lora(model, run.spec.lora)
+    if run.compute.dtype != torch.float32:
+        leave_casts_to_autocast(adapted)
     if run.adapter:
         fill_adapter(adapted, run.adapter)
     if run.operation.gradient_checkpointing:

@@ -27,6 +27,8 @@ SECONDS, FEWEST_STEPS, MOST_STEPS = 2.0, 2, 20
 class Timing:
     """Medians in seconds, and the peak in bytes (on a GPU of what was allocated, else of the whole process).
 
+    `reserved_bytes` is what torch's allocator has taken from a GPU for it, fragments included; elsewhere 0.
+
     Attributes:
         tokens: of documents, in micro-batches that are computed together, in the mean.
     """
@@ -35,6 +37,7 @@ class Timing:
     micro_batch_s: float
     optimizer_s: float
     peak_bytes: int
+    reserved_bytes: int = 0
 
     def step_s(self, accumulation: int) -> float:
         """Seconds of an optimizer step of so many micro-batches."""
@@ -48,6 +51,7 @@ class Timing:
             micro_batch_s=max(one.micro_batch_s for one in timings),
             optimizer_s=max(one.optimizer_s for one in timings),
             peak_bytes=max(one.peak_bytes for one in timings),
+            reserved_bytes=max(one.reserved_bytes for one in timings),
         )
 
 
@@ -112,6 +116,7 @@ def time_steps(trainer: BaseTrainer) -> Timing:
         micro_batch_s=_median([seconds for seconds, _ in full]),
         optimizer_s=_median(watch.optimizers),
         peak_bytes=peak_memory(device),
+        reserved_bytes=torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0,
     )
 
 
