@@ -97,12 +97,13 @@ def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: s
     )
 
 
-def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH) -> Path:
+def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH, held_out: float = 0) -> Path:
     """Raw files to shards by the five stages, manifests and digests included."""
     folder.mkdir()
     with chdir(folder):
         source = [{"files": [str(file) for file in files]}]
-        stage("corpus", {"kind": "conversations", "sources": source, "held_out": 0}, {"files": files}, "corpus")
+        spec = {"kind": "conversations", "sources": source, "held_out": held_out}
+        stage("corpus", spec, {"files": files}, "corpus")
         made = {name: [Path(name, "manifest.json").resolve()] for name in ("corpus", "tokens", "plan", "shards")}
         inputs = {"corpus": made["corpus"], "tokenizer": [tokenizer]}
         stage("tokenize", {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}, inputs, "tokens")

@@ -96,9 +96,10 @@ class Marks:
 
 def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_up: int, steps: int) -> dict[str, Any]:
     """With as many rows as fit, halved from what the shape begins with."""
-    found = as_many_as_fit(
-        shape.micro_rows, lambda micro_rows: _steps(shape, variant, compute, micro_rows, warm_up, steps)
-    )
+    with deterministic_algorithms(variant.deterministic):
+        found = as_many_as_fit(
+            shape.micro_rows, lambda micro_rows: _steps(shape, variant, compute, micro_rows, warm_up, steps)
+        )
     if found["status"] == "failed":
         return found
     attention = attention_flops(found["pairs"], **shape.attention)
@@ -163,13 +164,13 @@ def _steps(
         if variant.checkpointing:
             model.enable_input_require_grads()
     torch._dynamo.reset()
-    rows = make_rows(micro_rows * (warm_up + steps), shape.length, shape.model["vocab_size"]).rows
+    rows = make_rows(shape.batch_rows * (warm_up + steps), shape.length, shape.model["vocab_size"]).rows
     marks = Marks(warm_up, steps, compute.device)
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
     run = _loop if lacking else _trainer
-    with deterministic_algorithms(variant.deterministic):
-        run(model, rows, variant, compute, micro_rows, marks)
+    facts = run(model, rows, variant, compute, (micro_rows, shape.batch_rows), marks)
     return marks.found() | {
+        **facts,
         "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else "SftTrainer",
         "parameters": parameters,
         "kernel": compute.kernel,
@@ -186,15 +187,21 @@ def _count(marks: Marks, batch: dict[str, Any], supervised: int) -> None:
 
 
 def _trainer(
-    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, marks: Marks
-) -> None:
-    """The steps of a training as `training.pipeline` runs it."""
+    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], marks: Marks
+) -> dict[str, Any]:
+    """The steps of a training as `training.pipeline` runs it; and the memory that was expected of it.
+
+    Args:
+        sizes: rows of a micro-batch, and of a step.
+    """
     from transformers import TrainerCallback
 
     from snaketune.config.operation import Execution
-    from snaketune.config.runs import Learning, Scratch
+    from snaketune.config.runs import Learning, Lora, Scratch
+    from snaketune.models.forward import inner_model
     from snaketune.stages.specs import SftSpec
     from snaketune.stages.work import WorkFolder
+    from snaketune.training.fitness import examine
     from snaketune.training.pipeline import fit
     from snaketune.training.sft import SftTrainer
     from snaketune.training.trainer import Run
@@ -211,13 +218,16 @@ def _trainer(
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop |= marks.step_ended()
 
-    settings = Learning(batch_rows=micro_rows, learning_rate=LEARNING_RATE, compile=variant.compiled)
+    micro_rows, batch_rows = sizes
+    settings = Learning(batch_rows=batch_rows, learning_rate=LEARNING_RATE, compile=variant.compiled)
     operation = Execution(
         checkpoint_steps=10**6, micro_batch_rows=micro_rows, gradient_checkpointing=variant.checkpointing
     )
     # The model is made already, so this is only said.
     base = Scratch(hidden_size=2, intermediate_size=1, layers=1, heads=1)
-    spec = SftSpec(base=base, training=settings, lora=None, quantization=None)
+    rank = next((config.r for config in getattr(model, "peft_config", {}).values()), None)
+    spec = SftSpec(base=base, training=settings, lora=rank and Lora(rank=rank), quantization=None)
+    fitness = examine(spec, operation, compute, inner_model(model).config, rows)
     with tempfile.TemporaryDirectory() as name:
         work = WorkFolder(Path(name))
         work.start()
@@ -225,25 +235,28 @@ def _trainer(
         trainer = Measured(model=model, rows=rows, run=run)
         trainer.add_callback(Ends())
         fit(trainer)
+    expected = fitness.estimate and fitness.estimate.expected
+    return {"expected_memory_gb": expected / 1e9} if expected else {}
 
 
 def _loop(
-    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, micro_rows: int, marks: Marks
-) -> None:
+    model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], marks: Marks
+) -> dict[str, Any]:
     """The same work without the trainer."""
     in_loop(
-        model, rows, compute, micro_rows, marks,
+        model, rows, compute, sizes, marks,
         count=lambda marks, batch: _count(marks, batch, len(batch["targets"])),
         loss=lambda model, batch: batch_loss(model, batch, chunked=variant.chunked) / len(batch["targets"]),
         compiled=variant.compiled, checkpointing=variant.checkpointing,
     )  # fmt: skip
+    return {}
 
 
 def in_loop(
     model: torch.nn.Module,
     rows: MadeRows,
     compute: Compute,
-    micro_rows: int,
+    sizes: tuple[int, int],
     marks: Marks,
     *,
     count: Callable[[Marks, dict[str, Any]], None],
@@ -251,11 +264,13 @@ def in_loop(
     compiled: bool,
     checkpointing: bool = False,
 ) -> None:
-    """Steps of a training as the trainer's are, each a batch of so many rows.
+    """Steps of a training as the trainer's are.
 
     Args:
+        sizes: rows of a micro-batch, and of a step.
         count: notes what is in a batch; loss: of it.
     """
+    micro_rows, batch_rows = sizes
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=compute.device.type == "cuda")
     if checkpointing:
@@ -271,6 +286,8 @@ def in_loop(
         with compute.autocast():
             mean = loss(model, batch)
         mean.backward()
+        if (at + micro_rows) % batch_rows:
+            continue
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()

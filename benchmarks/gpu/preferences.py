@@ -46,13 +46,15 @@ def _steps(
     tested = self_test(model, [], compute, training=True)
     model = add_adapters(model, shape.rank)
     torch._dynamo.reset()
-    made = make_pairs(micro_rows * (warm_up + steps), shape.length, shape.model["vocab_size"], proportion)
+    made = make_pairs(shape.batch_rows * (warm_up + steps), shape.length, shape.model["vocab_size"], proportion)
     marks = Marks(warm_up, steps, compute.device)
     lacking = [name for name in NEEDED_BY_TRAINER if find_spec(name) is None]
     if lacking:
-        in_loop(model, made.rows, compute, micro_rows, marks, count=_count, loss=_loss, compiled=on_cuda)
+        in_loop(
+            model, made.rows, compute, (micro_rows, shape.batch_rows), marks, count=_count, loss=_loss, compiled=on_cuda
+        )
     else:
-        _trainer(model, made.rows, compute, micro_rows, marks, compiled=on_cuda)
+        _trainer(model, made.rows, compute, (micro_rows, shape.batch_rows), marks, compiled=on_cuda)
     return marks.found() | {
         "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else "DpoTrainer",
         "kernel": compute.kernel,
@@ -75,7 +77,13 @@ def _loss(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def _trainer(
-    model: torch.nn.Module, rows: MadePairRows, compute: Compute, micro_rows: int, marks: Marks, *, compiled: bool
+    model: torch.nn.Module,
+    rows: MadePairRows,
+    compute: Compute,
+    sizes: tuple[int, int],
+    marks: Marks,
+    *,
+    compiled: bool,
 ) -> None:
     """The steps of a training as `training.pipeline` runs it."""
     from transformers import TrainerCallback
@@ -100,7 +108,8 @@ def _trainer(
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop |= marks.step_ended()
 
-    settings = Learning(batch_rows=micro_rows, learning_rate=LEARNING_RATE, compile=compiled)
+    micro_rows, batch_rows = sizes
+    settings = Learning(batch_rows=batch_rows, learning_rate=LEARNING_RATE, compile=compiled)
     operation = Execution(checkpoint_steps=10**6, micro_batch_rows=micro_rows, gradient_checkpointing=False)
     spec = DpoSpec(beta=BETA, training=settings, lora=None, quantization=None, trust_remote_code=False)
     with tempfile.TemporaryDirectory() as name:

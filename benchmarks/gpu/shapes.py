@@ -22,13 +22,15 @@ class Shape:
         rank: of adapters on all linear layers but the head; None where all weights train.
         quantized: whether the weights under the adapters are of 4 bits.
         length: tokens of a row.
-        micro_rows: rows of a batch to begin with; halved as long as they don't fit.
+        batch_rows: rows of an optimizer step.
+        micro_rows: of these, rows of a forward pass to begin with; halved as long as they don't fit.
     """
 
     model: dict[str, Any]
     rank: int | None = None
     quantized: bool = False
     length: int = 1024
+    batch_rows: int = 8
     micro_rows: int = 8
 
     @property
@@ -58,16 +60,16 @@ SHAPES = {
             "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 32000, "tie_word_embeddings": True,
             "max_position_embeddings": 1024,
         },
-        micro_rows=32,
+        batch_rows=32, micro_rows=32,
     ),
-    "1_5b_full": Shape(model=ONE_AND_A_HALF),
-    "7b_lora": Shape(model=SEVEN, rank=32),
-    "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True),
+    "1_5b_full": Shape(model=ONE_AND_A_HALF, batch_rows=32, micro_rows=16),
+    "7b_lora": Shape(model=SEVEN, rank=32, batch_rows=16, micro_rows=16),
+    "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True, batch_rows=16, micro_rows=16),
 }  # fmt: skip
 # Of DPO.
 PREFERENCES = {
-    "1_5b": Shape(model=ONE_AND_A_HALF, rank=32, length=2048, micro_rows=8),
-    "7b": Shape(model=SEVEN, rank=32, length=2048, micro_rows=4),
+    "1_5b": Shape(model=ONE_AND_A_HALF, rank=32, length=2048, batch_rows=8, micro_rows=8),
+    "7b": Shape(model=SEVEN, rank=32, length=2048, batch_rows=8, micro_rows=4),
 }
 
 
@@ -78,7 +80,9 @@ def rehearsed(shape: Shape) -> Shape:
         "num_key_value_heads": 2, "vocab_size": 512,
     }  # fmt: skip
     rank = shape.rank and 4
-    return Shape(model=shape.model | small, rank=rank, quantized=shape.quantized, length=128, micro_rows=2)
+    return Shape(
+        model=shape.model | small, rank=rank, quantized=shape.quantized, length=128, batch_rows=4, micro_rows=2
+    )
 
 
 def make_model(shape: Shape, compute: Compute) -> PreTrainedModel:

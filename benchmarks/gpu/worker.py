@@ -143,18 +143,17 @@ def preference_peer(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """The demo, killed and resumed, with deterministic kernels and with those of the default."""
+    """The demo's own stages: killed and resumed, evaluated, calibrated."""
     if lacking := _lacking(NEEDED_BY_DEMO):
         yield {"status": "skipped", "why": lacking}
         return
-    from benchmarks.gpu.resuming import resumed
+    from benchmarks.gpu.demo import demo
 
     size = (
-        {"conversations": 200, "checkpoint_steps": 3} if rehearse else {"conversations": 2000, "checkpoint_steps": 20}
+        {"conversations": 400, "checkpoint_steps": 3} if rehearse else {"conversations": 2000, "checkpoint_steps": 20}
     )
     with tempfile.TemporaryDirectory() as folder:
-        for deterministic in (True, False):
-            yield resumed(Path(folder) / str(deterministic), epochs=1, deterministic=deterministic, **size)
+        yield from demo(Path(folder), **size)
 
 
 def _compute(rehearse: bool):

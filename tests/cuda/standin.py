@@ -36,8 +36,9 @@ def varlen(
 ) -> torch.Tensor:  # fmt: skip
     """[T, H, D] of queries [T, H, D], keys and values [U, K, D]."""
     CALLS.append({
-        "dtypes": {query.dtype, key.dtype, value.dtype}, "segments": len(cu_q) - 1, "longest": longest,
-        "window": window, "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dtypes": {query.dtype, key.dtype, value.dtype}, "head_sizes": (key.shape[-1], value.shape[-1]),
+        "segments": len(cu_q) - 1, "longest": longest, "window": window,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     })  # fmt: skip
     if {query.dtype, key.dtype, value.dtype} - {torch.bfloat16, torch.float16} or query.dtype != value.dtype:
         raise RuntimeError(f"FlashAttention only support fp16 and bf16 data type, not {query.dtype}, {value.dtype}")

@@ -1,12 +1,15 @@
 """Compiled with a varlen kernel, layers are compiled for the first batch and never again, whatever the next ones hold."""
 
+import numpy as np
 import pytest
 import torch
 from benchmarks.families.tiny import tiny_config, tiny_model
 from benchmarks.gpu.shapes import make_rows
 
 from snaketune.config.runs import Lora
+from snaketune.packing.shards import IGNORED
 from snaketune.training.dpo_trainer import DpoTrainer
+from snaketune.training.pairs import PairRows
 from snaketune.training.sft import SftTrainer
 from snaketune.training.trainer import Watch
 from tests.models.conftest import VOCABULARY
@@ -82,3 +85,21 @@ def test_dpo(tmp_path, calls, graphs, segments, lora):
     assert len(graphs) == STEPS
     assert set(graphs) == {graphs[0]} and graphs[0] > 0
     assert len({keys for _, keys in segments}) > 2
+
+
+def test_single_completions_of_which_some_share_no_prompt(tmp_path, calls, graphs, segments, monkeypatch):
+    """A batch without shared prompts gathers keys too, so that layers aren't compiled for both."""
+    pairs = Trained(tmp_path, kind="unpaired", rows=12, family="qwen2", compute=VARLEN)
+    row_of = PairRows.__getitem__
+
+    def apart(self, row):
+        found = row_of(self, row)
+        alone = {"prefix_lengths": np.zeros_like(found["prefix_lengths"])}
+        labels = found["labels"].copy()
+        labels[np.cumsum([0, *found["segment_lengths"][:-1]])] = IGNORED
+        return found | alone | {"labels": labels} if row < 6 else found
+
+    monkeypatch.setattr(PairRows, "__getitem__", apart)
+    pairs.train("work", {"loss": "kto"}, compile=True, batch_rows=2, micro_batch_rows=1, epochs=2)
+    assert set(graphs) == {graphs[0]} and graphs[0] > 0
+    assert all(keys for _, keys in segments)

@@ -1,10 +1,16 @@
 """What a kernel that takes 16 bits alone is handed, in each kind of training and in the passes before its loop."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from benchmarks.families.tiny import tiny_config
+from benchmarks.families.tiny import tiny_model as family_model
 
 from snaketune.config.runs import Lora, Quantization
+from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
+from snaketune.models.packable import check_config, suited
 from snaketune.models.selftest import self_test
 from tests.models.conftest import tiny_model
 from tests.training.pipeline_runs import pack, spec, train
@@ -23,7 +29,6 @@ def test_sft_hands_16_bits_to_the_kernel(tmp_path, calls, lora, quantization, ch
     made = made.model_copy(update={"quantization": quantization})
     outcome = train(tmp_path / "work", pack(tmp_path / "pack", rows=8), made, "qwen2", compute=VARLEN)
     assert (outcome.about["kernel"], outcome.about["dtype"]) == ("varlen", "bfloat16")
-    assert "preferred_kernel" not in outcome.about
     assert {dtype for call in calls for dtype in call["dtypes"]} == {torch.bfloat16}
 
 
@@ -37,38 +42,107 @@ def test_dpo_too_in_its_check_and_where_a_step_is_weighed_first(tmp_path, calls,
     assert {dtype for call in calls for dtype in call["dtypes"]} == {torch.bfloat16}
 
 
-def test_dropout_of_attention_weights_takes_the_next_kernel_and_says_why(tmp_path, calls, capsys):
-    made, rows = spec(epochs=1), pack(tmp_path / "pack", rows=8)
-    outcome = train(tmp_path / "work", rows, made, lambda: tiny_model("qwen2", attention_dropout=0.1), compute=VARLEN)
-    assert (outcome.about["kernel"], outcome.about["preferred_kernel"]) == ("sdpa", "varlen")
-    said = capsys.readouterr().out
-    assert "Qwen2Attention: kernel varlen has no dropout of attention weights (0.1). Taking kernel sdpa" in said
-    assert ", sdpa, " in next(line for line in said.splitlines() if line.startswith("model: "))
-
-
-def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls):
-    model = tiny_model("llama", hidden_size=48)
-    tested = self_test(model, [], VARLEN, training=True)
-    assert (tested.compute.kernel, tested.preferred_kernel) == ("sdpa", "varlen")
-    assert "takes heads of a multiple of 8 up to 256 numbers, and these have 12. Taking kernel sdpa" in (
-        capsys.readouterr().out
+@pytest.fixture
+def with_dropout(monkeypatch):
+    """Preference trainings and their references of a model whose config drops attention weights."""
+    monkeypatch.setattr(
+        "tests.training.preference_runs.tiny_model", lambda family: tiny_model(family, attention_dropout=0.1)
     )
+
+
+def test_sft_with_dropout_of_attention_weights_takes_the_next_kernel_and_says_why(tmp_path, calls, capsys):
+    config = tiny_model("qwen2", attention_dropout=0.1).config
+    made, rows = spec(epochs=1), pack(tmp_path / "pack", rows=8)
+    compute = suited(VARLEN, config, dropout=True)
+    outcome = train(
+        tmp_path / "work",
+        rows,
+        made,
+        lambda: tiny_model("qwen2", attention_dropout=0.1),
+        compute=compute,
+        config=config,
+    )
+    assert outcome.about["kernel"] == "sdpa"
+    said = capsys.readouterr().out
+    assert "attention: kernel varlen has no dropout of attention weights (0.1); taking kernel sdpa" in said
+    assert ", sdpa, " in next(line for line in said.splitlines() if line.startswith("model: "))
+    # In evaluation nothing is dropped.
+    assert suited(VARLEN, config, dropout=False) == VARLEN
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("llama", {"head_dim": 12}, "heads of a multiple of 8 up to 256 numbers, and these have 12"),
+        ("qwen3", {"head_dim": 264}, "up to 256 numbers, and these have 264"),
+    ],
+)
+def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, settings, said):
+    config = tiny_config(family, **settings)
+    assert suited(VARLEN, config, dropout=False).kernel == "sdpa"
+    out = capsys.readouterr().out
+    assert said in out and out.endswith("taking kernel sdpa\n")
+    # Whoever takes it all the same is stopped before weights are loaded, and at the self-test.
+    with pytest.raises(Unpackable, match="kernel varlen takes"):
+        check_config(config, 20, prefixes=False, kernel="varlen")
+    with pytest.raises(Unpackable, match="kernel varlen takes"):
+        self_test(tiny_model(family, **settings), [], VARLEN, training=True)
     assert not calls
 
 
-def test_where_no_kernel_is_right_the_model_is_refused(calls):
-    model = tiny_model("llama")
-    model.model.layers[0].mlp.register_forward_hook(lambda module, arguments, output: output.roll(1, dims=1))
-    with pytest.raises(Unpackable, match=r"differ from separate ones .*kernel sdpa.*strategy: none"):
-        self_test(model, [], VARLEN, training=False)
+def test_values_of_fewer_numbers_than_keys_are_computed_too(calls):
+    config = tiny_config("deepseek_v3", qk_rope_head_dim=8, head_dim=8, initializer_range=0.05)
+    assert suited(VARLEN, config, dropout=False) == VARLEN
+    model = family_model(config).train()
+    self_test(model, [], VARLEN, training=True)
+    assert calls[-1]["head_sizes"] == (16, 16)
 
 
-def test_dpo_without_dropout_keeps_the_kernel(tmp_path, calls, monkeypatch):
+def test_kernels_are_tried_from_the_fastest_on(monkeypatch, capsys):
+    everything = ["flash_attention_4", "flash_attention_2", "varlen", "sdpa"]
+    monkeypatch.setattr("snaketune.models.packable.usable_kernels", lambda device, dtype: everything)
+    four = replace(VARLEN, kernel="flash_attention_4")
+    for config, dropout, kernel in (
+        (tiny_config("llama"), True, "flash_attention_4"),
+        (tiny_config("llama", head_dim=12), True, "flash_attention_2"),
+        (tiny_config("qwen2", attention_dropout=0.1), True, "flash_attention_2"),
+        (tiny_config("llama", head_dim=256), False, "flash_attention_2"),
+        (tiny_config("llama", head_dim=264), False, "sdpa"),
+        (tiny_config("gemma2"), False, "flash_attention_4"),
+    ):
+        assert suited(four, config, dropout=dropout).kernel == kernel
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_what_no_kernel_computes_is_left_to_its_own_refusal(calls):
+    config = tiny_config("gemma2")
+    assert suited(VARLEN, config, dropout=False) == VARLEN
+    with pytest.raises(Unpackable, match="soft-capped"):
+        check_config(config, 20, prefixes=False, kernel="varlen")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError, ImportError, Exception])
+def test_a_kernel_that_raises_is_named(monkeypatch, calls, error):
+    def broken(*_, **__):
+        raise error("no such instruction")
+
+    monkeypatch.setattr("snaketune.models.kernels.varlen_attn", broken)
+    with pytest.raises(Unpackable, match=f"a packed forward fails \\({error.__name__}: no such instruction"):
+        self_test(tiny_model("llama"), [], VARLEN, training=False)
+
+
+def test_an_operation_without_a_deterministic_kernel_is_no_fault_of_packing(tmp_path, calls, monkeypatch):
+    def adding(query, *_, **__):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
+        return query
+
+    monkeypatch.setattr("snaketune.models.kernels.varlen_attn", adding)
+    with pytest.raises(SnaketuneError, match=r"^training\.deterministic: put_ does not .* expected `false`"):
+        train(tmp_path / "work", pack(tmp_path / "pack", rows=8), spec(deterministic=True), compute=VARLEN)
+
+
+def test_dpo_of_such_a_model_keeps_the_kernel(tmp_path, calls, with_dropout):
     """A policy's dropout is off, so its attention's too."""
-    monkeypatch.setattr(
-        "tests.training.preference_runs.tiny_model",
-        lambda family: tiny_model(family, attention_dropout=0.1),
-    )
     pairs = Trained(tmp_path, family="qwen2", compute=VARLEN)
     outcome, _ = pairs.train("work", {"loss": "sigmoid"}, epochs=1)
     assert outcome.about["kernel"] == "varlen"

@@ -1,10 +1,13 @@
 """GPU slots: each job its own, also of those that SLURM gave to several."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from snaketune.errors import SnaketuneError
+from snaketune.stages import gpus
 from snaketune.stages.gpus import claimed_gpus, gpu_model, visible_gpus
 
 
@@ -167,3 +170,43 @@ def test_slices_of_a_card_are_a_job_each_and_never_several_of_one(driver, tmp_pa
             claimed_gpus(2, tmp_path / "slots"),
         ):
             pass
+
+
+@pytest.mark.parametrize("named", ["0,0", "0,GPU-aaaa-1", "GPU-aaaa-1,GPU-aaaa"])
+def test_a_gpu_that_is_named_twice_is_one(driver, tmp_path, monkeypatch, named):
+    driver(ALIKE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with claimed_gpus(1, tmp_path / "slots") as claimed:
+        assert claimed == [named.split(",")[0]]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    with (
+        pytest.raises(SnaketuneError, match=r"asks for 2 GPUs, CUDA_VISIBLE_DEVICES names 1; lower operation\.gpus"),
+        claimed_gpus(2, tmp_path / "slots"),
+    ):
+        pass
+
+
+def test_numbers_on_a_sliced_machine_are_no_two_cards(driver, tmp_path, monkeypatch):
+    driver(SLICED)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(SnaketuneError, match=r"slices of cards"), claimed_gpus(2, tmp_path / "slots"):
+        pass
+
+
+def test_where_a_card_is_lost_the_others_are_named_by_uuid(driver):
+    """nvidia-smi leaves its number out, and ends with an error; CUDA counts on."""
+    driver(ALIKE.replace("GPU 1", "GPU 2") + "Unable to determine the device handle for gpu 0000:06:00.0\n")
+    script = Path(shutil.which("nvidia-smi"))
+    script.write_text(script.read_text() + "exit 15\n")
+    assert visible_gpus() == ["GPU-aaaa-1", "GPU-bbbb-2"]
+
+
+@pytest.mark.parametrize("script", ["#!/bin/sh\nsleep 60\n", "no program", "#!/bin/sh\nprintf '\\377\\376'\n"])
+def test_an_nvidia_smi_that_does_not_work_is_none(driver, monkeypatch, tmp_path, script):
+    driver(ALIKE)
+    monkeypatch.setattr(gpus, "SECONDS_FOR_DRIVER", 0.5)
+    Path(shutil.which("nvidia-smi")).write_text(script)
+    assert visible_gpus() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with claimed_gpus(1, tmp_path / "slots") as claimed:
+        assert claimed == ["0"]

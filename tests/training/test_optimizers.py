@@ -1,6 +1,7 @@
 """Every optimizer and schedule that a config may name trains, and goes on after a kill as if there had been none."""
 
 import json
+from types import SimpleNamespace
 from typing import get_args
 
 import bitsandbytes
@@ -108,6 +109,19 @@ def test_paged_states_come_back_paged(name, tmp_path, monkeypatch):
     for optimizer in (saved, loaded):
         step(optimizer)
     assert torch.equal(large, saved.param_groups[0]["params"][0])
+
+
+def test_which_states_are_paged():
+    """bitsandbytes' own rule: those of large parameters on a GPU, of a paged optimizer."""
+    paged, plain = SimpleNamespace(is_paged=True), torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+
+    def parameter(numbers, device):
+        return SimpleNamespace(numel=lambda: numbers, device=torch.device(device))
+
+    assert optimizer_states._is_paged(paged, parameter(100_000, "cuda"))
+    assert not optimizer_states._is_paged(paged, parameter(99_999, "cuda"))
+    assert not optimizer_states._is_paged(paged, parameter(100_000, "cpu"))
+    assert not optimizer_states._is_paged(plain, parameter(100_000, "cuda"))
 
 
 @pytest.mark.parametrize("schedule", get_args(ScheduleName))

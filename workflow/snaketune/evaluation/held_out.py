@@ -13,7 +13,7 @@ from snaketune.evaluation.intervals import per_token_interval
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import SEPARATE, losses_by_batch
-from snaketune.models.packable import check_config
+from snaketune.models.packable import check_config, suited
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 
@@ -28,6 +28,7 @@ def how_to_run(
     """
     if not any(len(rows) for rows in packs):
         return compute, compute.about(), {}
+    compute = suited(compute, config, dropout=False)
     try:
         if config:
             longest, prefixes = max(rows.longest[0] for rows in packs), any(rows.has_prefixes for rows in packs)
@@ -38,7 +39,7 @@ def how_to_run(
         print(f"{error}. Held-out rows are therefore run one sequence at a time, by its own attention", flush=True)
         separate = replace(compute, kernel=SEPARATE)
         return separate, separate.about(), {}
-    return tested.compute, tested.about(), {"self_test_share": tested.share}
+    return compute, tested.about(), {"self_test_share": tested.share}
 
 
 def held_out_loss(

@@ -17,7 +17,7 @@ PACKAGED = {"flash_attention_2": "flash_attn", "flash_attention_4": "flash_attn.
 
 
 def usable_kernels(device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Kernels that this device, data type and installation support, the fastest first. The last, sdpa, takes every model."""
+    """Kernels that this device, data type and installation support, the fastest first; the last is sdpa, for any head size."""
     packaged = [kernel for kernel in installed_kernels(device, dtype) if not load_trouble(kernel)]
     return [*packaged, *(["varlen"] if _has_varlen(device, dtype) else []), "sdpa"]
 
@@ -117,6 +117,6 @@ def attend(
     window = sliding_window if sliding_window and segments.longest > sliding_window else None
     kernel: Callable[..., torch.Tensor] = KERNELS[segments.kernel]
     asked_for = Asked(scaling=scaling, dropout=dropout, window=window, softcap=softcap)
-    if reason := refusal(segments.kernel, query_1HTD.shape[-1], value_1KTD.shape[-1], asked_for):
+    if reason := refusal(segments.kernel, query_1HTD.shape[-1], asked_for):
         raise Unpackable(f"{layer}: {reason}")
     return kernel(query_1HTD, key_1KTD, value_1KTD, segments, asked_for), None

@@ -78,7 +78,7 @@ def collate(rows: Sequence[dict[str, Any]], kernel: str, longest: int | None = N
     batch = Batch(
         {
             "input_ids": torch.from_numpy(ids_T)[None],
-            "segments": segments_for(kernel, placed, longest),
+            "segments": segments_for(kernel, placed, longest, gathers="completions" in rows[0]),
             "sources": torch.from_numpy(sources_U),
             "source_rows": torch.from_numpy(rows_N),
             "targets": torch.from_numpy(ids_T[supervised_N]),

@@ -71,13 +71,19 @@ def keep_freed_memory() -> None:
         mallopt(name, value)
 
 
+# What torch says of an operation that it has no such kernel of.
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
+# Those that cuBLAS computes deterministically with.
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
+
+
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     """Inside, if enabled, torch takes kernels that give the same bits for the same input, or refuses.
 
     See torch's notes on reproducibility.
-    Attention kernels read torch's switch. cuBLAS reads its own from the environment at the first matrix product, so a model
-    is loaded inside.
+    Attention kernels read torch's switch. torch reads what cuBLAS may use from the environment, once, at the process's first
+    matrix product: so this is entered before there is any, and what it sets stays set.
 
     Raises:
         SnaketuneError: an operation has no such kernel.
@@ -86,14 +92,15 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
         yield
         return
     before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in DETERMINISTIC_WORKSPACES:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = DETERMINISTIC_WORKSPACES[0]
     torch.use_deterministic_algorithms(True)
     # Nothing here reads memory that it hasn't written, and to fill it takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     except RuntimeError as error:
-        if "does not have a deterministic implementation" not in str(error):
+        if NOT_DETERMINISTIC not in str(error):
             raise
         first_sentence = str(error).partition(", but you set")[0]
         raise SnaketuneError(f"training.deterministic: {first_sentence}; expected `false` for this model") from error

@@ -75,11 +75,13 @@ class Segments:
         return replace(self, **changed)
 
 
-def segments_for(kernel: str, rows: Layout, longest: int | None = None) -> Segments:
+def segments_for(kernel: str, rows: Layout, longest: int | None = None, gathers: bool = False) -> Segments:
     """The layout as `kernel` wants it, on the CPU.
 
     Args:
         longest: tokens of the longest document of a run with its prefix; default: of these rows.
+        gathers: whether other batches of the run have prefixes: varlen kernels get keys_U in all of them or in none, since
+            layers would be compiled for both.
     """
     arrays: dict[str, Any]
     longest = rows.longest if longest is None else longest
@@ -90,7 +92,7 @@ def segments_for(kernel: str, rows: Layout, longest: int | None = None) -> Segme
         arrays = {"mask_TT": torch.from_numpy(mask(rows))}
     else:
         keys, cu_q, cu_k = map(torch.from_numpy, varlen_keys(rows))
-        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": keys} if rows.prefixed else {})
+        arrays = {"cu_q": cu_q, "cu_k": cu_k} | ({"keys_U": keys} if rows.prefixed or gathers else {})
         longest = max(longest, PADDING_SEGMENT)
     return Segments(kernel=kernel, layout=rows, longest=longest, positions_T=torch.from_numpy(rows.positions), **arrays)
 
@@ -170,11 +172,14 @@ def _dense(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
 def _end_to_end(query, key, value, segments: Segments) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[T, H, D] queries, and the keys and values [U, K, D] of every segment with its prefix; without prefixes U is T.
 
+    Values of fewer numbers than keys (DeepSeek's) are filled up with zeros, which the caller cuts off what comes out.
     All three are cast to the data type of the computation, since these kernels take 16 bits only: under autocast, rotary
     embeddings return float32 queries and keys, and 4-bit layers return the float32 of the residual stream.
     """
     device = value.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    missing = query.shape[-1] - value.shape[-1]
+    value = F.pad(value, (0, missing)) if missing else value
     query_THD, key_UKD, value_UKD = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
     if segments.keys_U is not None:
         key_UKD, value_UKD = (tensor.index_select(0, segments.keys_U) for tensor in (key_UKD, value_UKD))
@@ -191,7 +196,7 @@ def _varlen(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor
         scale=asked.scaling,
         window_size=(asked.window - 1 if asked.window else -1, 0),
         **GROUPED,
-    )[None]
+    )[None, ..., : value.shape[-1]]
 
 
 def _flash_2(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
@@ -209,7 +214,7 @@ def _flash_2(query, key, value, segments: Segments, asked: Asked) -> torch.Tenso
         window_size=(asked.window - 1 if asked.window else -1, -1),
         softcap=asked.softcap or 0.0,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-    )[None]
+    )[None, ..., : value.shape[-1]]
 
 
 def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tensor:
@@ -230,7 +235,7 @@ def _flash_4(query, key, value, segments: Segments, asked: Asked) -> torch.Tenso
         softcap=asked.softcap or 0.0,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    return (out[0] if isinstance(out, tuple) else out)[None]
+    return (out[0] if isinstance(out, tuple) else out)[None, ..., : value.shape[-1]]
 
 
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
@@ -249,7 +254,9 @@ class Limits:
     """What a kernel's own code refuses; sources: torch's flash_api.cpp (2.11), flash-attn 2.8.3, flash-attn-4 4.0.0b36.
 
     Attributes:
-        head_size: the largest; 0 for any. multiple: of which a head size must be one.
+        head_size: the largest; 0 for any.
+        multiple: of which a head size must be one.
+        dropout, softcap: whether it drops attention weights, and caps their logits.
     """
 
     head_size: int = 0
@@ -270,12 +277,12 @@ LIMITS = {
 SOFTCAP = {kernel for kernel, limits in LIMITS.items() if limits.softcap}
 
 
-def refusal(kernel: str, head_size: int, value_size: int, asked: Asked) -> str:
+def refusal(kernel: str, head_size: int, asked: Asked) -> str:
     """Why a kernel can't compute what a layer asks for; empty if it can.
 
-    >>> refusal("varlen", 80, 80, Asked()), refusal("varlen", 64, 64, Asked(dropout=0.1))
+    >>> refusal("varlen", 80, Asked()), refusal("varlen", 64, Asked(dropout=0.1))
     ('', 'kernel varlen has no dropout of attention weights (0.1)')
-    >>> refusal("varlen", 100, 100, Asked())
+    >>> refusal("varlen", 100, Asked())
     'kernel varlen takes heads of a multiple of 8 up to 256 numbers, and these have 100'
     """
     limits = LIMITS[kernel]
@@ -286,8 +293,6 @@ def refusal(kernel: str, head_size: int, value_size: int, asked: Asked) -> str:
     if limits.head_size and (head_size > limits.head_size or head_size % limits.multiple):
         multiple = f"a multiple of {limits.multiple} " if limits.multiple > 1 else ""
         return f"kernel {kernel} takes heads of {multiple}up to {limits.head_size} numbers, and these have {head_size}"
-    if limits.head_size and head_size != value_size:
-        return f"kernel {kernel} takes keys and values of one size, and these have {head_size} and {value_size} numbers"
     return ""
 
 

@@ -5,14 +5,15 @@ asks the model itself.
 """
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from snaketune.models.attention import Unpackable, attend, use_attention
+from snaketune.models.attention import Unpackable, attend, usable_kernels, use_attention
+from snaketune.models.devices import Compute
 from snaketune.models.kernels import SOFTCAP, Asked, refusal, segments_for
 from snaketune.packing.segments import layout
 
@@ -34,16 +35,16 @@ def check_config(config: PretrainedConfig, longest: int, prefixes: bool, kernel:
     """
     text = config.get_text_config()
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    told = _dry_run(config, kernel) if known else Told()
-    if reason := _reason(text, known, prefixes, kernel) or told.trouble:
+    heard = _dry_run(config) if known else DryRun()
+    if reason := _reason(text, known, prefixes, kernel) or heard.trouble or heard.refused_by(kernel):
         raise Unpackable(f"{config.model_type} can't see packed rows as single documents: {reason}. {INSTEAD}")
-    if reason := _too_long(text, longest, told.windows):
+    if reason := _too_long(text, longest, heard.windows):
         raise Unpackable(f"{config.model_type}: {reason}")
 
 
 def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, prefixes: bool, kernel: str) -> str:
     if (softcap := getattr(text, "attn_logit_softcapping", None)) and kernel not in SOFTCAP:
-        return refusal(kernel, 0, 0, Asked(softcap=softcap))
+        return refusal(kernel, 0, Asked(softcap=softcap))
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS)
     if strange:
         return f"its layers ({', '.join(strange)}) know nothing of where a document ends"
@@ -61,32 +62,51 @@ def _reason(text: PretrainedConfig, model_class: type[PreTrainedModel] | None, p
 
 
 @dataclass
-class Told:
-    """What a dry run told: why it failed for good, and the windows that layers asked of their attention."""
+class DryRun:
+    """What a model's layers asked of their attention in a dry run.
+
+    Attributes:
+        trouble: why it failed for good.
+        windows: of sliding attention.
+        needs: head sizes, and what else is asked for; as `kernels.refusal` takes them.
+    """
 
     trouble: str = ""
     windows: set[int] = field(default_factory=set)
+    needs: set[tuple[int, Asked]] = field(default_factory=set)
+
+    def refused_by(self, kernel: str) -> str:
+        """Why a kernel can't compute it; empty if it can."""
+        return next(filter(None, (refusal(kernel, *need) for need in self.needs)), "")
 
 
-def _dry_run(config: PretrainedConfig, kernel: str) -> Told:
+# By config and mode: trainings ask several times.
+_DRY_RUNS: dict[tuple[type, str, bool], DryRun] = {}
+
+
+def _dry_run(config: PretrainedConfig, *, training: bool = False) -> DryRun:
     """Push two documents through a model of this config without weights, to hear what its attention asks for.
 
     The tensors are fake: they have shapes and hold nothing. Failures that only come from that (values that aren't there) say
     nothing about the model.
     """
+    key = (type(config), config.to_json_string(), training)
+    if key in _DRY_RUNS:
+        return _DRY_RUNS[key]
     placed = layout([[3, 2]], [[0, 0]], row_lengths=[6])
-    told = Told()
+    found = _DRY_RUNS[key] = DryRun()
 
-    def listen(*tensors, sliding_window=None, softcap=None, **others):
+    def listen(module, query, key, value, mask, *, sliding_window=None, softcap=None, dropout=0.0, **others):
         if sliding_window:
-            told.windows.add(sliding_window)
-        return attend(*tensors, softcap=None if kernel in SOFTCAP else softcap, **others)
+            found.windows.add(sliding_window)
+        found.needs.add((query.shape[-1], Asked(dropout=dropout, softcap=softcap)))
+        return attend(module, query, key, value, mask, dropout=dropout, **others)
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         try:
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16).eval()
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16).train(training)
         except Exception:
-            return told
+            return found
         try:
             use_attention(model, listen)
             model(
@@ -96,10 +116,33 @@ def _dry_run(config: PretrainedConfig, kernel: str) -> Told:
                 use_cache=False,
             )
         except (Unpackable, TypeError, AttributeError) as error:
-            told.trouble = (str(error).splitlines() or [type(error).__name__])[0]
+            found.trouble = (str(error).splitlines() or [type(error).__name__])[0]
         except Exception:
             pass
-    return told
+    return found
+
+
+def suited(compute: Compute, config: PretrainedConfig | None, *, dropout: bool) -> Compute:
+    """With the fastest kernel that can compute this model's attention: its head sizes, and its dropout of attention weights.
+
+    The log says why a faster one isn't taken. What a config doesn't tell is left to the self-test.
+
+    Args:
+        config: None where there is no model of transformers' own.
+        dropout: whether the model's dropout will be on.
+    """
+    kernels = usable_kernels(compute.device, compute.dtype)
+    if compute.kernel not in kernels[:-1] or MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None) is None:
+        return compute
+    heard = _dry_run(config, training=dropout)
+    for kernel in kernels[kernels.index(compute.kernel) :]:
+        if not heard.refused_by(kernel):
+            break
+    else:
+        return compute
+    if kernel != compute.kernel:
+        print(f"attention: {heard.refused_by(compute.kernel)}; taking kernel {kernel}", flush=True)
+    return replace(compute, kernel=kernel)
 
 
 def _too_long(text: PretrainedConfig, longest: int, handed_on: set[int]) -> str:

@@ -28,6 +28,7 @@ from snaketune.stages.locks import NoLocks, try_lock
 
 SLOT_FOLDER = Path("results/.work/.gpus")
 SECONDS_BETWEEN_TRIES = 1.0
+SECONDS_FOR_DRIVER = 30.0
 # Lines of `nvidia-smi -L`; a card's slices follow it, indented.
 CARD = re.compile(r"GPU (?P<index>\d+): (?P<name>.+?) \(UUID: (?P<uuid>GPU-[^)]+)\)")
 SLICE = re.compile(r"\s+MIG (?P<profile>\S+)\s+Device\s+\d+: \(UUID: (?P<uuid>MIG-[^)]+)\)")
@@ -43,13 +44,20 @@ class Gpu:
 
 
 def driver_gpus() -> list[Gpu]:
-    """What nvidia-smi lists; a card that is sliced is its slices. Empty without nvidia-smi."""
+    """What nvidia-smi lists; a card that is sliced is its slices. Empty without nvidia-smi, or where it hangs."""
     if not shutil.which("nvidia-smi"):
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    try:
+        # With a broken card it ends with an error, and lists the others all the same.
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=SECONDS_FOR_DRIVER
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"nvidia-smi doesn't list this machine's GPUs: {error}", flush=True)
+        return []
     found: list[Gpu] = []
     card = None
-    for line in listed.stdout.splitlines() if listed.returncode == 0 else ():
+    for line in listed.splitlines():
         if seen := CARD.match(line):
             card = Gpu(**seen.groupdict())
             found.append(card)
@@ -70,10 +78,14 @@ def visible_gpus() -> list[str]:
 
 
 def _numbers_agree(listed: list[Gpu]) -> bool:
-    """Whether a number is the same GPU for CUDA as for nvidia-smi."""
-    whole = not any(gpu.uuid.startswith("MIG-") for gpu in listed)
+    """Whether a number is the same GPU for CUDA as for nvidia-smi, which leaves the number of a lost card out."""
+    counted = [gpu.index for gpu in listed] == [str(number) for number in range(len(listed))]
     by_bus = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return whole and (by_bus or len({gpu.name for gpu in listed}) <= 1)
+    return counted and not _sliced(listed) and (by_bus or len({gpu.name for gpu in listed}) <= 1)
+
+
+def _sliced(listed: list[Gpu]) -> bool:
+    return any(gpu.uuid.startswith("MIG-") for gpu in listed)
 
 
 def _of(identifier: str, listed: list[Gpu]) -> Gpu | None:
@@ -108,7 +120,13 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
         raise SnaketuneError(f"the job asks for {count} GPUs, this machine shows {len(gpus)}; lower operation.gpus")
     listed = driver_gpus() if count else []
     known = {gpu: _of(gpu, listed) for gpu in gpus}
-    groups = _alike(gpus, known, count)
+    # A GPU that is named twice has one slot.
+    gpus = list({(known[gpu] or gpu): gpu for gpu in reversed(gpus)}.values())[::-1]
+    if count > len(gpus):
+        raise SnaketuneError(
+            f"the job asks for {count} GPUs, CUDA_VISIBLE_DEVICES names {len(gpus)}; lower operation.gpus"
+        )
+    groups = _alike(gpus, known, count, sliced=_sliced(listed))
     folder.mkdir(parents=True, exist_ok=True)
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     with ExitStack() as held:
@@ -132,9 +150,11 @@ def claimed_gpus(count: int, folder: Path = SLOT_FOLDER) -> Iterator[list[str]]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
-def _alike(gpus: list[str], known: dict[str, Gpu | None], count: int) -> list[list[str]]:
+def _alike(gpus: list[str], known: dict[str, Gpu | None], count: int, *, sliced: bool) -> list[list[str]]:
     """The GPUs to choose `count` from: groups of one model that are large enough, else all of them.
 
+    Args:
+        sliced: whether the machine has slices of cards.
     Raises:
         SnaketuneError: CUDA shows a process one slice of a card at most.
     """
@@ -146,8 +166,9 @@ def _alike(gpus: list[str], known: dict[str, Gpu | None], count: int) -> list[li
     if count <= 1:
         return [gpus]
     groups = [list(group) for _, group in groupby(sorted(gpus, key=name), name)]
-    if sliced := [gpu for gpu in gpus if gpu.startswith("MIG-")]:
-        groups = [group for group in groups if not set(group) & set(sliced)]
+    if sliced:
+        # Of a number it isn't known whether it is a slice.
+        groups = [group for group in groups if all(gpu.startswith("GPU-") for gpu in group)]
     if enough := [group for group in groups if len(group) >= count]:
         return enough
     if sliced:

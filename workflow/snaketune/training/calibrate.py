@@ -67,6 +67,7 @@ def build(
     rows, trainer_class = _rows(spec, pack, tokenizer, run)
     chat = ChatTokenizer.load(tokenizer.folder)
     base_config = read_config(spec.base) or scratch_config(spec.base, chat)
+    run = run.suited(base_config, dropout=trainer_class.drops_out)
     # The smallest portions that it may come to.
     smallest = Portions(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
     check_fitness(trainer_class, rows, replace(run, operation=smallest.put_in(operation)), base_config)

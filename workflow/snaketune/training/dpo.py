@@ -65,6 +65,9 @@ def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps:
 def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
     """What a training of these begins with; raises SnaketuneError if the log-probabilities aren't of its reference."""
     spec, tokenizer = run.spec, results[0].folder
+    beneath = results[1:] if spec.continued else results
+    start = Stack(results=beneath, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+    run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
     if ref_logps:
         check_ref_logps(
             ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
@@ -73,7 +76,6 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
         raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
     if spec.continued:
         # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
-        results, run = results[1:], replace(run, adapter=tokenizer / ADAPTER)
-    start = Stack(results=results, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+        run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

@@ -91,12 +91,6 @@ def family(kernel: str | None) -> str | None:
     return FAMILIES.get(kernel, kernel)
 
 
-def family_of(manifest: dict[str, Any]) -> str | None:
-    """The kernel family that a result's machine prefers, by which results are told apart: what a model can't be computed by
-    is the same wherever that model is."""
-    return family(manifest.get("preferred_kernel", manifest.get("kernel")))
-
-
 def named(base: Any) -> dict[str, Any] | None:
     """What of a model from outside names it, as a config has it or a manifest: its path and its revision."""
     told = base if base is None or isinstance(base, dict) else base.model_dump(mode="json")

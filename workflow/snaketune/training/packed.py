@@ -20,7 +20,7 @@ from snaketune.models.logprobs import summed_losses
 from snaketune.models.packable import check_config
 from snaketune.models.selftest import TOLERANCE, self_test
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.training.trainer import BaseTrainer, Checked, Run, training_arguments
+from snaketune.training.trainer import BaseTrainer, Run, training_arguments
 
 
 class PackedTrainer(BaseTrainer, Trainer):
@@ -46,10 +46,12 @@ class PackedTrainer(BaseTrainer, Trainer):
         check_config(config, rows.longest[0], rows.has_prefixes, compute.kernel)
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: PackedRows, compute: Compute) -> Checked:
+    def check_model(
+        model: PreTrainedModel, rows: PackedRows, compute: Compute
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Show that packing doesn't change what the model sees."""
         tested = self_test(model, [rows], compute, training=True)
-        return Checked(compute=tested.compute, about=tested.about(), facts={"self_test_share": tested.share})
+        return tested.about(), {"self_test_share": tested.share}
 
     def counts(self) -> dict[str, int]:
         return super().counts() | {"tokens_per_epoch": self.rows.tokens}

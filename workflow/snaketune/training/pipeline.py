@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -82,30 +82,28 @@ def prepared(
     if not len(rows):
         raise SnaketuneError("there is no row to train on; lower the corpus' held_out, or look at what packing dropped")
     spec, compute = run.spec, run.compute
-    # Before anything is drawn: new rows of the vocabulary, adapters.
-    set_seed(spec.training.seed)
-    if config:
-        trainer_class.check_config(config, rows, compute)
-    dtype = compute.weights_dtype(frozen=spec.lora is not None)
-    model = load(_loaded_dtype(run, dtype, config), spec.quantization)
-    if not spec.quantization and not run.in_shards:
-        model = model.to(compute.device)
-    parameters = parameter_count(model)
-    dropout = nullcontext() if trainer_class.drops_out else without_dropout(model)
-    with dropout, deterministic_algorithms(spec.training.deterministic):
-        if run.in_shards:
-            # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
-            model = _adapted(model, run)
-            shard(model, compute, dtype)
-            checked = trainer_class.check_model(inner_model(model), rows, compute)
-        else:
-            checked = trainer_class.check_model(model, rows, compute)
-            model = _adapted(model, run)
-        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        trainer = trainer_class(model=model, rows=rows, run=replace(run, compute=checked.compute))
-        yield Prepared(
-            trainer=trainer, about=checked.about, facts=checked.facts, parameters=parameters, trainable=trainable
-        )
+    with deterministic_algorithms(spec.training.deterministic):
+        # Before anything is drawn: new rows of the vocabulary, adapters.
+        set_seed(spec.training.seed)
+        if config:
+            trainer_class.check_config(config, rows, compute)
+        dtype = compute.weights_dtype(frozen=spec.lora is not None)
+        model = load(_loaded_dtype(run, dtype, config), spec.quantization)
+        if not spec.quantization and not run.in_shards:
+            model = model.to(compute.device)
+        parameters = parameter_count(model)
+        with nullcontext() if trainer_class.drops_out else without_dropout(model):
+            if run.in_shards:
+                # Whole, it may not fit a device: it is checked in shards, which it lies in with its adapters.
+                model = _adapted(model, run)
+                shard(model, compute, dtype)
+                about, facts = trainer_class.check_model(inner_model(model), rows, compute)
+            else:
+                about, facts = trainer_class.check_model(model, rows, compute)
+                model = _adapted(model, run)
+            trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            trainer = trainer_class(model=model, rows=rows, run=run)
+            yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
 
 
 def fitness_of(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:

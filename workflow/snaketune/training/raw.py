@@ -16,7 +16,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.tables import read_table
-from snaketune.training.trainer import BaseTrainer, Checked, Run, training_arguments
+from snaketune.training.trainer import BaseTrainer, Run, training_arguments
 
 
 class RawRows:
@@ -65,9 +65,9 @@ class RawTrainer(BaseTrainer, SFTTrainer):
         self.train_dataset = concatenate_datasets([self.train_dataset.select_columns(nothing.column_names), nothing])
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> Checked:
+    def check_model(model: PreTrainedModel, rows: RawRows, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
         """There is nothing to show: every row is alone, and seen by the model's own attention."""
-        return Checked(compute=compute, about={"trainer": "trl", "dtype": compute.about()["dtype"]})
+        return {"trainer": "trl", "dtype": compute.about()["dtype"]}, {}
 
     def items_of_an_epoch(self) -> int:
         # After them comes the blank one.

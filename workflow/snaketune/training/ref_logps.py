@@ -14,7 +14,8 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.devices import resolve_compute
+from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.packable import suited
 from snaketune.packing.reader import documents
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.jobs import result_at
@@ -22,8 +23,8 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
-from snaketune.training.keyed import family, family_of
-from snaketune.training.ref_pass import compute_logps
+from snaketune.training.keyed import family
+from snaketune.training.ref_pass import compute_logps, stack_of
 from snaketune.training.reference import FILE, check_finite, in_order, schema, splits_of
 
 
@@ -53,7 +54,8 @@ def build(
     pattern = Path(operation.parts)
     found = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
     parts = [result_at(path) for path in sorted(found)]
-    _check_parts(parts, spec, results, pack, operation)
+    compute = suited(resolve_compute(spec.precision), stack_of(spec, results, tokenizer).config(), dropout=False)
+    _check_parts(parts, spec, results, pack, operation, compute)
     names = schema(spec.token_logps).names
     tables = [read_table(part.file(FILE)).select(names) for part in parts]
     table = in_order(pa.concat_tables([schema(spec.token_logps).empty_table(), *tables]))
@@ -61,15 +63,18 @@ def build(
     check_finite(table, operation.parts)
     write_table(work.payload / FILE, table)
     counts = {split: table["split"].to_pylist().count(split) // 2 for split in SPLITS}
-    keys = ("dtype", "kernel", "preferred_kernel", "weights_dtype", "self_test")
-    about = {key: parts[0].manifest[key] for key in keys if key in parts[0].manifest}
+    about = {key: parts[0].manifest[key] for key in ("dtype", "kernel", "weights_dtype", "self_test")}
     return Outcome(counts={"pairs": counts}, about=about, run={"parts": len(parts)})
 
 
 def _check_parts(
-    parts: list[Artifact], spec: RefLogpsSpec, results: tuple[Artifact, ...], pack: Artifact, operation: Execution
+    parts: list[Artifact],
+    spec: RefLogpsSpec,
+    results: tuple[Artifact, ...],
+    pack: Artifact,
+    operation: Execution,
+    compute: Compute,
 ) -> None:
-    compute = resolve_compute(spec.precision)
     expected: dict[str, Any] = {
         "model": [one.content for one in results],
         "rows": [pack.content],
@@ -86,7 +91,7 @@ def _check_parts(
             "rows": made["inputs"]["pack"],
             "dtype": made["dtype"],
             "spec": {key: value for key, value in made["spec"].items() if key not in ("part", "parts")},
-            "kernel": family_of(made),
+            "kernel": family(made["kernel"]),
         }
         if differs := [
             f"{key}: {found[key]} there, {value} here" for key, value in expected.items() if found[key] != value

@@ -21,7 +21,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.models.devices import Compute, resolve_compute
 from snaketune.models.logprobs import completion_logprobs, passes
 from snaketune.models.machines import look
-from snaketune.models.packable import check_config
+from snaketune.models.packable import check_config, suited
 from snaketune.models.selftest import self_test
 from snaketune.models.stacked import ADAPTER, Stack
 from snaketune.packing.reader import PackedRows, documents
@@ -139,6 +139,16 @@ class _Wanted:
         return {pair for row in self.rows for pair in self.ids[row]}
 
 
+def stack_of(spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact]) -> Stack:
+    """The reference, but for an adapter that stays apart."""
+    return Stack(
+        results=results[1:] if spec.apart else results,
+        base=spec.base,
+        tokenizer=(*tokenizer, *results)[0].folder,
+        trust_remote_code=spec.trust_remote_code,
+    )
+
+
 def _load(
     spec: RefLogpsSpec,
     results: tuple[Artifact, ...],
@@ -147,12 +157,8 @@ def _load(
     packs: list[PackedRows],
 ):
     """The reference as its policies are loaded, and its self-test, which it has passed."""
-    stack = Stack(
-        results=results[1:] if spec.apart else results,
-        base=spec.base,
-        tokenizer=(*tokenizer, *results)[0].folder,
-        trust_remote_code=spec.trust_remote_code,
-    )
+    stack = stack_of(spec, results, tokenizer)
+    compute = suited(compute, stack.config(), dropout=False)
     check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
     loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
     if not spec.quantization:

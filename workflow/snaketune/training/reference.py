@@ -23,7 +23,7 @@ from snaketune.models.devices import Compute
 from snaketune.packing.shards import SPLITS
 from snaketune.stages.specs import DpoSpec
 from snaketune.tables import read_table
-from snaketune.training.keyed import family, family_of, named
+from snaketune.training.keyed import family, named
 
 FILE = "logps.arrow"
 COMPLETIONS = ("chosen", "rejected")
@@ -128,7 +128,7 @@ def check_ref_logps(
         "pairs": ([pack.manifest.get("pairs")], about.get("pack")),
         "dtype": (compute.about()["dtype"], made.get("dtype")),
         "weights_dtype": (str(weights).removeprefix("torch."), made.get("weights_dtype")),
-        "kernel": (family(compute.kernel), family_of(made)),
+        "kernel": (family(compute.kernel), family(made.get("kernel"))),
         "quantization": (
             None if external or not spec.quantization else spec.quantization.model_dump(mode="json"),
             told["quantization"],

@@ -81,6 +81,7 @@ def begin(run: Run, pack: Artifact, tokenizer: Artifact, results: tuple[Artifact
     )
     if pack.manifest.get("format_version") == FORMAT_VERSIONS["sft"]:
         trainer, rows = SftTrainer, PackedRows(pack, "train", run.operation.load_in_memory)
+        run = run.suited(start.config() or start.new_config(), dropout=trainer.drops_out)
     else:
         # TRL takes a second to import.
         from snaketune.training.raw import RawRows, RawTrainer

@@ -6,7 +6,7 @@ before they are asked for, checkpoints without pickles, and a line of the log th
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, Tra
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.packable import suited
 from snaketune.models.room import ran_out
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
@@ -50,6 +51,10 @@ class Run:
         compute = resolve_compute(spec.training.precision)
         return cls(spec=spec, operation=operation, work=work, compute=compute, tracked=tracked)
 
+    def suited(self, config: PretrainedConfig | None, *, dropout: bool) -> "Run":
+        """With an attention kernel that can compute a model; see `models.packable.suited`."""
+        return replace(self, compute=suited(self.compute, config, dropout=dropout))
+
     @property
     def in_shards(self) -> bool:
         """Whether each process is to hold a share of the model and no more."""
@@ -58,20 +63,6 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.work.state / "checkpoints"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """A model that can be trained on some rows.
-
-    Attributes:
-        compute: what it is trained with; the attention kernel may be another one than the device's first choice.
-        about, facts: for the manifest, and for run.json.
-    """
-
-    compute: Compute
-    about: dict[str, Any]
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
@@ -93,8 +84,8 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
         """Called before weights are loaded; raises SnaketuneError if such a model can't be trained on these rows."""
 
     @staticmethod
-    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> Checked:
-        """Called before adapters are added; raises as `check_config` does."""
+    def check_model(model: PreTrainedModel, rows: Any, compute: Compute) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Called before adapters are added; raises as `check_config` does. Facts for the manifest, and for run.json."""
         raise TypeError("a subclass defines this")
 
     def check_start(self) -> None:
