@@ -5,6 +5,7 @@
 # make bench-sft    SFT beside TRL on one core, and the demo's time; wants a quiet machine and gsm8k below data/
 # make bench-dpo    DPO beside TRL on one core; wants a quiet machine and the files below data/
 # make bench-gpu    the engine on a CUDA GPU: its kernels checked, then shares of the peak, beside TRL; within 9 minutes
+# make gpu-wheels   what the above needs where only torch and transformers are, to be carried there: build/gpu-wheels
 # make bench-scale  what planning costs with 1,000 and with 10,000 jobs
 # make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
 # make bench-doctor   whether the doctor names the cause of five runs made bad on purpose
@@ -14,7 +15,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu bench-scale bench-doctor ab families torture
+.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor ab families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -43,6 +44,16 @@ bench-dpo: .venv/installed
 
 bench-gpu: .venv/installed
 	@$(BIN)/python -m benchmarks.gpu $(BENCH)
+
+# Of another Python, and without what a machine with a GPU has: torch, transformers, peft, accelerate. pyarrow in an older and
+# smaller release, so that all of it is below 64 MB.
+GPU_PYTHON ?= 3.12
+GPU_WHEELS := pyarrow==25.0.0 $$(grep -E '^(pydantic|pydantic_core|annotated-types|typing-inspection|orjson|rensa|trl|datasets|dill|multiprocess)==' requirements.lock)
+gpu-wheels: .venv/installed
+	rm -rf build/gpu-wheels
+	$(BIN)/pip download --quiet --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux_2_28_x86_64 \
+	  --platform manylinux2014_x86_64 --platform any --dest build/gpu-wheels $(GPU_WHEELS)
+	@du -sh build/gpu-wheels
 
 bench-scale: .venv/installed
 	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.scale $(BENCH)

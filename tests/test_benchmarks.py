@@ -9,6 +9,7 @@ import torch
 from benchmarks.flops import attention_flops, visible_pairs
 from benchmarks.gpu import measure, preference_peers, worker
 from benchmarks.gpu.__main__ import Results, figures, run_part
+from benchmarks.gpu.expected import expected
 from benchmarks.gpu.kernels import check
 from benchmarks.gpu.measure import BASE, VARIANTS, Variant
 from benchmarks.gpu.pairs import PROPORTIONS, make_pairs
@@ -16,6 +17,7 @@ from benchmarks.gpu.peers import trl
 from benchmarks.gpu.preference_peers import preference_peer
 from benchmarks.gpu.preferences import preferences
 from benchmarks.gpu.shapes import PREFERENCES, SHAPES, add_adapters, make_model, rehearsed
+from benchmarks.gpu.table import table as gpu_table
 from benchmarks.results import table, write
 from benchmarks.sft.__main__ import GOALS
 from benchmarks.sft.material import Material, made, numbered
@@ -27,6 +29,7 @@ from snaketune.models.peaks import Peak
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import CPU
 
+ABOUT = {"rehearsal": False, "date": "2026-11-23", "command": "python -m benchmarks.gpu"}
 PEAK = Peak(flops_per_second=1e9, source="made up")
 ROWS = [
     {"question": f"What is {n} plus {n % 7}?", "answer": f"Let me add {n} and {n % 7}.\n#### {n + n % 7}"}
@@ -130,8 +133,8 @@ def test_a_plain_loop_stands_in_where_the_trainer_lacks_something(name, monkeypa
     )
     for entry in (found, plain):
         assert entry["status"] == "measured"
-        # Two steps of two rows of 128, most of them full, half of them supervised.
-        assert 0.5 < entry["tokens"] / 512 <= 1
+        # Two steps of four rows of 128, in micro-batches of two, most of them full, half of them supervised.
+        assert 0.5 < entry["tokens"] / 1024 <= 1
         assert 0.4 < entry["supervised"] / entry["tokens"] < 0.6
         assert 0 < entry["mfu_computed"] < entry["mfu"]
 
@@ -194,7 +197,7 @@ def test_the_plain_peer_computes_the_same_log_probabilities():
 
 
 def test_a_part_that_is_cut_off_leaves_what_was_found(tmp_path):
-    results = Results(tmp_path / "gpu.json", {"rehearsal": False})
+    results = Results(tmp_path / "gpu.json", ABOUT)
     results.add("measure 23m", {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0})
     run_part("facts here", results, time.monotonic(), "--rehearse")
     kept = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
@@ -206,7 +209,7 @@ def test_a_part_that_is_cut_off_leaves_what_was_found(tmp_path):
 
 def test_no_figure_comes_from_a_rehearsal(tmp_path):
     entry = {"status": "measured", "mfu": 0.25, "tokens_per_s": 100.0}
-    results = Results(tmp_path / "gpu.json", {"rehearsal": True})
+    results = Results(tmp_path / "gpu.json", ABOUT | {"rehearsal": True})
     results.add("measure 23m", entry)
     assert "gpu_23m_mfu" not in json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))
     pairs = [{"status": "measured", "prompt_to_completion": ratio, "pairs_per_s": 6.0} for ratio in ("1:1", "3:1")]
@@ -214,3 +217,43 @@ def test_no_figure_comes_from_a_rehearsal(tmp_path):
     assert figures(both) == {"gpu_dpo_7b_3to1_speedup": 3.0}
     faster = figures({"measure 23m": [entry], "peer 23m": [entry | {"tokens_per_s": 40.0}]})
     assert faster == {"gpu_23m_mfu": 0.25, "gpu_23m_speedup_vs_trl": 2.5}
+
+
+def test_findings_are_a_table_that_can_be_committed():
+    measured = {
+        "status": "measured",
+        "variant": "as it is",
+        "mfu": 0.41,
+        "tokens_per_s": 12345.6,
+        "peak_memory_gb": 9.87,
+    }
+    found = {
+        "facts here": [{"status": "known", "device": "NVIDIA H100 80GB HBM3", "versions": {"torch": "2.11.0"}}],
+        "kernel varlen": [{"status": "right"}, {"status": "wrong", "case": "trees", "forward": 0.5, "backward": 0.25}],
+        "measure 23m": [measured],
+        "demo": [{"status": "right", "what": "killed and resumed", "deterministic": True, "same_digest": True}],
+        "peer 23m": [{"status": "failed", "why": "no such|thing\nat all"}],
+    }
+    head, _, *rows = gpu_table(found, ABOUT).splitlines()
+    assert head == "NVIDIA H100 80GB HBM3, 2026-11-23, torch 2.11.0: `python -m benchmarks.gpu`"
+    assert "| varlen | 1 of 2 | trees: wrong: forward 5.0e-01, backward 2.5e-01 |" in rows
+    assert any(row.startswith("| measure 23m, as it is | measured | 12,346 |  | 41.0% |") for row in rows)
+    assert any("| demo, killed and resumed | right |" in row and "same_digest True" in row for row in rows)
+    assert any(row.endswith("| failed: no such\\|thing at all |") for row in rows)
+    # Every row of a table has as many cells.
+    cells = [row.replace("\\|", "").count("|") for row in rows if row]
+    assert set(cells[:3]) == {4} and set(cells[3:]) == {13}
+
+
+def test_the_arithmetic_of_a_step_is_counted_from_its_shape():
+    """Halving the card's speed in products moves products alone; a head that is frozen has no gradient."""
+    step = expected(SHAPES["1_5b_full"], 16, "H100")
+    assert step.total == pytest.approx(sum(step.seconds.values()))
+    assert step.seconds["matrix products"] > 0.5 * step.total
+    assert "optimizer" not in expected(SHAPES["7b_lora"], 16, "H100").seconds
+    # In fewer rows at once, weights are read more often, and gradients of the head added up.
+    fewer = expected(SHAPES["1_5b_full"], 4, "H100").seconds
+    assert fewer["weights of layers"] == pytest.approx(4 * step.seconds["weights of layers"])
+    assert fewer["matrix products"] == step.seconds["matrix products"]
+    faster = expected(SHAPES["1_5b_full"], 16, "H200").seconds
+    assert faster["logits"] < step.seconds["logits"]

@@ -1,11 +1,14 @@
-"""The packed engine on a CUDA GPU, with one command: first whether every kernel is right, then how fast it trains.
+"""The packed engine on a CUDA GPU: first whether every kernel is right, then how fast it trains, beside its peers.
 
-    make bench-gpu
+    make bench-gpu                       all of it that fits into nine minutes, the most important first
+    make bench-gpu BENCH='--call 1'      kernels, and trainings of 23M and 1.5B parameters
+    make bench-gpu BENCH='--call 2'      7B with adapters: SFT and DPO
+    make bench-gpu BENCH='--call 3'      the demo killed, resumed, evaluated and calibrated; 4-bit weights; the rest
 
-Or, where there is no environment of this project, `python3 -m benchmarks.gpu` with what is installed: torch 2.11 or newer,
-transformers 5, numpy, pyarrow and xxhash; TRL, bitsandbytes and what else only some parts need are used where they are. No
-network, no Snakemake, no tokenizer, no data. Weights are random. Writes results/bench/gpu.json after every result, ends within
-`--seconds`, and says what it had to skip. `--rehearse` runs all of it with tiny models on the CPU, into a file of its own.
+Or, where there is no environment of this project, `python3 -m benchmarks.gpu` with torch 2.11 or newer, transformers 5 and the
+wheels that `make gpu-wheels` gathers (docs/benchmarks.md). No network, no Snakemake, no data; weights are random. Writes
+results/bench/gpu.json, or --out, and beside it the same as a Markdown table, after every result; ends within `--seconds`, and
+says what it had to skip. `--rehearse` runs all of it with tiny models on the CPU, into files of its own.
 """
 
 import argparse
@@ -21,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.table import table
 from benchmarks.gpu.worker import KERNELS, MARK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,29 +37,35 @@ GOALS = {
     "gpu_7b_lora_speedup_vs_trl": 1.3,
     **{f"gpu_dpo_{shape}_{proportion}_speedup": 2 for shape in ("1_5b", "7b") for proportion in ("1to1", "3to1")},
 }
-# The most important first, and the seconds that must be left for one to begin.
+# The seconds that must be left for a part to begin.
 PARTS = {
     "measure 23m": 40,
+    "measure 1_5b_full": 60,
+    "variants 23m": 60,
+    "peer 23m": 40,
+    "variants 1_5b_full": 90,
     "measure 7b_lora": 60,
-    "measure 1_5b_full": 50,
     "dpo 7b": 80,
     "dpopeer 7b": 80,
+    "peer 7b_lora": 60,
     "dpo 1_5b": 50,
     "dpopeer 1_5b": 50,
-    "demo resumed": 150,
-    "peer 23m": 40,
-    "peer 7b_lora": 60,
-    "variants 23m": 60,
-    "variants 1_5b_full": 80,
     "variants 7b_lora": 100,
+    "demo": 200,
     "measure 7b_qlora": 60,
+}
+# Of each call the parts, the most important first.
+CALLS = {
+    1: ("kernels", "measure 23m", "measure 1_5b_full", "variants 23m", "peer 23m", "variants 1_5b_full"),
+    2: ("measure 7b_lora", "dpo 7b", "dpopeer 7b", "peer 7b_lora", "variants 7b_lora"),
+    3: ("demo", "measure 7b_qlora", "dpo 1_5b", "dpopeer 1_5b"),
 }
 # How many times as long one may take, so that the others get their turn; and what share of the time all kernels get.
 AT_MOST, FOR_KERNELS = 3, 0.3
 # What of an entry is told while it runs.
 TOLD = (
     "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
-    "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "deterministic", "same_digest",
+    "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "what", "deterministic", "same_digest",
 )  # fmt: skip
 # What is kept of the words of a part that failed.
 LAST_LINES = 30
@@ -82,6 +92,7 @@ class Results:
             partial = self.path.with_suffix(".partial")
             partial.write_text(text + "\n", encoding="utf-8")
             partial.replace(self.path)
+            self.path.with_suffix(".md").write_text(table(self.found, self.about), encoding="utf-8")
 
     def wrong(self) -> list[str]:
         """The parts in which something failed or isn't right."""
@@ -125,7 +136,8 @@ def _short(value: Any) -> str:
 
 def run_part(part: str, results: Results, deadline: float, *options: str) -> None:
     """Run a part in a process of its own, until it ends or the time is up."""
-    command = [sys.executable, "-m", "benchmarks.gpu.worker", *part.split(), *options]
+    kind, _, name = part.partition(" ")
+    command = [sys.executable, "-m", "benchmarks.gpu.worker", kind, name, *options]
     paths = (str(ROOT / "workflow"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
     # One of several: a trainer that sees more spreads a batch over them.
     gpu = "" if "--rehearse" in options else os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -166,6 +178,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=540, help="when to end")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--call", type=int, choices=CALLS, help="the parts of one of three calls")
     parser.add_argument("--only", nargs="*", choices=("kernels", *PARTS), metavar="PART")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -181,16 +194,17 @@ def main() -> int:
     run_part("facts here", results, deadline, *switches)
     if results.wrong():
         return 1
-    wanted = options.only or ["kernels", *PARTS]
+    wanted = options.only or CALLS.get(options.call) or [part for parts in CALLS.values() for part in parts]
     if "kernels" in wanted:
         # On a GPU compilation takes the time, on cores that have nothing else to do.
         until = time.monotonic() + options.seconds * FOR_KERNELS
         with ThreadPoolExecutor(1 if options.rehearse else len(KERNELS)) as pool:
             for name in KERNELS:
                 pool.submit(run_part, f"kernel {name}", results, until, *switches)
-    for part, needed in PARTS.items():
-        if part not in wanted:
+    for part in wanted:
+        if part == "kernels":
             continue
+        needed = PARTS[part]
         left = deadline - time.monotonic()
         if left < (5 if options.rehearse else needed):
             results.add(part, {"status": "skipped", "why": f"{left:.0f} s left; it needs about {needed}"})

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from benchmarks.flops import attention_flops, step_flops, visible_pairs
 from benchmarks.gpu.engine import batch_loss
+from benchmarks.gpu.expected import CARDS, expected
 from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, make_rows
 
 from snaketune.models.batches import collate
@@ -110,7 +111,9 @@ def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_u
     flops = step_flops(multiplied, tokens, attention, frozen=frozen)
     # Only what is supervised is projected to the vocabulary.
     computed = flops - step_flops(matrix, tokens - found["supervised"], 0, frozen=frozen)
-    return {
+    card = next((card for card in CARDS if card in found["card"]), None)
+    by_arithmetic = {"expected_step_s": expected(shape, found["rows"], card).total} if card else {}
+    return by_arithmetic | {
         "mfu": flops / found["seconds"] / peak.flops_per_second,
         "mfu_computed": computed / found["seconds"] / peak.flops_per_second,
         "flops": f"{4 if frozen else 6} per parameter that a token is multiplied with, and attention over visible pairs",
@@ -173,6 +176,7 @@ def _steps(
         **facts,
         "driven_by": f"a plain loop (no {', '.join(lacking)} for the trainer)" if lacking else "SftTrainer",
         "parameters": parameters,
+        "card": torch.cuda.get_device_name(compute.device) if on_cuda else "",
         "kernel": compute.kernel,
         "dtype": str(compute.dtype).removeprefix("torch."),
         "self_test_share": tested.share,

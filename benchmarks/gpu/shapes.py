@@ -24,6 +24,7 @@ class Shape:
         length: tokens of a row.
         batch_rows: rows of an optimizer step.
         micro_rows: of these, rows of a forward pass to begin with; halved as long as they don't fit.
+        layer_bytes: that a compiled layer moves for each token, and for each micro-batch, by `benchmarks.gpu.expected --count`.
     """
 
     model: dict[str, Any]
@@ -32,6 +33,7 @@ class Shape:
     length: int = 1024
     batch_rows: int = 8
     micro_rows: int = 8
+    layer_bytes: tuple[int, int] = (0, 0)
 
     @property
     def attention(self) -> dict[str, int]:
@@ -60,10 +62,10 @@ SHAPES = {
             "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 32000, "tie_word_embeddings": True,
             "max_position_embeddings": 1024,
         },
-        batch_rows=32, micro_rows=32,
+        batch_rows=32, micro_rows=32, layer_bytes=(117_320, 31_859_744),
     ),
-    "1_5b_full": Shape(model=ONE_AND_A_HALF, batch_rows=32, micro_rows=16),
-    "7b_lora": Shape(model=SEVEN, rank=32, batch_rows=16, micro_rows=16),
+    "1_5b_full": Shape(model=ONE_AND_A_HALF, batch_rows=32, micro_rows=16, layer_bytes=(584_824, 842_330_144)),
+    "7b_lora": Shape(model=SEVEN, rank=32, batch_rows=16, micro_rows=16, layer_bytes=(1_887_088, 984_126_496)),
     "7b_qlora": Shape(model=SEVEN, rank=32, quantized=True, batch_rows=16, micro_rows=16),
 }  # fmt: skip
 # Of DPO.

@@ -15,7 +15,7 @@ def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
     (tmp_path / "strangers/benchmarks/__init__.py").write_text("raise ImportError('a stranger')\n", encoding="utf-8")
     paths = [str(Path(__file__).with_name("bare")), str(tmp_path / "strangers")]
     out = tmp_path / "gpu.json"
-    parts = ["--only", "measure 23m", "demo resumed", "--out", str(out)]
+    parts = ["--only", "measure 23m", "demo", "--out", str(out)]
     subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", "--rehearse", *parts],
         cwd=ROOT,
@@ -26,4 +26,5 @@ def test_it_is_rehearsed_without_this_projects_environment(tmp_path):
     assert [entry["status"] for entry in found["measure 23m"]] == ["measured"]
     assert found["measure 23m"][0]["graphs_compiled_after_warm_up"] == 0
     assert found["measure 23m"][0]["driven_by"] == "a plain loop (no pydantic for the trainer)"
-    assert found["demo resumed"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa"}]
+    assert "| measure 23m, compiled, chunked loss" in out.with_suffix(".md").read_text(encoding="utf-8")
+    assert found["demo"] == [{"status": "skipped", "why": "not installed: pydantic, orjson, rensa"}]

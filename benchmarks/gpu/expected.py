@@ -1,0 +1,150 @@
+"""Seconds of a training step by arithmetic, which figures of a card are held against.
+
+    python -m benchmarks.gpu.expected            a table for an H100
+    python -m benchmarks.gpu.expected --count    bytes that a compiled layer moves, as Inductor counts them (a minute on a CPU)
+
+A sum of what can't overlap: matrix products at a share of the peak that large ones reach, and what is read and written between
+them at the speed of the card's memory. It leaves out the host, launches, and whatever is wrong; so a card should be slower, and
+where it is much slower, the part to look for is the one that the arithmetic lacks.
+"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from benchmarks.flops import attention_flops, visible_pairs
+from benchmarks.gpu.shapes import SHAPES, Shape, add_adapters, make_rows
+from transformers import AutoConfig, AutoModelForCausalLM
+
+# Bytes per second of a copy, read and written (measured: 3.0 and 4.3 TB/s), and dense 16-bit FLOP/s of the data sheet.
+CARDS = {"H100": (2.9e12, 989.4e12), "H200": (4.2e12, 989.4e12)}
+# What products reach of the peak: with a hidden size below a thousand, and above.
+SMALL, LARGE = 0.55, 0.7
+# FLOP/s of attention kernels over short documents, forward and backward.
+ATTENTION = (250e12, 200e12)
+# Bytes of a compiled layer and token that products read and write too, as a share; they overlap.
+OVERLAP = 0.35
+# Bytes of a trained parameter: AdamW reads 16 and writes 12, its gradient is measured, clipped and set to zero (16).
+OPTIMIZER = 44
+# Of a logit besides its products, and of each number of the head's float32 gradient for every chunk of logits.
+LOGIT, HEAD_GRADIENT, LOGITS_AT_ONCE = 6, 8, 2**28
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Seconds of a step by part, and what they are of."""
+
+    seconds: dict[str, float]
+    flops: float
+    tokens: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def expected(shape: Shape, micro_rows: int, card: str) -> Step:
+    """Of a step of `shape.batch_rows` rows, half of whose tokens are supervised, in so many rows at once."""
+    bandwidth, peak = CARDS[card]
+    model, frozen = shape.model, shape.rank is not None
+    hidden, layers, vocabulary = (model[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    head_dim = hidden // model["num_attention_heads"]
+    qkv = hidden * (hidden + 2 * head_dim * model["num_key_value_heads"])
+    body = layers * (qkv + hidden**2 + 3 * hidden * model["intermediate_size"])
+    head = vocabulary * hidden
+    made = make_rows(shape.batch_rows, shape.length, vocabulary)
+    lengths = np.array([len(document) for document in made.documents])
+    tokens, supervised = int(lengths.sum()), int((lengths - lengths // 2).sum())
+    pairs = attention_flops(int(visible_pairs(lengths)), **shape.attention)
+    per_parameter = 4 if frozen else 6
+    products = per_parameter * (body * tokens + head * supervised)
+    micro_batches = -(-shape.batch_rows // micro_rows)
+    chunks = micro_batches * max(1, -(-supervised * vocabulary // (micro_batches * LOGITS_AT_ONCE)))
+    seconds = {
+        "matrix products": products / (peak * (SMALL if hidden < 1000 else LARGE)),
+        "attention": pairs / 3 * (1 / ATTENTION[0] + 2 / ATTENTION[1]),
+        "layers between products": layers * tokens * shape.layer_bytes[0] * (1 - OVERLAP) / bandwidth,
+        "weights of layers": layers * micro_batches * shape.layer_bytes[1] / bandwidth,
+        "logits": supervised * vocabulary * LOGIT / bandwidth,
+    }
+    if not frozen:
+        seconds["gradient of the head"] = chunks * head * HEAD_GRADIENT / bandwidth
+        seconds["optimizer"] = (body + head) * (OPTIMIZER + 8 * (micro_batches - 1)) / bandwidth
+    return Step(seconds=seconds, flops=per_parameter * (body + head) * tokens + pairs, tokens=tokens)
+
+
+def layer_bytes(shape: Shape, tokens: int) -> float:
+    """Forward and backward, of one layer as trainings compile it; its attention reads and writes, and computes nothing."""
+    import torch._inductor.config
+    from torch._inductor import compile_fx, metrics
+
+    from snaketune.models.attention import use_segment_attention
+    from snaketune.models.batches import collate
+    from snaketune.models.compiling import compile_layers
+    from snaketune.models.devices import Compute
+    from snaketune.models.forward import packed_inputs
+
+    torch._inductor.config.force_disable_caches = True
+    # The compiler counts where it is asked to log what it counts.
+    compile_fx.inductor_metrics_log.isEnabledFor = lambda level: True
+    torch._dynamo.reset()
+    small = shape.model | {"num_hidden_layers": 1, "vocab_size": 512}
+    config = AutoConfig.for_model(**small, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    dtype = torch.float32 if shape.rank is None else torch.bfloat16
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    use_segment_attention(model)
+    compute = Compute(device=torch.device("cpu"), dtype=torch.bfloat16, kernel="varlen")
+    inner = model
+    if shape.rank:
+        from snaketune.models.adapters import leave_casts_to_autocast
+
+        model = add_adapters(model, shape.rank)
+        leave_casts_to_autocast(model)
+        model.enable_input_require_grads()
+    model.train()
+    compile_layers(model, compute, checkpointing=False)
+    [row, *_] = make_rows(1, tokens, 512).rows
+    metrics.reset()
+    with compute.autocast():
+        hidden = inner.model(**packed_inputs(collate([row], "varlen"))).last_hidden_state
+    hidden.float().sum().backward()
+    return metrics.num_bytes_accessed
+
+
+def _count() -> None:
+    from torch.nn.attention import varlen
+
+    @varlen._varlen_attn.register_kernel("cpu")
+    def _forward(query, *_, **__):
+        rows, heads = query.shape[:2]
+        return query.clone(), query.new_zeros(heads, rows, dtype=torch.float32), torch.zeros(2, dtype=torch.uint64)
+
+    @varlen._varlen_attn_backward.register_kernel("cpu")
+    def _backward(grad, query, key, value, *_, **__):
+        return query.clone(), key.clone(), value.clone()
+
+    for name, shape in SHAPES.items():
+        if not shape.quantized:
+            few, many = (layer_bytes(shape, tokens) for tokens in (512, 1024))
+            of_token = (many - few) / 512
+            print(f"{name}: {of_token:,.0f} bytes a layer and token, {few - 512 * of_token:,.0f} a layer", flush=True)
+
+
+def main() -> None:
+    if "--count" in sys.argv:
+        _count()
+        return
+    _, peak = CARDS["H100"]
+    for name, shape in SHAPES.items():
+        if shape.quantized:
+            continue
+        step = expected(shape, shape.micro_rows, "H100")
+        mfu = step.flops / step.total / peak
+        print(f"{name}: {step.total * 1e3:.1f} ms a step, {step.tokens / step.total:,.0f} tokens/s, MFU {mfu:.0%}")
+        for part, seconds in step.seconds.items():
+            print(f"    {seconds * 1e3:8.2f} ms  {part}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""What one or several calls of the GPU benchmark found, as Markdown that can be committed as it is.
+
+python -m benchmarks.gpu.table gpu-1.json gpu-2.json gpu-3.json
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+# Of an entry: what it is of, its figures by heading, and how they are written.
+WHAT = ("what", "variant", "prompt_to_completion", "case", "precision", "peer", "driven_by")
+FIGURES = {
+    "tokens/s": ("tokens_per_s", "{:,.0f}"),
+    "pairs/s": ("pairs_per_s", "{:.1f}"),
+    "MFU": ("mfu", "{:.1%}"),
+    "s a step": ("step_s", "{:.3f}"),
+    "by arithmetic": ("expected_step_s", "{:.3f}"),
+    "rows": ("rows", "{}"),
+    "GB": ("peak_memory_gb", "{:.1f}"),
+    "GB expected": ("expected_memory_gb", "{:.1f}"),
+    "compiled anew": ("graphs_compiled_after_warm_up", "{}"),
+}
+
+
+def table(found: dict[str, list[dict[str, Any]]], about: dict[str, Any]) -> str:
+    """A line on where and when, kernels by how many cases were right, and a row for each other entry."""
+    [facts] = found.get("facts here") or [{}]
+    versions = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
+    lines = [f"{facts.get('device', 'unknown')}, {about['date']}, {versions}: `{about['command']}`", ""]
+    kernels = {part: entries for part, entries in found.items() if part.startswith("kernel ")}
+    if kernels:
+        lines += ["| kernel | right | not right |", "|---|---|---|"]
+        for part, entries in kernels.items():
+            right = sum(entry["status"] == "right" for entry in entries)
+            wrong = [f"{_what(entry)}: {_why(entry)}" for entry in entries if entry["status"] != "right"]
+            lines.append(f"| {part.removeprefix('kernel ')} | {right} of {len(entries)} | {'; '.join(wrong)} |")
+        lines.append("")
+    lines += [f"| part | status | {' | '.join(FIGURES)} | |", "|---" * (len(FIGURES) + 3) + "|"]
+    for part, entries in found.items():
+        if part in kernels or part == "facts here":
+            continue
+        for entry in entries:
+            figures = [how.format(entry[key]) if entry.get(key) is not None else "" for key, how in FIGURES.values()]
+            rest = _why(entry) if entry["status"] not in ("measured", "right") else _rest(entry)
+            name = ", ".join(filter(None, [part, _what(entry)]))
+            lines.append(f"| {name} | {entry['status']} | {' | '.join(figures)} | {rest} |")
+    return "\n".join(lines) + "\n"
+
+
+def _what(entry: dict[str, Any]) -> str:
+    return ", ".join(str(entry[key]) for key in WHAT if entry.get(key))
+
+
+def _why(entry: dict[str, Any]) -> str:
+    why = entry.get("why") or f"forward {entry.get('forward', 0):.1e}, backward {entry.get('backward', 0):.1e}"
+    return f"{entry['status']}: {' '.join(str(why).split())[:200]}".replace("|", "\\|")
+
+
+def _rest(entry: dict[str, Any]) -> str:
+    """What only some entries have."""
+    keys = (
+        "deterministic",
+        "same_digest",
+        "largest_loss_difference",
+        "held_out_loss",
+        "responses",
+        "out_of_memory_at_rows",
+    )
+    return ", ".join(f"{key} {entry[key]}" for key in keys if entry.get(key) is not None)
+
+
+def main(paths: list[str]) -> None:
+    """Prints a table for each file."""
+    for path in paths:
+        kept = json.loads(Path(path).read_text(encoding="utf-8"))
+        print(table(kept["results"], kept["made_on"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
