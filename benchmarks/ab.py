@@ -22,6 +22,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import yaml
+
 from benchmarks.results import made_on
 
 ROOT = Path(__file__).parents[1]

@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 import yaml
+
 from benchmarks.results import keep_table, made_on
 
 ROOT = Path(__file__).parents[1]

@@ -22,8 +22,8 @@ from tempfile import mkdtemp
 from typing import Any
 
 import yaml
-from benchmarks.results import Goals, keep_table, made_on, table, write
 
+from benchmarks.results import Goals, keep_table, made_on, table, write
 from snaketune.artifacts.digests import digest_file
 from snaketune.config.load import load
 from snaketune.report.pages import pages_of

@@ -77,7 +77,7 @@ class DryRun:
 
     def refused_by(self, kernel: str) -> str:
         """Why a kernel can't compute it; empty if it can."""
-        return next(filter(None, (refusal(kernel, *need) for need in self.needs)), "")
+        return min(filter(None, (refusal(kernel, *need) for need in self.needs)), default="")
 
 
 # By config and mode: trainings ask several times.
