@@ -12,7 +12,9 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
 from snaketune.models.packable import check_config, suited
 from snaketune.models.selftest import self_test
+from tests.cuda import standin
 from tests.models.conftest import tiny_model
+from tests.models.test_selftest import Rows
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained
 
@@ -165,3 +167,43 @@ def test_a_deterministic_training_asks_every_kernel_for_it_and_learns_the_same(t
         assert {call["deterministic"] for call in calls} == {deterministic}
         losses.append([entry["loss"] for entry in outcome.run["history"]])
     assert losses[0] == losses[1]
+
+
+def test_in_16_bits_single_tokens_may_differ_and_many_may_not(monkeypatch, calls):
+    """As rounding may have it in a pretrained model."""
+    model, nothing = tiny_model("qwen2"), Rows([])
+    nothing.has_prefixes = False
+
+    def noisy(changed: slice) -> None:
+        def attend(*arguments, **keywords):
+            out = standin.varlen_attn(*arguments, **keywords)
+            out[changed] = out[changed].flip(-1)
+            return out
+
+        monkeypatch.setattr("snaketune.models.kernels.varlen_attn", attend)
+
+    # The last token of the first document.
+    noisy(slice(6, 7))
+    tested = self_test(model, [nothing], VARLEN, training=True)
+    assert tested.about()["self_test"] == "packed = separate within 5e-02 in 90% of the tokens"
+    noisy(slice(0, 26))
+    with pytest.raises(Unpackable, match="packed logits of made documents differ"):
+        self_test(model, [nothing], VARLEN, training=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"window_size": (3, 0)}, {"scale": 0.7}, {"cu_q": "as one", "cu_k": "as one"}],
+    ids=["sees too little", "another scale", "sees other documents"],
+)
+def test_a_wrong_kernel_is_refused_in_16_bits_too(monkeypatch, calls, change):
+    def wrong(query, key, value, cu_q, cu_k, longest, other, **keywords):
+        if "cu_q" in change:
+            cu_q, cu_k = (cu[[0, -1]] for cu in (cu_q, cu_k))
+            longest = other = len(key)
+        keywords |= {name: value for name, value in change.items() if name in keywords}
+        return standin.varlen_attn(query, key, value, cu_q, cu_k, longest, other, **keywords)
+
+    monkeypatch.setattr("snaketune.models.kernels.varlen_attn", wrong)
+    with pytest.raises(Unpackable, match=r"differ from separate ones by .*kernel varlen"):
+        self_test(tiny_model("qwen2"), [], VARLEN, training=False)

@@ -14,7 +14,13 @@ from transformers import PreTrainedModel
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.generation import generates_plainly, left_padded
 from snaketune.models.devices import Compute
-from snaketune.models.selftest import TOLERANCE, largest_difference, ordinary_ids, scale_of
+from snaketune.models.selftest import (
+    TOLERANCE,
+    difference_that_counts,
+    largest_differences,
+    ordinary_ids,
+    scale_of,
+)
 from snaketune.tokenization.chat import ChatTokenizer
 
 # Prompt lengths: the longest passes the windows and chunks that are usual.
@@ -42,7 +48,7 @@ WAYS = (Continuing(True, True), Continuing(False, True), Continuing(False, False
 
 @torch.no_grad()
 def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, compute: Compute) -> Continuing:
-    """The first of WAYS whose logits are those of plain forwards of single prompts within TOLERANCE, a share of their scale.
+    """The first of WAYS whose logits are those of plain forwards of single prompts, as the self-test compares them.
 
     Raises:
         SnaketuneError: there is none.
@@ -55,7 +61,7 @@ def how_to_continue(model: PreTrainedModel, chat: ChatTokenizer, compute: Comput
         scale = scale_of(torch.cat([logits_NV for _, logits_NV in expected])).item()
         wrong = []
         for way in WAYS:
-            fault = _fault(model, chat, prompts, expected, way, TOLERANCE[compute.dtype] * scale)
+            fault = _fault(model, chat, prompts, expected, way, compute.dtype, scale)
             if not fault:
                 break
             how = f"{'batches' if way.batched else 'single prompts'} {'with' if way.cached else 'without'} cache"
@@ -99,9 +105,11 @@ def _fault(
     prompts: list[np.ndarray],
     expected: list[tuple[list[int], torch.Tensor]],
     way: Continuing,
-    tolerance: float,
+    dtype: torch.dtype,
+    scale: float,
 ) -> str:
     """What is wrong with this way; empty if nothing is."""
+    shares, places = [], []
     numbers = list(range(len(prompts)))
     for chunk in [numbers] if way.batched else [[number] for number in numbers]:
         ids_BW, mask_BW = left_padded([prompts[number] for number in chunk], chat.pad_id)
@@ -122,10 +130,13 @@ def _fault(
             tokens, logits_NV = expected[number]
             written = out.sequences[row, ids_BW.shape[1] :].tolist()
             for step, token in enumerate(tokens):
-                # Not a number is a fault too.
-                if not largest_difference(out.logits[step][row], logits_NV[step]).item() <= tolerance:
-                    return f"other logits for token {step + 1} after {len(prompts[number])}"
+                shares.append(largest_differences(out.logits[step][row][None], logits_NV[step][None]) / scale)
+                places.append(f"token {step + 1} after {len(prompts[number])}")
                 # Two that are equally likely within rounding: what follows differs rightly.
                 if written[step] != token:
                     break
-    return ""
+    # Not a number is a fault too.
+    if difference_that_counts(torch.cat(shares), dtype) <= TOLERANCE[dtype]:
+        return ""
+    first = next(place for share, place in zip(shares, places) if not share.item() <= TOLERANCE[dtype])
+    return f"other logits for {first}"

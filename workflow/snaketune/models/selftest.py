@@ -9,8 +9,15 @@ prompt, free tokens, several rows in a batch); real rows hold the longest sequen
                   others; asked again in training mode, with the same random numbers, before a training
 
 The logits' largest deviation from their mean over the tokens is the scale: what they have in common tells nothing.
+
+In 16 bits, single tokens of a pretrained model may differ by as much as the scale though everything is right: whether an early
+token becomes an attention sink can hang on a rounding. SmolLM2-135M's own attention, in bfloat16 and in float32, differs by 1.0
+of the scale in one token of 86 made ones and by 0.03 in nine of ten; a kernel that sees too much or too little, by 0.4 in half
+of them (docs/LOG.md). So in 16 bits nine tokens of ten have to be the same; what leaks between documents is held to rounding in
+all of them, since there the same is computed twice.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +36,9 @@ from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 from snaketune.packing.shards import IGNORED
 
-# Largest accepted difference, as a share of the scale.
+# Largest accepted difference, as a share of the scale; and the share of the tokens that have to be within it.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+AGREEING = {torch.float32: 1.0, torch.bfloat16: 0.9, torch.float16: 0.9}
 # The same computation of the same shapes with other tokens elsewhere: 0 but for experts, whose share of the tokens changes.
 LEAK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 # Logits of so many tokens are held at a time.
@@ -46,7 +54,7 @@ PAIRS = (
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTest:
-    """A self-test that was passed: computing with what, and how well (the largest difference)."""
+    """A self-test that was passed: computing with what, and how well (the largest difference of the tokens that count)."""
 
     compute: Compute
     share: float
@@ -54,6 +62,8 @@ class SelfTest:
     def about(self) -> dict[str, Any]:
         """For the manifest: the same for the same work, whatever the last bits are."""
         within = f"packed = separate within {TOLERANCE[self.compute.dtype]:.0e}"
+        if AGREEING[self.compute.dtype] < 1:
+            within += f" in {AGREEING[self.compute.dtype]:.0%} of the tokens"
         return self.compute.about() | {"self_test": within}
 
 
@@ -178,12 +188,12 @@ def _judge(share: float, tolerance: float, what: str, kernel: str) -> None:
 
 @torch.no_grad()
 def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) -> float:
-    """The largest difference over all tokens of all documents, as a share of the scale."""
+    """The largest difference of the tokens of all documents, but for the share that need not agree, as a share of the scale."""
     use_segment_attention(model)
     batch = collate(rows, compute.kernel).to(compute.device)
     sequences = batch["segments"].layout.sequences()
     places_N = torch.from_numpy(np.concatenate([places_L[prefix:] for places_L, prefix in sequences]))
-    worst, scales = [], []
+    differences, scales = [], []
     for begin in range(0, len(places_N), CHUNK):
         packed_NV = _packed_logits(model, batch, places_N[begin : begin + CHUNK], compute)
         use_own_attention(model)
@@ -197,9 +207,9 @@ def _difference_from_separate(model: PreTrainedModel, rows: list[dict[str, Any]]
                     alone.append(logits_at(model, inputs, torch.arange(own.start, own.stop, device=compute.device))[0])
         use_segment_attention(model)
         alone_NV = torch.cat(alone)
-        worst.append(largest_difference(packed_NV, alone_NV))
+        differences.append(largest_differences(packed_NV, alone_NV))
         scales.append(scale_of(alone_NV))
-    return (torch.stack(worst).max() / torch.stack(scales).max()).item()
+    return difference_that_counts(torch.cat(differences) / torch.stack(scales).max(), compute.dtype)
 
 
 @torch.no_grad()
@@ -224,7 +234,7 @@ def _leak(model: PreTrainedModel, rows: list[dict[str, Any]], compute: Compute) 
             torch.manual_seed(seed)
             after_TV = _packed_logits(model, batch | {"input_ids": ids_1T}, everywhere_T, compute)
             untouched_T = torch.from_numpy(~mask(placed)[:, changed_T].any(1))
-            worst.append(largest_difference(after_TV[untouched_T], before_TV[untouched_T]))
+            worst.append(largest_differences(after_TV[untouched_T], before_TV[untouched_T]).max())
     return (torch.stack(worst).max() / scale_of(before_TV)).item()
 
 
@@ -242,10 +252,24 @@ def _packed_logits(model: PreTrainedModel, batch: dict[str, Any], places_N: torc
         raise Unpackable(f"a packed forward fails ({type(error).__name__}: {first_line})") from error
 
 
-def largest_difference(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
-    """Of logits [..., V], a scalar."""
+def largest_differences(one_NV: torch.Tensor, other_NV: torch.Tensor) -> torch.Tensor:
+    """Of the logits of each token, float32[N]."""
     # Equal infinities, as of tokens that a model never writes, differ by nothing.
-    return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().max()
+    return torch.where(one_NV == other_NV, 0.0, one_NV.float() - other_NV.float()).abs().amax(1)
+
+
+def difference_that_counts(shares_N: torch.Tensor, dtype: torch.dtype) -> float:
+    """Of the differences of tokens the largest, in 16 bits that of nine in ten; not a number if one of them isn't.
+
+    >>> shares = torch.tensor([0.01] * 18 + [0.02, 0.9])
+    >>> round(difference_that_counts(shares, torch.bfloat16), 3), round(difference_that_counts(shares, torch.float32), 3)
+    (0.01, 0.9)
+    """
+    # torch.quantile takes 16 million numbers at most.
+    ordered_N = shares_N.float().sort().values
+    if ordered_N.isnan().any():
+        return float("nan")
+    return ordered_N[max(0, math.ceil(AGREEING[dtype] * len(ordered_N)) - 1)].item()
 
 
 def scale_of(logits_NV: torch.Tensor) -> torch.Tensor:
