@@ -67,13 +67,13 @@ def bytes_per_logit(name: str, *per_row: torch.Tensor) -> float:
 
 def test_a_logit_costs_few_bytes_of_memory(monkeypatch):
     """A product writes 2 bytes for each logit, and a product of gradients reads 2."""
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     # The compiler counts where it is asked to log what it counts.
     monkeypatch.setattr(torch._inductor.compile_fx.inductor_metrics_log, "isEnabledFor", lambda level: True)
     target_C1, float_C1 = torch.zeros(256, 1, dtype=torch.int64), torch.zeros(256, 1)
-    summed = bytes_per_logit("loss_and_gradient", target_C1)
-    statistics = bytes_per_logit("statistics")
-    exponentials = bytes_per_logit("exponentials", float_C1, target_C1, float_C1)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        summed = bytes_per_logit("loss_and_gradient", target_C1)
+        statistics = bytes_per_logit("statistics")
+        exponentials = bytes_per_logit("exponentials", float_C1, target_C1, float_C1)
     assert (summed, statistics, exponentials) == pytest.approx((6, 2, 4), abs=0.1)
     # One by one, logits are made again in the backward pass.
     assert 2 + summed + 2 * 2 <= 16
