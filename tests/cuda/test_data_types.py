@@ -84,7 +84,7 @@ def test_so_does_a_head_size_that_a_kernel_does_not_take(capsys, calls, family, 
     assert suited(VARLEN, config, dropout=False).kernel == "sdpa"
     out = capsys.readouterr().out
     assert said in out and out.endswith("taking kernel sdpa\n")
-    # Whoever takes it all the same is stopped before weights are loaded, and at the self-test.
+    # Chosen by name, it is refused before weights are loaded, and by the self-test.
     with pytest.raises(Unpackable, match="kernel varlen takes"):
         check_config(config, 20, prefixes=False, kernel="varlen")
     with pytest.raises(Unpackable, match="kernel varlen takes"):

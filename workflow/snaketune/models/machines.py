@@ -23,7 +23,7 @@ class Machine:
     Attributes:
         card: torch's name for a GPU; empty without one.
         memory, free: bytes, of the GPU, else of the host with its swap; of these, what this process can have.
-        others: bytes of the GPU that other processes have taken, as far as can be told.
+        others: bytes of the GPU that other processes hold, estimated from what is free.
         threads, cores: that a CPU computes with, and that this process may use.
         unloadable: kernels of attention that are installed and don't load, each with why.
     """

@@ -68,7 +68,7 @@ class DryRun:
     Attributes:
         trouble: why it failed for good.
         windows: of sliding attention.
-        needs: head sizes, and what else is asked for; as `kernels.refusal` takes them.
+        needs: head sizes and attention options, the arguments of `kernels.refusal`.
     """
 
     trouble: str = ""
