@@ -245,7 +245,7 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "flash_attention_2": _flash_2,
     "flash_attention_4": _flash_4,
 }
-# torch 2.13's kernel takes fewer key than query heads only by this argument, which 2.11 lacks. Read before anything is compiled.
+# torch 2.13 takes fewer key than query heads by this argument alone; 2.11 lacks it. Read before anything is compiled.
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
