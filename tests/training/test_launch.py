@@ -118,6 +118,40 @@ def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path
         assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
 
 
+def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
+    """That of the adapters below a model, whatever their names."""
+    names = ("two", "one", "base", "zero")
+    for name in names:
+        write_json(tmp_path / f"{name}.json", {"payload": {}, "records": {}, "stage": "sft"})
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    monkeypatch.setattr(launch, "run_processes", lambda *_: 1)
+    with pytest.raises(SnaketuneError, match="ended early"):
+        launch.launch(
+            "sft",
+            spec=STAGES["sft"].spec.model_construct(),
+            work=work,
+            operation=Execution(gpus=0),
+            tracking=Tracking(),
+            out=tmp_path / "out",
+            artifacts={
+                "model": [],
+                "beneath": [result_at(tmp_path / f"{name}.json") for name in names],
+                **{role: [result_at(tmp_path / "base.json")] for role in STAGES["sft"].one},
+            },
+            files={"base": []},
+        )
+
+    def reached(spec, work, *, operation, beneath, **given):
+        assert [artifact.manifest_path.stem for artifact in beneath] == [*names]
+        raise Reached
+
+    monkeypatch.setattr(STAGES["sft"].spec, "model_validate", lambda _: None)
+    monkeypatch.setattr(import_module(STAGES["sft"].module), "build", reached)
+    with pytest.raises(Reached):
+        launched.work_on(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
+
+
 def test_a_full_disk_is_told_and_no_traceback(worker, tmp_path):
     from safetensors.torch import save_file
     from torch import zeros

@@ -41,6 +41,11 @@ class Made:
     def inputs(self) -> dict[str, Any]:
         return {"model": self.results[:1], "beneath": self.results[1:]}
 
+    @property
+    def contents(self) -> dict[str, list[str]]:
+        """The inputs as a manifest holds them."""
+        return {role: [one.content for one in some] for role, some in self.inputs.items()}
+
     def stack(self, tokenizer: Artifact) -> Stack:
         return Stack(results=tuple(self.results), base=self.base, tokenizer=tokenizer.folder)
 
@@ -64,9 +69,9 @@ class Chain:
         work.start()
         return work
 
-    def finish(self, work: WorkFolder, outcome, spec, inputs=None) -> Artifact:
+    def finish(self, work: WorkFolder, outcome, spec, inputs) -> Artifact:
         result = chain.made(work.folder, outcome, spec)
-        result.manifest["inputs"] = inputs or {}
+        result.manifest["inputs"] = inputs
         return result
 
     def made(self, result: Artifact, beneath: Made) -> Made:
@@ -87,7 +92,7 @@ class Chain:
             base=[],
             **start.inputs,
         )
-        return self.made(self.finish(work, outcome, spec), start)
+        return self.made(self.finish(work, outcome, spec, start.contents), start)
 
     def dpo(self, name: str, start: Made, lora: Lora | None, quantization=None) -> tuple[Made, Artifact, list[float]]:
         made = training(epochs=3, warmup_fraction=0)
@@ -97,8 +102,7 @@ class Chain:
         )  # fmt: skip
         work = self.work(f"{name}-reference")
         outcome = ref_logps.build(told, work, pack=self.pairs, **start.inputs)
-        read = {role: [one.content for one in some] for role, some in start.inputs.items()}
-        reference = self.finish(work, outcome, told, read | {"pack": [self.pairs.manifest["pairs"]]})
+        reference = self.finish(work, outcome, told, start.contents | {"pack": [self.pairs.manifest["pairs"]]})
         lora = lora and lora.model_copy(update={"merge": self.merge})
         spec = DpoSpec(
             loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=lora, quantization=quantization, base=start.base,
@@ -114,7 +118,7 @@ class Chain:
             model=start.results[0],
             beneath=start.results[1:],
         )
-        result = self.finish(work, outcome, spec)
+        result = self.finish(work, outcome, spec, start.contents)
         made = self.made(result, start) if lora else Made([result])
         return made, reference, [entry["loss"] for entry in outcome.run["history"]]
 
@@ -227,7 +231,7 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
         loss="sigmoid", beta=0.5, label_smoothing=0.0, lora=SECOND, quantization=None, base=two.base,
         trust_remote_code=False, training=training(),
     )  # fmt: skip
-    with pytest.raises(SnaketuneError, match=r"doesn't belong to this run \(model: "):
+    with pytest.raises(SnaketuneError, match="its adapters were trained on other results"):
         dpo.build(
             spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=[reference],
             model=two.results[0], beneath=other.results,
@@ -236,12 +240,44 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
 
 def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer):
     alone, other = (
-        Artifact(tmp_path, {"beneath_dtype": dtype, "payload": {}}, tmp_path) for dtype in ("float32", "bfloat16")
+        Artifact(tmp_path, {"beneath_dtype": dtype, "payload": {}, "inputs": {}, "spec": {}}, tmp_path)
+        for dtype in ("float32", "bfloat16")
     )
     # The same adapter, but upon other weights.
     assert alone.content != other.content
     complete = Artifact(tmp_path, {}, tmp_path)
     base = Pretrained(path="some/model")
-    for results, beneath in (((), None), ((alone,), None), ((complete,), base), ((alone, complete), base)):
+    for results, beneath in (
+        ((), None),
+        ((alone,), None),
+        ((complete,), base),
+        ((alone, complete), base),
+        ((alone, complete, alone), None),
+        ((alone, complete, alone, complete), None),
+        ((complete, complete), None),
+    ):
         with pytest.raises(SnaketuneError, match="--model, --beneath: expected"):
             Stack(results=results, base=beneath, tokenizer=tokenizer.folder)
+
+
+def test_adapters_in_another_order_than_they_were_trained_in_are_refused(tmp_path, tokenizer):
+    def result(name: str, *below: Artifact, **manifest) -> Artifact:
+        made_from = [one.content for one in below]
+        inputs = {"model": made_from[:1], "beneath": made_from[1:]}
+        manifest = {"payload": {name: {"digest": name}}, "inputs": inputs, "spec": {}, **manifest}
+        return Artifact(tmp_path / name, manifest, tmp_path)
+
+    alone = {"beneath_dtype": "float32"}
+    one = result("one")
+    two = result("two", one, **alone)
+    three = result("three", two, one, **alone)
+    continued = result("continued", three, two, one, spec={"continued": True}, **alone)
+    for sound in ((three, two, one), (two, one), (continued, two, one)):
+        Stack(results=sound, tokenizer=tokenizer.folder)
+    for name, wrong in (
+        ("two", (two, three, one)),
+        ("three", (three, one)),
+        ("continued", (continued, three, two, one)),
+    ):
+        with pytest.raises(SnaketuneError, match=rf"{name}: its adapters were trained on other results"):
+            Stack(results=wrong, tokenizer=tokenizer.folder)

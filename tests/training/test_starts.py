@@ -72,7 +72,9 @@ class Run:
             model=self.start.results[0],
             beneath=self.start.results[1:],
         )
-        return self.chain.finish(work, outcome, self.spec), [entry["loss"] for entry in outcome.run["history"]]
+        return self.chain.finish(work, outcome, self.spec, self.start.contents), [
+            entry["loss"] for entry in outcome.run["history"]
+        ]
 
 
 KINDS = {

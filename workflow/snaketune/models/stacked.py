@@ -7,13 +7,14 @@
 Put together it is, to the bit, what it would be if each of the runs had merged its adapters.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.config.runs import Pretrained, Quantization, Scratch
 from snaketune.errors import SnaketuneError
 from snaketune.models.loading import (
@@ -35,6 +36,21 @@ def holds_adapter_alone(result: Artifact) -> bool:
     return "beneath_dtype" in result.manifest
 
 
+def check_trained_on(result: Artifact, below: Sequence[Artifact]) -> None:
+    """Raise SnaketuneError unless a result's adapters were trained on the results `below`, in their order."""
+    inputs = result.manifest["inputs"]
+    trained_on = [*inputs.get("model", ()), *inputs.get("beneath", ())]
+    if result.manifest["spec"].get("continued"):
+        # The adapter of the run that it continues is in its own.
+        trained_on = trained_on[1:]
+    if trained_on != [one.content for one in below]:
+        given = ", ".join(str(one.manifest_path) for one in below) or "none"
+        raise SnaketuneError(
+            f"{result.manifest_path}: its adapters were trained on other results than those given below it ({given}); give "
+            f"--model and --beneath from the uppermost down, or make it again with: {rebuild_command(result.manifest_path)}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     """A model that can be loaded.
@@ -51,11 +67,15 @@ class Stack:
     trust_remote_code: bool = False
 
     def __post_init__(self):
-        if (self.base is None) == all(map(holds_adapter_alone, self.results)):
+        complete = [not holds_adapter_alone(result) for result in self.results]
+        if any(complete[:-1]) or any(complete[-1:]) == (self.base is not None):
             raise SnaketuneError(
                 "--model, --beneath: expected results that hold adapters alone and, as the last one, a complete model; or a "
                 "base of the spec in its place"
             )
+        for number, result in enumerate(self.results):
+            if not complete[number]:
+                check_trained_on(result, self.results[number + 1 :])
 
     @property
     def named_base(self) -> Pretrained | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models.stacked import ADAPTER, Stack
+from snaketune.models.stacked import ADAPTER, Stack, check_trained_on
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
@@ -76,6 +76,7 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
         raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
     if spec.continued:
         # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
+        check_trained_on(results[0], beneath)
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

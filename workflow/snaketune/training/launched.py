@@ -44,8 +44,7 @@ def work_on(job: dict[str, Any]) -> None:
     spec, operation = stage.spec.model_validate(job["spec"]), Execution.model_validate(job["operation"])
     tracked = Tracked.of(job["stage"], job["spec"], Tracking.model_validate(job["tracking"]), work, Path(job["out"]))
     artifacts = {
-        role: [_unchanged(Path(path), content) for path, content in some.items()]
-        for role, some in job["artifacts"].items()
+        role: [_unchanged(Path(path), content) for path, content in some] for role, some in job["artifacts"].items()
     }
     files = {role: [Path(path) for path in some] for role, some in job["files"].items()}
     lock = locked(work.folder / "training.lock", "an earlier attempt's process to end")
