@@ -63,7 +63,14 @@ def test_quarantine_tells_file_place_and_reason(make, chat):
     assert built.counts["quarantined"] == {"total": 3, "no_assistant_turn": 1, "not_utf8": 1, "wrong_type": 1}
     assert built.counts["sources"] == [
         {"files": ["data/0.jsonl", "data/1.jsonl"], "read": 5, "extra": 0, "joined": 0, "quarantined": 3}
-        | {"dropped": {"duplicate": 0}, "repeated": 0, "kept": 2, "layouts": {"messages": 2}, "ignored": {}}
+        | {
+            "dropped": {"duplicate": 0},
+            "repeated": 0,
+            "kept": 2,
+            "layouts": {"messages": 2},
+            "ignored": {},
+            "marked": {},
+        }
     ]
 
 

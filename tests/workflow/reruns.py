@@ -53,6 +53,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "corpora.answer_pattern": ({"corpora.chat.answer_pattern": "Answer: (.*)"}, CORPUS),
     "corpora.sources.speakers": ({"corpora.chat.sources.0.speakers": {"Agent": "assistant"}}, CORPUS),
     "corpora.sources.weight": ({"corpora.chat.sources.0.weight": 0.5}, CORPUS),
+    "corpora.sources.where": ({"corpora.chat.sources.0.where": ["id != null"]}, CORPUS),
     "corpora.sources.max_rows": ({"corpora.chat.sources.0.max_rows": 50}, CORPUS),
     "corpora.repair": ({"corpora.chat.repair": ["drop-empty-turns"]}, CORPUS),
     "corpora.cleaning.fix_mojibake": ({"corpora.chat.cleaning": {"fix_mojibake": True}}, CORPUS),

@@ -1,4 +1,4 @@
-"""A chain of runs that keep their adapters apart (`lora.merge: false`), whose names sort in another order than they train in."""
+"""A chain of runs with `lora.merge: false`, whose names sort in another order than they train in."""
 
 import json
 

@@ -25,6 +25,8 @@ from tests.corpus.row_spelling import read, read_all, reasons, spelled
         ("*User 1:* a\n*User 2*: b", "U a|A b"),
         ("* * User 1: * * a\n* * User 2: * * b", "U a|A b"),
         ("### Human: a### Assistant: b", "U a|A b"),
+        ("User: a\nAssistant: f()\nTool: 5\nAssistant: b", "U a|A f()|T 5|A b"),
+        ("User: a\nAssistant: f()\nTool Output: 5\nObservation: 6\nAssistant: b", "U a|A f()|T 5|T 6|A b"),
         ("[INST] a [/INST] b </s>", "U a|A b"),
     ],
 )
@@ -45,6 +47,26 @@ def test_remarks_between_turns_are_nobodys(remark):
     assert spelled(read({"chat": f"User 1: a\nUser 2: b\n{remark}"})[1].messages) == f"U a|A b\n{remark}"
     first = remark.partition("\n")[0]
     assert spelled(read({"chat": f"User 1: {first}\nUser 2: b"})[1].messages) == f"U {first}|A b"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Here it is:\n[1, 2, 3]",
+        "The answer is\n[B]",
+        "The answer is\n\n(B)",
+        'As JSON.\n["a", "b"]',
+        "These two.\n[Anna, Ben]",
+        "Names:\n\n[The next day]",
+        "They say\n[The next day]",
+        "So:\n(x + 1)",
+        "f(x) =\n(x + 1)",
+    ],
+)
+def test_lines_in_brackets_that_answer_stay(said):
+    for end in ("", "\nUser 1: c\nUser 2: d"):
+        row = read({"chat": f"User 1: a\nUser 2: {said}{end}"})[1]
+        assert row.messages[1]["content"] == said and row.notes == ()
 
 
 def test_the_column_is_found_by_its_content():

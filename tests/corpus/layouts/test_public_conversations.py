@@ -39,6 +39,18 @@ CHATS = {
         {"system": "s", "conversation": [{"human": "a", "assistant": "b"}, {"human": "q", "assistant": "r"}]},
         "S s|U a|A b|U q|A r",
     ),
+    "xtuner": (
+        {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"system": "", "input": "q", "output": "r"}]},
+        "S s|U a|A b|U q|A r",
+    ),
+    "xtuner, system in each item": (
+        {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"system": "s", "input": "q", "output": "r"}]},
+        "S s|U a|A b|U q|A r",
+    ),
+    "s1k": (
+        {"question": "q", "solution": "r", "cot": None, "thinking_trajectories": ["t"], "answer": "7"},
+        "U q|A <think>\nt\n</think>\n\nr",
+    ),
     "nemotron post-training": (
         {"input": turns("U q"), "output": "r", "system_prompt": "detailed thinking off", "category": "chat"},
         "S detailed thinking off|U q|A r",

@@ -15,7 +15,7 @@ def supervised(row, column="messages"):
     return [turn["supervised"] for turn in row[column]]
 
 
-@pytest.mark.parametrize("key", ["weight", "loss_weight", "train"])
+@pytest.mark.parametrize("key", ["weight", "loss_weight", "train", "loss", "training"])
 @pytest.mark.parametrize(("no", "yes"), [(0, 1), (0.0, 1.0), (False, True), (0, None), (False, "-")])
 def test_weights_are_yes_or_no(make, key, no, yes):
     (row,) = make([{"messages": turns("-", no, "-", yes, key=key)}]).train
@@ -29,6 +29,15 @@ def test_other_weights_are_quarantined_with_a_sentence(make, weight):
     (record,) = built.quarantine
     assert record["reason"] == "unsupported_weight"
     assert "turn 2" in record["detail"] and "1 or 0" in record["detail"]
+
+
+def test_a_turn_that_is_supervised_in_parts_is_quarantined(make):
+    detail = [{"begin_offset": 0, "end_offset": 0, "train": False}]
+    rows = [{"messages": turns("-", value, key="train_detail")} for value in (detail, [], None)]
+    built = make(rows, max_quarantined_fraction=1.0)
+    (record,) = built.quarantine
+    assert record["reason"] == "unsupported_weight" and "turn 2: train_detail supervises parts" in record["detail"]
+    assert supervised(built.train[0]) == [True, True]
 
 
 def test_weights_that_contradict_each_other_are_quarantined(make):

@@ -93,3 +93,72 @@ def test_tools_beside_pairs_and_by_fields(make):
     }
     (row,) = make([messages], source={"fields": {"tools": "functions"}}).train
     assert json.loads(row["tools"]) == wrapped(NOW)
+
+
+def test_other_names_of_tools_and_parameters_are_read(make, chat):
+    as_parameters = {key: value for key, value in WEATHER.items() if key != "parameters"}
+    expected = json.dumps(wrapped(WEATHER), ensure_ascii=False)
+    for key in ("input_schema", "inputSchema"):
+        assert make([chat(tools=[as_parameters | {key: WEATHER["parameters"]}])]).train[0]["tools"] == expected
+    for functions in ([WEATHER], json.dumps([WEATHER]), wrapped(WEATHER)):
+        assert make([chat() | {"functions": functions}]).train[0]["tools"] == expected
+    assert make([chat() | {"functions": ["def f(): pass"]}]).train[0]["tools"] is None
+
+
+def test_tools_that_the_system_turn_offers_are_offered_once(make, chat):
+    system = {"role": "system", "content": f"Call one of <tools>{json.dumps([WEATHER, NOW])}</tools>."}
+    messages = [system, *chat()["messages"]]
+    rows = [{"messages": messages, "tools": tools} for tools in ([WEATHER, NOW], [WEATHER, NOW | {"name": "then"}])]
+    built = make(rows)
+    assert [row["tools"] is None for row in built.train] == [True, False]
+    assert built.counts["notes"]["tools_in_system_turn"] == 1
+
+
+def called(*calls):
+    return {"role": "assistant", "content": "", "tool_calls": [
+        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}} for id, name, arguments in calls
+    ]}  # fmt: skip
+
+
+def result(id, content):
+    return {"role": "tool", "tool_call_id": id, "content": content}
+
+
+def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(make):
+    turns = [
+        {"role": "user", "content": "q"},
+        called(("a", "f", {"x": 1}), ("b", "g", {"y": 2})),
+        result("b", "two"),
+        result("a", "one"),
+        {"role": "assistant", "content": "r"},
+    ]
+    (row,) = make([{"messages": turns}]).train
+    assert [turn["content"] for turn in row["messages"][2:]] == ["one", "two", "r"]
+    assert make([{"messages": turns}]).counts["sources"][0]["ignored"] == {}
+    wrong = make(
+        [{"messages": [*turns[:2], result("c", "two"), *turns[3:]]}, {"messages": turns}], max_quarantined_fraction=1.0
+    )
+    (record,) = wrong.quarantine
+    assert record["reason"] == "unknown_tool_call"
+    assert "turn 3: tool_call_id 'c' is of none of the calls before it (a, b)" in record["detail"]
+
+
+@pytest.mark.parametrize("write", ["parquet", "arrow"])
+def test_what_a_call_does_not_have_is_no_null_of_its_arguments(make, tmp_path, write):
+    messages = [
+        [{"role": "user", "content": "q", "tool_calls": None}, called((str(i), name, arguments)) | {"content": None}]
+        for i, (name, arguments) in enumerate([("f", {"a": "1"}), ("g", {"b": {"c": "0"}}), ("h", {})])
+    ]
+    table = pa.Table.from_pylist([{"messages": turns} for turns in messages])
+    path = tmp_path / f"rows.{write}"
+    if write == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    built = make(path.read_bytes(), suffix=f".{write}")
+    calls = [json.loads(row["messages"][1]["content"].splitlines()[1]) for row in built.train]
+    assert [call["arguments"] for call in calls] == [{"a": "1"}, {"b": {"c": "0"}}, {}]
+    # In JSON lines a null was written by hand.
+    (row,) = make([{"messages": [messages[0][0], called(("1", "f", {"a": None}))]}]).train
+    assert '"arguments": {"a": null}' in row["messages"][1]["content"]

@@ -26,6 +26,8 @@ def said(turn):
         ({"content": [{"type": "text", "text": "x"}]}, "x"),
         ({"content": [{"type": "text", "text": "x ", "image_url": None}, {"type": "output_text", "text": "y"}]}, "x y"),
         ({"content": [{"text": "x"}, "y"]}, "xy"),
+        ({"content": ["def f():", "    pass"]}, "def f():\n    pass"),
+        ({"content": ["def f():\n", "    pass"]}, "def f():\n    pass"),
         ({"content": [{"type": "reasoning", "text": "1 + 1"}, {"type": "text", "text": "2"}]}, THOUGHT + "2"),
         ({"content": [{"type": "thinking", "thinking": " 1 + 1\n"}, {"type": "text", "text": "2"}]}, THOUGHT + "2"),
         ({"content": "2", "reasoning_content": "1 + 1"}, THOUGHT + "2"),

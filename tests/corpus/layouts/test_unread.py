@@ -22,15 +22,16 @@ def ignored(raws, kind=CONVERSATIONS, **options):
         ({"messages": turns("U q", "A r")}, CONVERSATIONS, ()),
         ({"messages": turns("U q", "A r"), "system": "s", "answer": "7", "task": "t"}, CONVERSATIONS, ()),
         (
-            {"messages": turns("U q", "A r"), "images": ["x.png"], "functions": [{"name": "f"}], "weight": 0},
+            {"messages": turns("U q", "A r"), "urls": ["x.png"], "functions": ["def f(): ..."], "weight": 0},
             CONVERSATIONS,
-            ("images", "functions", "weight"),
+            ("urls", "functions", "weight"),
         ),
         # Nothing stands in these.
         ({"messages": turns("U q", "A r"), "images": [], "note": "", "meta": {}, "id": None}, CONVERSATIONS, ()),
-        ({"context": "c", "question": "q", "answer": "r"}, CONVERSATIONS, ("context",)),
+        ({"context": "c", "question": "q", "answer": "r", "title": "t"}, CONVERSATIONS, ("title",)),
         ({"instruction": "q", "context": "c", "response": "r", "category": "qa"}, CONVERSATIONS, ("category",)),
-        ({"instruction": "q", "input": "i", "context": "c", "output": "r"}, CONVERSATIONS, ("context",)),
+        ({"instruction": "q", "input": "i", "context": "c", "output": "r"}, CONVERSATIONS, ()),
+        ({"prompt": "q", "response": "r", "reasoning": "off", "context": 3}, CONVERSATIONS, ("reasoning", "context")),
         ({"prompt": "q", "response": "r", "completion": "other"}, CONVERSATIONS, ("completion",)),
         ({"prompt": "q", "completion": "r", "label": "spam"}, CONVERSATIONS, ("label",)),
         ({"system": "s", "system_prompt": "t", "prompt": "q", "response": "r"}, CONVERSATIONS, ("system_prompt",)),
@@ -129,18 +130,18 @@ def test_a_row_that_makes_several_is_counted_once():
 
 def test_each_source_names_what_it_ignores_once(make, capsys):
     rows = [
-        {"context": "c", "question": f"q{i}", "answer": "r", "id": i} | ({"tags": ["x"]} if i % 2 else {})
+        {"title": "c", "question": f"q{i}", "answer": "r", "id": i} | ({"tags": ["x"]} if i % 2 else {})
         for i in range(50)
     ]
-    rows.append({"context": "c", "question": "", "answer": "r", "odd": 1})
+    rows.append({"title": "c", "question": "", "answer": "r", "odd": 1})
     built = make(rows, [{"question": "other", "answer": "r", "id": 7}], max_quarantined_fraction=1.0)
     (source,) = built.counts["sources"]
     # What is quarantined isn't used, so that nothing of it is ignored.
-    assert source["ignored"] == {"context": 50, "id": 51, "tags": 25}
+    assert source["ignored"] == {"title": 50, "id": 51, "tags": 25}
     said = [line for line in capsys.readouterr().out.splitlines() if "ignored" in line]
     assert len(said) == 1
     assert said[0].startswith("data/0.jsonl and 1 more files: ignored, as its layout doesn't read them: id (51 rows), ")
-    assert "context (50 rows), tags (25 rows); if one matters, map columns with `fields`" in said[0]
+    assert "title (50 rows), tags (25 rows); if one matters, map columns with `fields`" in said[0]
 
 
 def test_tools_and_weights_are_read_and_documents_name_what_is_beside_them():

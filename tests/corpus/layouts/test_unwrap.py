@@ -56,7 +56,7 @@ FRAMED = [
 
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_taken_off(name, prompt, inside):
-    assert {name for name, _, _ in FRAMED} == {template.name for template in TEMPLATES}
+    assert {name for name, _, _ in FRAMED} == {template.name for template in TEMPLATES if not template.plain}
     row = read({"prompt": prompt, "response": "x"})[1]
     assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (f"unwrapped_{name}_template",))
     row = read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
@@ -74,6 +74,43 @@ def test_a_text_about_a_template_stays(name, prompt, inside, around):
         # Marks that nobody writes by chance, at the very beginning: refused rather than templated twice.
         assert text.startswith(prompt) and error.reason == "baked_in_template"
         assert name in ("chatml", "llama3", "llama2", "gemma", "tags")
+
+
+@pytest.mark.parametrize(
+    "prompt, inside",
+    [
+        ("User: a\nBot: b\nUser: c\nd\nBot:", "U a|A b|U c\nd"),
+        ("<user>: a\n<bot>: b\n\n<user>: c", "U a|A b|U c"),
+        ("user: a\nassistant: b\nuser: c", "U a|A b|U c"),
+        ("User: a\nAI: ", "U a"),
+    ],
+)
+def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
+    for raw in ({"prompt": prompt, "response": "x"}, {"instruction": prompt, "output": "x"}):
+        row = read(raw)[1]
+        assert (spelled(row.messages), row.notes) == (f"{inside}|A x", ("unwrapped_dialogue_template",))
+    assert spelled(read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1].prompt) == inside
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "User: is what my log says. Why?",
+        "User: a\nBot: b",
+        "User: a\nBot: b\nUser: c\n\nWas the bot polite in this dialogue?",
+        "User: a\nUser: b\nBot:",
+        "User: a\nBot: b\n\nGo on with this dialogue.",
+        "Bot: a\nUser: b\nBot:",
+        "user: root\nai: b\nc",
+    ],
+)
+def test_a_text_with_speakers_that_is_no_whole_dialogue_stays(prompt):
+    assert spelled(read({"prompt": prompt, "response": "x"})[1].messages) == f"U {prompt}|A x"
+
+
+def test_a_dialogue_that_a_user_shows_among_turns_stays():
+    shown = "User: a\nBot: b\nUser: c\nBot:"
+    assert spelled(read({"messages": turns(f"U {shown}", "A x")})[1].messages) == f"U {shown}|A x"
 
 
 @pytest.mark.parametrize(

@@ -327,6 +327,13 @@ def test_hub(monkeypatch):
     assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test", "revision": "abc"}
 
 
+def test_rows_of_the_hub_have_no_nulls_inside(monkeypatch):
+    rows = [{"messages": [{"role": "user", "tool_calls": None, "arguments": {"a": "1", "b": None}}], "label": None}]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    (raw,) = read_hub(HubDataset(path="openai/gsm8k", revision="abc"))
+    assert raw.found == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
+
+
 def test_hub_that_cannot_be_had(monkeypatch):
     def load_dataset(*_, **__):
         raise ConnectionError("no route to host")

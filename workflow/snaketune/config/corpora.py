@@ -1,11 +1,12 @@
 """`corpora:`, what goes in."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveInt, Revision, ShortText
+from snaketune.config.conditions import condition_of
 from snaketune.config.paths import LocalPath
 
 Layout = Literal[
@@ -87,10 +88,25 @@ class Source(Model):
     fields: Fields = Fields()
     speakers: dict[str, Role] = {}
     """Who speaks, for speakers or tags that don't say it themselves: `{Agent: assistant, Caller: user}`."""
+    where: tuple[ShortText, ...] = ()
+    """Only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one or a
+    list. A null fulfils `!=` alone."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """How often a train row of this source is used: 0.5 takes every second one, 2 takes each twice."""
     max_rows: PositiveInt | None = None
     """At most so many rows of this source, drawn by a hash of the row."""
+
+    @field_validator("where", mode="before")
+    @classmethod
+    def _one_or_several(cls, where: Any) -> Any:
+        return (where,) if isinstance(where, str) else where
+
+    @field_validator("where")
+    @classmethod
+    def _are_conditions(cls, where: tuple[str, ...]) -> tuple[str, ...]:
+        for text in where:
+            condition_of(text)
+        return where
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":

@@ -55,6 +55,7 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
         "kept": int(times.sum()),
         "layouts": layouts,
         "ignored": dict(source.ignored),
+        "marked": dict(source.marked),
     }
 
 

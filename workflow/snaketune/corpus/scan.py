@@ -48,6 +48,7 @@ class SourceCounts:
         joined: raw rows that became part of another.
         ignored: what of raw rows isn't read though it holds something (a column, or `messages[].name`), and how many
             of those used have it.
+        marked: marks of bad rows among those used, such as `is_correct: false`, and how many have each.
         rows: numbers of the sound rows, first and one past the last.
     """
 
@@ -57,6 +58,7 @@ class SourceCounts:
     quarantined: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
     rows: slice = field(default_factory=lambda: slice(0, 0))
 
 
@@ -103,7 +105,9 @@ class Scan:
                 self._read(name, read_file(path, name, plain=self.spec.kind == TEXT), source, counts)
         counts.rows = slice(first, len(self.hashes))
         if counts.ignored:
-            say(_told(source, counts.ignored))
+            say(_ignored_line(source, counts.ignored))
+        if counts.marked:
+            say(_marked_line(source, counts.marked))
         return counts
 
     def finish(self) -> None:
@@ -142,6 +146,7 @@ class Scan:
                 counts.dropped[error.reason] += 1
                 continue
             _count(made.ignored, counts.ignored)
+            _count(made.marks, counts.marked)
             hashes.append(content)
             drawn.append(draw(split_key(row.opening), seed))
             origin = made.layout, row.notes
@@ -172,12 +177,30 @@ def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
         ignored[name if name in ignored or len(ignored) < MOST_NAMES else OTHER_NAMES] += 1
 
 
-def _told(source: Source, ignored: Counter[str]) -> str:
-    """What of a source isn't read, in one line."""
-    name = hub_name(source.hub) if source.hub else source.files[0]
+def _name(source: Source) -> str:
     more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
-    names = ", ".join(f"{column} ({n} rows)" for column, n in ignored.most_common())
-    return f"{name}{more}: ignored, as its layout doesn't read them: {names}; if one matters, map columns with `fields`"
+    return hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
+
+
+def _rows_of_each(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ({n} rows)" for name, n in names.most_common())
+
+
+def _ignored_line(source: Source, ignored: Counter[str]) -> str:
+    """What of a source isn't read."""
+    return (
+        f"{_name(source)}: ignored, as its layout doesn't read them: {_rows_of_each(ignored)}; if one matters, map columns "
+        "with `fields`"
+    )
+
+
+def _marked_line(source: Source, marked: Counter[str]) -> str:
+    """Which rows of a source are used though they are marked as bad ones, and what leaves them out."""
+    column, _, value = marked.most_common(1)[0][0].partition(": ")
+    return (
+        f"{_name(source)}: used, though marked: {_rows_of_each(marked)}; the source's `where` leaves such rows out, for "
+        f"instance `where: {column} != {value}`"
+    )
 
 
 @contextmanager

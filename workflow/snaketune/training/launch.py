@@ -72,7 +72,9 @@ def launch(
         "work": str(work.folder),
         "out": str(out),
         # Lists: JSON objects are written with sorted keys, and the order of adapters below a model counts.
-        "artifacts": {role: [[str(one.manifest_path), one.content] for one in some] for role, some in artifacts.items()},
+        "artifacts": {
+            role: [[str(one.manifest_path), one.content] for one in some] for role, some in artifacts.items()
+        },
         "files": {role: [str(path) for path in some] for role, some in files.items()},
     }
     write_json(work.state / JOB_FILE, job)

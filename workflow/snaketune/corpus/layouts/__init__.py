@@ -20,7 +20,9 @@ A row is recognised (`recognise`), read by its layout (`readers`), mended where 
                       text that means one of them
 
 `answer` and `task` columns are taken along wherever they aren't the response itself, `history` is what was said before
-a prompt, a `system` column is the system turn, and a `tools` column is what the prompt offers to call. A null column
+a prompt, a `system` column is the system turn, and a `tools` column is what the prompt offers to call. Context and choices
+beside a prompt are part of it, reasoning beside a response is part of that (`beside`). Ratings of both completions of a
+pair must agree with which was chosen (`ratings`), and a row with pictures or sounds is refused (`media`). A null column
 counts as absent; what else isn't read is named (`unread`). Lists of turns may be written into a text as JSON, as CSV
 needs it.
 """

@@ -10,7 +10,17 @@ from snaketune.config.corpora import Source
 from snaketune.corpus.layouts.columns import Columns
 from snaketune.corpus.layouts.documents import documents
 from snaketune.corpus.layouts.exchanges import prompt_and_response
-from snaketune.corpus.layouts.mapped import SYSTEM_COLUMNS, columns_named, mapped, system_of, take_along, tools_beside
+from snaketune.corpus.layouts.mapped import (
+    SYSTEM_COLUMNS,
+    TOOLS_COLUMNS,
+    columns_named,
+    mapped,
+    system_of,
+    take_along,
+    tools_beside,
+)
+from snaketune.corpus.layouts.marks import marks_against
+from snaketune.corpus.layouts.media import refuse_media
 from snaketune.corpus.layouts.readers import rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
 from snaketune.corpus.layouts.repair import mend
@@ -21,9 +31,10 @@ from snaketune.corpus.layouts.unread import unread
 from snaketune.corpus.layouts.unwrap import unframe
 from snaketune.corpus.layouts.votes import check_numbers, numbers_of
 from snaketune.corpus.raw import Made, RawRow
+from snaketune.corpus.reading.where import Where
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row
 
-LABELS = frozenset((*SYSTEM_COLUMNS, "tools", "answer", "task"))
+LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))
 
 
 def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]) -> Iterator[Made]:
@@ -35,8 +46,9 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
     Yields:
         Rows; what is of no use, and why; None for a raw row that became part of another.
     """
+    where = Where(source.where)
     if kind == "text":
-        yield from documents(raws, source.fields.text or TEXT)
+        yield from documents(raws, source.fields.text or TEXT, where)
         return
     fields, speakers = source.fields, source.speakers
     named = columns_named(fields)
@@ -65,13 +77,15 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 check(row)
             except Malformed as error:
                 return Made(raw, layout, error)
-        return Made(raw, layout, row, unread(present, layout, named) if first else ())
+        ignored = unread(present, layout, named) if first else ()
+        return Made(raw, layout, row, ignored, marks_against(present, ignored) if ignored else ())
 
     for raw in raws:
         found, layout = raw.found, source.layout
         try:
             if isinstance(found, Malformed):
                 raise found
+            where.check(found)
             rows: Iterable[Row | Malformed | Dropped]
             if fields.prompt:
                 layout, present = "fields", Columns(found)
@@ -82,6 +96,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 if layout == "auto":
                     layout = recognise(present, speakers, dialogues, kind)
                 check_kind(layout, kind, present)
+                refuse_media(present)
                 if layout == "unpaired" and kind != "unpaired":
                     completions.append((raw, present, _labelled(whole(raw, present), present, source)))
                     continue
@@ -101,6 +116,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
             continue
         for number, row in enumerate(rows):
             yield made(raw, present, layout, row, first=number == 0)
+    where.finish()
     check_numbers(verdicts)
     for (raw, present, _), row in zip(completions, paired([read for _, _, read in completions])):
         yield made(raw, present, "unpaired", row, first=True)

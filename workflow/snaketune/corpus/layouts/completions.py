@@ -26,7 +26,7 @@ def exchange(
     answers = [completion_turns(value, where, speakers, spelled=spelled) for where, value in completions.items()]
     if spelled:
         return turns_of(prompt, "prompt", speakers), answers, ()
-    found = unwrapped(prompt)
+    found = unwrapped(prompt, alone=True)
     if found is None:
         return [{"role": "user", "content": prompt}], answers, ()
     turns, note = found

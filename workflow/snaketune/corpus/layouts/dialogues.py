@@ -6,7 +6,8 @@
     User 1: Great.                  user
 
 The first speaker is the user and the second the assistant, unless their names or the config say otherwise. A line of
-asterisks, or a remark in brackets just before a turn (`[The next day]`), belongs to no speaker and is taken out.
+asterisks just before a turn belongs to no speaker and is taken out, and so is a remark in brackets (`[The next day]`):
+prose that follows a whole sentence. Other lines in brackets (`[1, 2]`, or what follows a colon) are what the speaker says.
 """
 
 import re
@@ -19,8 +20,13 @@ from snaketune.corpus.layouts.transcripts import cut
 from snaketune.corpus.layouts.unwrap import conversation_in, take_ends_off
 from snaketune.corpus.rows import Malformed, Message
 
-# A line that is a rule of asterisks, or a remark in brackets or in italics.
-REMARK = re.compile(r"\*(?:[ \t]*\*){2,}|\[[^\[\]]*\]|\([^()]*\)|\*[^*]+\*")
+# Lines between turns: a rule of asterisks, or a remark in brackets or in italics.
+RULE = re.compile(r"\*(?:[ \t]*\*){2,}")
+REMARK = re.compile(r"\[([^\[\]]*)\]|\(([^()]*)\)|\*([^*]+)\*")
+# Begins like a sentence, and has a word that is no name: "The next day", but neither "B" nor "Anna, Ben".
+PROSE = re.compile(r"(?=(?:Later|At|In|On|After|Before)\b|.*\s[a-z]{2})[A-Z][\w\s.,!'’-]*")
+# What may stand before a remark: a whole sentence; in a paragraph before it anything but what announces it.
+BEFORE_REMARK = {False: re.compile(r"[^\w\s:,;=(\[{-]\Z"), True: re.compile(r"[^\s:,;=(\[{-]\Z")}
 
 
 def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Message], tuple[str, ...]]:
@@ -84,9 +90,20 @@ def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
 def _without_remarks(said: str, *, keep: int = 0) -> str:
     """`said` without the lines at its end that belong to no speaker; the first `keep` lines are what somebody says."""
     lines = said.split("\n")
-    while len(lines) > keep and (not lines[-1].strip() or REMARK.fullmatch(lines[-1].strip())):
-        lines.pop()
-    return "\n".join(lines)
+    end = len(lines)
+    while end > keep and (not lines[end - 1].strip() or _is_between_turns(lines[end - 1].strip())):
+        end -= 1
+    before, after = "\n".join(lines[:end]), [line.strip() for line in lines[end:]]
+    if before.strip() and any(line and not RULE.fullmatch(line) for line in after):
+        return before if BEFORE_REMARK[after[0] == ""].search(before.rstrip()) else said
+    return before
+
+
+def _is_between_turns(line: str) -> bool:
+    remark = REMARK.fullmatch(line)
+    return RULE.fullmatch(line) is not None or (
+        remark is not None and PROSE.fullmatch("".join(filter(None, remark.groups())).strip()) is not None
+    )
 
 
 @lru_cache(maxsize=64)

@@ -8,13 +8,16 @@ from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.unread import unread
 from snaketune.corpus.raw import Made, RawRow
 from snaketune.corpus.reading.plain_text import cut_at
+from snaketune.corpus.reading.where import Where
 from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed
 
 
-def documents(raws: Iterable[RawRow], column: str) -> Iterator[Made]:
+def documents(raws: Iterable[RawRow], column: str, where: Where) -> Iterator[Made]:
     """The rows of one file: of each raw row one document, or its pieces."""
     for raw in raws:
         try:
+            if isinstance(raw.found, dict):
+                where.check(raw.found)
             ignored = unread(Columns(raw.found), TEXT, frozenset((column,))) if isinstance(raw.found, dict) else ()
             for text, notes in _pieces(raw.found, column):
                 row = Conversation(messages=[{"role": TEXT, "content": text}], notes=notes)
@@ -22,6 +25,7 @@ def documents(raws: Iterable[RawRow], column: str) -> Iterator[Made]:
                 ignored = ()
         except (Malformed, Dropped) as why:
             yield Made(raw, TEXT, why)
+    where.finish()
 
 
 def _pieces(found: dict[str, Any] | Malformed, column: str) -> list[tuple[str, tuple[str, ...]]]:

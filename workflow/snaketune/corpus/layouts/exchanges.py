@@ -4,6 +4,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from snaketune.corpus.layouts.beside import add_to_prompt, add_to_response
 from snaketune.corpus.layouts.columns import column_of, columns_of
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.parts import kind_of
@@ -18,6 +19,8 @@ PROMPT_AND_RESPONSE = (
     ("prompt", "completion"),
     ("question", "response"),
     ("question", "completion"),
+    # Before the answer, which is what of the solution can be checked.
+    ("question", "solution"),
     ("question", "answer"),
     ("query", "response"),
     ("query", "answer"),
@@ -25,7 +28,6 @@ PROMPT_AND_RESPONSE = (
     ("input", "target"),
     ("inputs", "targets"),
     ("problem", "solution"),
-    ("question", "solution"),
 )
 INSTRUCTION_RESPONSES = ("output", "response", "completion")
 CONVERSATION_COLUMNS = ("messages", "conversations", "conversation")
@@ -48,6 +50,8 @@ def instruction_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange
     prompt, notes = instruction_of(raw)
     response = next((column for column in INSTRUCTION_RESPONSES if column in raw), "output")
     turns, (answer,), unwrapped_ = exchange(prompt, {response: column_of(raw, response)}, speakers)
+    add_to_prompt(raw, turns)
+    add_to_response(raw, answer)
     return earlier_turns(raw, speakers) + turns, answer, unwrapped_ + notes
 
 
@@ -59,9 +63,11 @@ def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
     prompt, response = columns
     said, answer = raw[prompt], raw[response]
     if type(said) is str and type(answer) is str and not may_be_framed(said) and not may_spell_turns(said):
-        turns, completion = [{"role": "user", "content": said}], [{"role": "assistant", "content": answer}]
-        return (earlier_turns(raw, speakers) + turns if "history" in raw else turns), completion, ()
-    turns, (completion,), notes = exchange(said, {response: answer}, speakers)
+        turns, completion, notes = [{"role": "user", "content": said}], [{"role": "assistant", "content": answer}], ()
+    else:
+        turns, (completion,), notes = exchange(said, {response: answer}, speakers)
+    add_to_prompt(raw, turns)
+    add_to_response(raw, completion)
     return earlier_turns(raw, speakers) + turns, completion, notes
 
 
@@ -76,10 +82,9 @@ def conversation_exchange(raw: Raw, column: str, speakers: Speakers = NO_SPEAKER
 
 
 def instruction_of(raw: Raw) -> tuple[str, tuple[str, ...]]:
-    """Instruction and its input (or context) as one prompt, and what there is to note."""
+    """Instruction and its input as one prompt, and what there is to note."""
     instruction = _text(raw, "instruction")
-    given_in = next((column for column in ("input", "context") if isinstance(raw.get(column), str)), "input")
-    given = _text(raw, given_in) if given_in in raw else ""
+    given = _text(raw, "input") if "input" in raw else ""
     if NO_INPUT.fullmatch(given):
         return instruction, ("noinput_placeholder",)
     if not given or given.isspace():

@@ -8,10 +8,11 @@ from snaketune.corpus.layouts.columns import column_of, plain_text
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.pairs import pair
 from snaketune.corpus.layouts.parts import kind_of, text_of
-from snaketune.corpus.layouts.tools import tools_of
+from snaketune.corpus.layouts.tools import are_named_in, may_be_functions, tools_of
 from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+TOOLS_COLUMNS = ("tools", "functions")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
@@ -36,6 +37,10 @@ def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: boo
     """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
     begin_with(row, system_of(raw, fields))
     row.tools = tools_beside(raw, fields)
+    if row.tools and are_named_in(row.tools, row.opening[0]):
+        # A chat template would write them once more.
+        row.tools = None
+        row.notes += ("tools_in_system_turn",)
     for name, column in (("answer", fields.answer), ("task", fields.task)):
         if column:
             setattr(row, name, _label(raw, column))
@@ -57,10 +62,13 @@ def system_of(raw: dict[str, Any], fields: Fields) -> Any:
 
 
 def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
-    """What the prompt offers to call: by `fields`, else the column `tools`."""
+    """What the prompt offers to call: by `fields`, else the column `tools`, or `functions` where that holds some."""
     if fields.tools:
         return tools_of(_filled(raw, fields.tools), fields.tools)
-    return tools_of(raw["tools"]) if raw.get("tools") is not None else None
+    column = next((column for column in TOOLS_COLUMNS if raw.get(column)), None)
+    if column is None or (column == "functions" and not may_be_functions(raw.get(column))):
+        return None
+    return tools_of(raw[column], column)
 
 
 def columns_named(fields: Fields) -> frozenset[str]:

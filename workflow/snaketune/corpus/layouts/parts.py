@@ -41,7 +41,7 @@ def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str
         raise Malformed("unsupported_part", f"{where} ({role}) has reasoning or tool calls, which are the assistant's")
     text = "" if content is None else text_of(content, where)
     if reasoning is not None and not text.lstrip().startswith("<think>"):
-        text = _thought(reasoning, where) + text
+        text = thought(reasoning, where) + text
     return _joined(text, calls_text(calls, where)) if calls else text
 
 
@@ -55,6 +55,9 @@ def text_of(content: Any, where: str) -> str:
         return content
     if not isinstance(content, list):
         raise Malformed("non_string_content", f"{where}: content holds {kind_of(content)}, expected a text")
+    if content and all(isinstance(part, str) for part in content):
+        # Lines, with their ends or without.
+        return "".join(content) if any(line.endswith("\n") for line in content) else "\n".join(content)
     text = ""
     for part in content:
         if isinstance(part, str):
@@ -64,7 +67,7 @@ def text_of(content: Any, where: str) -> str:
         if kind in TEXT_TYPES:
             text += _string(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
-            text += _thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
+            text += thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
         elif kind in CALL_TYPES:
             text = _joined(text, calls_text(part.get(kind) or part.get("value") or part, where))
         elif kind == "tool_calls":
@@ -109,7 +112,8 @@ def _loads(text: str, where: str) -> Any:
         raise Malformed("bad_tool_call", f"{where}: a tool call that is no JSON: {error}") from None
 
 
-def _thought(reasoning: Any, where: str) -> str:
+def thought(reasoning: Any, where: str) -> str:
+    """Reasoning in the tags that most chat models are trained on, as it stands before the answer; empty if there is none."""
     if not isinstance(reasoning, str):
         raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
     return f"<think>\n{reasoning.strip()}\n</think>\n\n" if reasoning.strip() else ""

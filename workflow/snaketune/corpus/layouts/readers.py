@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from snaketune.corpus.layouts.beside import add_to_prompt
 from snaketune.corpus.layouts.columns import column_of, columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
 from snaketune.corpus.layouts.exchanges import (
@@ -27,6 +28,7 @@ from snaketune.corpus.layouts.pairs import (
     whole_pair,
 )
 from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.ratings import check_ratings
 from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
 from snaketune.corpus.layouts.trees import rows_of_tree
 from snaketune.corpus.layouts.turns import turns_of
@@ -114,10 +116,12 @@ def _pairs(raw: Raw, speakers: Speakers) -> Row:
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
             f"answers in {' and '.join(answers)}; rename chosen to winner, and take rejected out",
         )
+    check_ratings(raw)
     return _pair(raw, chosen, rejected, speakers)
 
 
 def _transcripts(raw: Raw, speakers: Speakers) -> Row:
+    check_ratings(raw)
     return transcript_pair(column_of(raw, "chosen"), column_of(raw, "rejected"))
 
 
@@ -140,6 +144,7 @@ def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
         row = about(row, prompt, speakers)
     else:
         row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
+        add_to_prompt(raw, row.prompt)
         row.prompt[:0] = earlier_turns(raw, speakers)
     row.notes += notes
     return row

@@ -1,5 +1,6 @@
 """What makes a canonical row sound: who may speak after whom, on whom it ends, and that something is said."""
 
+from snaketune.corpus.layouts.media import PLACEHOLDER, shows_media
 from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, spoken
 
 # Who may speak after whom; None is the beginning.
@@ -59,4 +60,9 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
                 raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
             place = f"follows {before}" if before else "comes first"
             raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {place}")
+        if role == "user" and shows_media(content):
+            raise Malformed(
+                "unsupported_part",
+                f"{where}turn {number} holds {PLACEHOLDER}, the place of a picture, which no text can hold",
+            )
         before = role

@@ -1,11 +1,13 @@
-"""Whether a turn is supervised, where its source says so: `loss_weight`, `weight` or `train` beside its content."""
+"""Whether a turn is supervised, where its source says so: `loss_weight`, `weight`, `train`, `loss` or `training` beside it."""
 
 from typing import Any
 
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import Malformed
 
-KEYS = ("loss_weight", "weight", "train")
+KEYS = ("loss_weight", "weight", "train", "loss", "training")
+# Which characters of a turn are supervised.
+PARTS_KEY = "train_detail"
 
 
 def is_supervised(item: dict[str, Any], where: str) -> bool:
@@ -17,6 +19,11 @@ def is_supervised(item: dict[str, Any], where: str) -> bool:
     Raises:
         Malformed: another weight than 0 and 1, or two that contradict each other.
     """
+    if item.get(PARTS_KEY):
+        raise Malformed(
+            "unsupported_weight",
+            f"{where}: {PARTS_KEY} supervises parts of a turn; a turn is supervised or not: say so with train, or split it",
+        )
     said = {key: item[key] for key in KEYS if item.get(key) is not None}
     for key, value in said.items():
         # True and 1.0 equal 1.

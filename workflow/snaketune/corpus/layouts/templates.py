@@ -9,6 +9,7 @@ r"""The chat templates that prompts come with, and what their marks look like.
     transcript   \n\nHuman: …\n\nAssistant:
     gemma        <start_of_turn>user\n…<end_of_turn>\n<start_of_turn>model\n
     tags         <|user|>\n…<|end|>\n<|assistant|>\n                            also with </s> or <|endoftext|>
+    dialogue     User: …\nBot: …\nUser: …\nBot:                               also <user>: …, and without the open turn
 
 Any other text that begins with marks like `<|…|>` and ends in one that opens the assistant's turn is refused.
 """
@@ -30,6 +31,7 @@ class Template(NamedTuple):
         turn_ends: what may stand after a turn.
         strips: the characters around a turn that belong to the template.
         special: whether the marks are no words, so that nobody writes them by chance.
+        plain: whether the marks are words of any dialogue: a prompt that isn't wholly one is left as it is.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Template(NamedTuple):
     turn_ends: tuple[str, ...]
     strips: str | None = None
     special: bool = False
+    plain: bool = False
 
 
 CHAT_BETWEEN = r"\s*(?P<system>A chat between .*?(?=\bUSER:|### ?Human:))?"
@@ -117,10 +120,21 @@ TEMPLATES = (
         "\n",
         special=True,
     ),
+    Template(
+        "dialogue",
+        re.compile(r"\s*(?=(<)?(?:user|human)(?(1)>):)", re.IGNORECASE),
+        re.compile(
+            r"^(?P<angle><)?(?P<speaker>user|human|assistant|chatbot|bot|ai)(?(angle)>): ?",
+            re.IGNORECASE | re.MULTILINE,
+        ),
+        ("",),
+        ("</s>",),
+        plain=True,
+    ),
 )
 MAY_OPEN = re.compile(
-    r"\s*(?:Below is an instr|### |A chat between |USER:|Human:|<s>|<bos>|<BOS_TOKEN>|<start_of_turn>|<[|｜]"
-    r"|\[INST\]|\[gMASK\])"
+    r"\s*(?:Below is an instr|### |A chat between |<?(?:[Uu]ser|USER|[Hh]uman|HUMAN)>?:|<s>|<bos>|<BOS_TOKEN>"
+    r"|<start_of_turn>|<[|｜]|\[INST\]|\[gMASK\])"
 )
 SPECIAL_MARKS = re.compile(
     r"<\|im_(?:start|end)\|>|<\|(?:start_header|end_header|eot)_id\|>|\[/?INST\]|<</?SYS>>"
@@ -141,7 +155,7 @@ ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_tu
 
 def may_be_framed(prompt: str) -> bool:
     """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
-    return prompt[:1] in "\t\n\r BA#<[UH" and MAY_OPEN.match(prompt) is not None
+    return prompt[:1] in "\t\n\r BA#<[UHuh" and MAY_OPEN.match(prompt) is not None
 
 
 def is_unknown(prompt: str) -> bool:

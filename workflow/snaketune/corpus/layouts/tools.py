@@ -11,9 +11,12 @@ from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.raw import without_nulls
+from snaketune.corpus.rows import Malformed, Message
 
 FIRST = ("name", "description", "parameters")
+# What other interfaces call the parameters.
+SCHEMA_KEYS = ("input_schema", "inputSchema")
 RENAME = "rename the column if it holds something else"
 EXPECTED = f"expected a list of functions, each with a name; {RENAME}"
 
@@ -31,7 +34,22 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
     """
     if value is None:
         return None
-    return _of_text(value, column) if isinstance(value, str) else _spelled(_without_nulls(value), column)
+    return _of_text(value, column) if isinstance(value, str) else _spelled(without_nulls(value), column)
+
+
+def may_be_functions(value: Any) -> bool:
+    """Whether what a column `functions` holds is meant as tools, and not, say, as source code."""
+    if isinstance(value, str):
+        return value.lstrip()[:1] in ("[", "{") and '"name"' in value
+    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+
+
+def are_named_in(tools: str, turn: Message) -> bool:
+    """Whether a system turn offers all of these tools by itself: it names each in quotes, as their JSON does."""
+    text = turn["content"]
+    return turn["role"] == "system" and all(
+        f'"{name}"' in text or f"'{name}'" in text for name in (tool["function"]["name"] for tool in json.loads(tools))
+    )
 
 
 # Rows of one source share a few sets of tools.
@@ -66,14 +84,6 @@ def _function(tool: Any, column: str) -> dict[str, Any]:
     if not isinstance(name, str) or not name.strip():
         raise Malformed("bad_tools", f"{column} holds a tool without a name, {EXPECTED}")
     said = {key: value for key, value in function.items() if (key, value) != ("type", "function")}
+    if schema := next((key for key in SCHEMA_KEYS if key in said and "parameters" not in said), None):
+        said["parameters"] = said.pop(schema)
     return {"type": "function", "function": {key: said[key] for key in FIRST if key in said} | said}
-
-
-def _without_nulls(value: Any) -> Any:
-    """A table gives every tool all keys of all tools, most of them null."""
-    match value:
-        case dict():
-            return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-        case list():
-            return [_without_nulls(part) for part in value]
-    return value

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from snaketune.corpus.layouts.call_order import RESULT_KEY, in_call_order
+from snaketune.corpus.layouts.media import refuse_media
 from snaketune.corpus.layouts.parts import CALLS_KEYS, REASONING_KEYS, calls_text, content_of, kind_of, text_of
 from snaketune.corpus.layouts.roles import CALLERS, NO_SPEAKERS, ROLES, Speakers, role_of
 from snaketune.corpus.layouts.supervision import KEYS as WEIGHT_KEYS
@@ -35,6 +37,7 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
     if not value:
         raise Malformed("empty_turn", f"{where} has no turns")
     turns: list[Message] = []
+    identified = False
     for number, item in enumerate(value, start=1):
         # Nearly every turn there is, at a third of the cost.
         if type(item) is dict and len(item) == 2 and not speakers:
@@ -45,12 +48,17 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue
         if both := exchange_keys(item):
+            system = item.get("system")
+            # Each item may repeat the system turn of the first.
+            if system and {"role": "system", "content": system} != (turns[0] if turns else None):
+                turns.append({"role": "system", "content": text_of(system, f"{where}, item {number}, system")})
             for key, role in zip(both, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
             continue
         turn = _turn(item, f"{where}, turn {number}", speakers)
         turns.append(turn if is_supervised(item, f"{where}, turn {number}") else turn | {"supervised": False})
-    return turns
+        identified = identified or (turn["role"] == "tool" and RESULT_KEY in item)
+    return in_call_order(value, turns, where) if identified else turns
 
 
 def may_spell_turns(value: Any) -> bool:
@@ -78,6 +86,7 @@ def spelled_turns(text: str, where: str) -> list[Any]:
 def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(item, dict):
         raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what")
+    refuse_media(item, f"{where}: ")
     speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""
     if not isinstance(speaker, str):
@@ -99,7 +108,7 @@ def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
     """The keys of a turn that are read: who speaks, what, whether it is supervised, and the first of reasoning and of calls
     that isn't empty."""
     others = (next((key for key in keys if turn.get(key)), None) for keys in (REASONING_KEYS, CALLS_KEYS))
-    return {*_keys(turn), *others, *WEIGHT_KEYS}
+    return {*_keys(turn), *others, *WEIGHT_KEYS, RESULT_KEY}
 
 
 def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:

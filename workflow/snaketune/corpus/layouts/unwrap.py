@@ -21,13 +21,16 @@ from snaketune.corpus.layouts.transcripts import cut
 from snaketune.corpus.rows import Malformed, Message, Row
 
 
-def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
+def unwrapped(prompt: str, *, alone: bool = False) -> tuple[list[Message], str] | None:
     r"""The turns inside a prompt with a template around it, and a note that names the template; None without one.
 
     >>> unwrapped("USER: Hi ASSISTANT:")
     ([{'role': 'user', 'content': 'Hi'}], 'unwrapped_vicuna_template')
     >>> unwrapped("USER: is what my log says. Why?")
 
+    Args:
+        alone: whether the prompt is all that there is before the response, so that a dialogue in it is the conversation;
+            among other turns it is something that the user shows.
     Raises:
         Malformed: a template frames the prompt, and it can't be taken off cleanly.
     """
@@ -35,7 +38,7 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
         return None
     for template in TEMPLATES:
         opening = template.opens.match(prompt)
-        if not opening:
+        if not opening or (template.plain and not alone):
             continue
         if not prompt.rstrip().endswith(template.closes):
             if template.special and any(
@@ -46,8 +49,11 @@ def unwrapped(prompt: str) -> tuple[list[Message], str] | None:
                 )
             continue
         turns = _turns(template, prompt, opening)
-        if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip():
+        is_open = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip()
+        if is_open:
             turns.pop()
+        if template.plain and not (turns and _is_dialogue(turns, is_open) and _is_clean(template, turns)):
+            continue
         if not turns or turns[-1]["role"] != "user" or not _is_clean(template, turns):
             raise Malformed("baked_in_template", f"a {template.name} template frames the prompt and can't be taken off")
         return turns, f"unwrapped_{template.name}_template"
@@ -94,7 +100,7 @@ def conversation_in(text: str) -> list[Message] | None:
     if not may_be_framed(text):
         return None
     for template in TEMPLATES:
-        opening = template.opens.match(text)
+        opening = None if template.plain else template.opens.match(text)
         turns = _turns(template, text, opening) if opening else None
         if turns and turns[-1]["role"] == "assistant" and _is_clean(template, turns):
             return turns
@@ -132,6 +138,11 @@ def _turns(template: Template, text: str, opening: re.Match[str]) -> list[Messag
             content = content[system.end() :]
         turns.append({"role": role, "content": content})
     return turns
+
+
+def _is_dialogue(turns: list[Message], is_open: bool) -> bool:
+    """Whether the user has the last word: before an open turn, or in one paragraph after an answer."""
+    return turns[-1]["role"] == "user" and (is_open or (len(turns) > 2 and "\n\n" not in turns[-1]["content"]))
 
 
 def _bare(template: Template, content: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw import RawRow, without_nulls
 from snaketune.corpus.reading.formats import Opening
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
@@ -82,9 +82,24 @@ def _as_bytes(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
+def _has_absent_keys(values: pa.Array) -> bool:
+    """Whether structs in a column, at any depth, have keys that are null."""
+    if pa.types.is_struct(values.type):
+        fields = [values.field(i) for i in range(values.type.num_fields)]
+        return any(field.null_count or _has_absent_keys(field) for field in fields)
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        return _has_absent_keys(values.values)
+    return False
+
+
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
     try:
-        return batch.to_pylist()
+        rows = batch.to_pylist()
+        for column, values in zip(batch.schema.names, batch.columns):
+            if _has_absent_keys(values):
+                for row in rows:
+                    row[column] = without_nulls(row[column])
+        return rows
     except UnicodeDecodeError as error:
         why = Malformed("not_utf8", f"{error.reason} in a text column")
     except (OverflowError, ValueError, LookupError) as error:

@@ -1,0 +1,48 @@
+"""Rows whose text goes with a picture, a sound or a film are refused; those that only could have one are read."""
+
+import pytest
+
+from snaketune.corpus.rows import Malformed
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, said, spelled, turns
+
+CHAT = {"messages": turns("U q", "A r")}
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "says"),
+    [
+        (CHAT | {"images": ["x.png"]}, CONVERSATIONS, "images goes with the text"),
+        (CHAT | {"image": {"bytes": b"x", "path": None}}, CONVERSATIONS, "image goes"),
+        ({"conversations": said("U q", "A r"), "image": "x.jpg"}, CONVERSATIONS, "image goes"),
+        ({"prompt": "q", "response": "r", "audio_path": "x.wav"}, CONVERSATIONS, "audio_path goes"),
+        ({"question": "q", "image": "x", "chosen": "x", "rejected": "y"}, PREFERENCES, "image goes"),
+        (
+            {"messages": [{"role": "user", "content": "q", "images": ["x"]}, *turns("A r")]},
+            CONVERSATIONS,
+            "turn 1: images",
+        ),
+        ({"messages": turns("U <image>\nWhat is it?", "A r")}, CONVERSATIONS, "turn 1 holds <image>"),
+        ({"prompt": "<image>q", "chosen": "x", "rejected": "y"}, PREFERENCES, "turn 1 holds <image>"),
+    ],
+)
+def test_refused(raw, kind, says):
+    with pytest.raises(Malformed, match=f"^unsupported_part: .*{says}"):
+        read(raw, kind)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        CHAT | {"images": []},
+        CHAT | {"image": None, "videos": None},
+        {"messages": turns("U q", "A Put <image> there.")},
+        {"messages": turns("U What does <image>x.png</image> mean?", "A r")},
+    ],
+)
+def test_read(raw):
+    assert spelled(read(raw)[1].messages).startswith("U ")
+
+
+def test_fields_read_the_columns_that_they_name_and_no_others():
+    raw = {"prompt": "q", "response": "r", "image": "x.png"}
+    assert spelled(read(raw, prompt="prompt", response="response")[1].messages) == "U q|A r"

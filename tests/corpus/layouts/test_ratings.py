@@ -1,0 +1,117 @@
+"""Pairs whose own ratings speak against them, rows that are marked as bad ones, and the conditions that leave them out."""
+
+import pytest
+
+from snaketune.corpus.rows import Dropped, Malformed
+from snaketune.errors import SnaketuneError
+from tests.corpus.row_spelling import PREFERENCES, read, turns
+
+PAIR = {"prompt": "q", "chosen": "x", "rejected": "y"}
+NAMES = [
+    ("chosen-rating", "rejected-rating"),
+    ("chosen_rating", "rejected_rating"),
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("chosen_avg_rating", "rejected_avg_rating"),
+    ("chosen_reward", "rejected_reward"),
+]
+
+
+@pytest.mark.parametrize(("better", "worse"), NAMES)
+@pytest.mark.parametrize("whole", [False, True])
+def test_ratings_agree_with_what_was_chosen(better, worse, whole):
+    pair = PAIR | ({"chosen": turns("U q", "A x"), "rejected": turns("U q", "A y")} if whole else {})
+    for high, low in ((4, 2), (4.5, "3"), (0.1, -0.1), (3, None)):
+        assert read(pair | {better: high, worse: low}, PREFERENCES)[1].chosen[-1]["content"] == "x"
+    with pytest.raises(Malformed, match=f"rating_contradicts: {better} is 2, {worse} is 4: the rejected completion"):
+        read(pair | {better: 2, worse: 4}, PREFERENCES)
+    for low, high in ((3, 3), (3, "3.0")):
+        with pytest.raises(Dropped, match="tie"):
+            read(pair | {better: high, worse: low}, PREFERENCES)
+
+
+def test_a_tie_is_none_whatever_its_texts():
+    for status in ("tie", "Tie "):
+        with pytest.raises(Dropped, match="tie"):
+            read(PAIR | {"status": status}, PREFERENCES)
+    assert read(PAIR | {"status": "swapped"}, PREFERENCES)
+
+
+def test_columns_that_count_something_else_rate_nothing():
+    assert read(PAIR | {"chosen_tokens": 3, "rejected_tokens": 9, "chosen_rating": 1, "num_ratings": 2}, PREFERENCES)
+
+
+ROWS = [
+    {"prompt": f"q{i}", "response": "r", "is_correct": i % 2 == 0, "helpfulness": i % 3,
+     "Is_Safe": "False" if i == 1 else "True", "toxic": i == 5, "id": 0}
+    for i in range(6)
+]  # fmt: skip
+
+
+def test_rows_that_are_marked_are_named_with_the_key_that_leaves_them_out(make, capsys):
+    (source,) = make(ROWS).counts["sources"]
+    assert source["marked"] == {"is_correct: false": 3, "helpfulness: 0": 2, "Is_Safe: False": 1, "toxic: true": 1}
+    said = capsys.readouterr().out
+    assert "used, though marked: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in said
+    assert "for instance `where: is_correct != false`" in said
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ("is_correct == true", "024"),
+        ("is_correct != false", "024"),
+        (["is_correct == true", "helpfulness >= 1"], "24"),
+        ("helpfulness > 1", "25"),
+        ("helpfulness<2", "0134"),
+        ("helpfulness <= 0.5", "03"),
+        ('Is_Safe == true', "02345"),
+        ("prompt == q3", "3"),
+        ('prompt != "q3"', "01245"),
+        ("note != null", "1"),
+        ("note == null", "02345"),
+        ("note != z", "02345"),
+        ("prompt > q3", "45"),
+    ],
+)  # fmt: skip
+def test_only_rows_that_fulfil_all_conditions_are_used(make, where, kept):
+    rows = [row | {"note": "z" if row["prompt"] == "q1" else None} for row in ROWS]
+    built = make(rows, source={"where": where})
+    assert built.prompts() == [f"q{i}" for i in kept]
+    assert sum(n for reason, n in built.counts["dropped"].items() if reason.startswith("where ")) == 6 - len(kept)
+
+
+def test_conditions_hold_for_a_csv_and_for_documents(make):
+    content = b"prompt,response,ok,score\nq0,r,True,3.5\nq1,r,false,2\nq2,r,true,1\n"
+    assert make(content, suffix=".csv", source={"where": ["ok == true", "score > 2"]}).prompts() == ["q0"]
+    rows = [{"text": "a", "quality": 1}, {"text": "b", "quality": 3}]
+    assert make(rows, kind="text", source={"where": "quality >= 2"}).prompts() == ["b"]
+
+
+def test_a_condition_that_cannot_be_meant_is_refused(make):
+    with pytest.raises(
+        SnaketuneError, match=r"data/0.jsonl: no row has the column 'is_corect' of `where: is_corect == true`"
+    ):
+        make(ROWS, source={"where": "is_corect == true"})
+    rows = [*ROWS, *({**row, "helpfulness": "much"} for row in ROWS)]
+    built = make(rows, source={"where": "helpfulness > 1"}, max_quarantined_fraction=1.0)
+    assert {record["reason"] for record in built.quarantine} == {"wrong_type"}
+    assert "helpfulness holds" in built.quarantine[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("is_correct", "is no condition"),
+        ("a = 1", "is no condition"),
+        ("a > true", "has no order"),
+        ("a == [1]", "a list"),
+    ],
+)
+def test_what_is_no_condition_is_refused_by_the_config(where, says):
+    from pydantic import ValidationError
+
+    from snaketune.config.corpora import Source
+
+    with pytest.raises(ValidationError, match=says):
+        Source(files=["x"], where=where)

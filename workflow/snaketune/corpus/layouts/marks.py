@@ -1,0 +1,35 @@
+"""Columns that mark a row as a bad one to train on: `is_correct: false`, `helpfulness: 0`."""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from snaketune.corpus.layouts.columns import plain_text
+
+GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful"
+BAD = "incorrect|wrong|unsafe|toxic|harmful|invalid|bad|spam|flagged"
+RATED = "helpfulness|correctness|truthfulness|honesty|harmlessness|quality|safety|score|rating|reward"
+# What each of them holds in the row of a bad one.
+AGAINST = {
+    re.compile(rf"(?:is_)?(?:{GOOD})", re.IGNORECASE): {"false", "no", "0"},
+    re.compile(rf"(?:is_)?(?:{BAD})", re.IGNORECASE): {"true", "yes", "1"},
+    re.compile(RATED, re.IGNORECASE): {"0"},
+}
+
+
+def marks_against(raw: dict[str, Any], unread: Iterable[str]) -> tuple[str, ...]:
+    """Which of the columns that weren't read mark a row as a bad one, and as what.
+
+    >>> marks_against({"is_correct": False, "helpfulness": 0.0, "id": 0}, ("is_correct", "helpfulness", "id"))
+    ('is_correct: false', 'helpfulness: 0')
+    """
+    found = ((name, plain_text(raw.get(name)), _against(name)) for name in unread)
+    return tuple(
+        f"{name}: {text}" for name, text, against in found if text is not None and text.strip().lower() in against
+    )
+
+
+@lru_cache(maxsize=4096)
+def _against(name: str) -> frozenset[str]:
+    return frozenset().union(*(values for names, values in AGAINST.items() if names.fullmatch(name)))

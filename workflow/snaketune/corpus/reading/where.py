@@ -1,0 +1,67 @@
+"""The rows of a source that its `where:` leaves out, by what their columns hold."""
+
+import json
+import operator
+from typing import Any
+
+from snaketune.config.conditions import Condition, condition_of
+from snaketune.corpus.excerpts import excerpt
+from snaketune.corpus.rows import Dropped, Malformed
+
+COMPARED = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
+}  # fmt: skip
+
+
+class Where:
+    """The conditions of one source, for the rows of one file."""
+
+    def __init__(self, conditions: tuple[str, ...]):
+        self.conditions = {text: condition_of(text) for text in conditions}
+        self.absent = dict.fromkeys(self.conditions)
+
+    def check(self, raw: dict[str, Any]) -> None:
+        """Raise unless a raw row fulfils all conditions; a null fulfils `!=` alone.
+
+        Raises:
+            Dropped: it doesn't.
+            Malformed: what the column holds can't be compared with the value.
+        """
+        for text, condition in self.conditions.items():
+            if condition.column in raw:
+                self.absent.pop(text, None)
+            if not _fulfils(raw.get(condition.column), condition, text):
+                raise Dropped(f"where {text}")
+
+    def finish(self) -> None:
+        """Raise Malformed if no row of the file had a column."""
+        for text in self.absent:
+            raise Malformed(
+                "missing_column",
+                f"no row has the column {self.conditions[text].column!r} of `where: {text}`; check its name",
+            )
+
+
+def _fulfils(value: Any, condition: Condition, text: str) -> bool:
+    wanted = condition.value
+    if value is None or wanted is None:
+        return (value is wanted) == (condition.operator == "==")
+    if isinstance(value, str) and not isinstance(wanted, str):
+        # As a CSV has truth values and numbers.
+        value = _parsed(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is type(wanted):
+        return COMPARED[condition.operator](value, wanted)
+    if condition.operator in ("==", "!="):
+        return condition.operator == "!="
+    raise Malformed(
+        "wrong_type", f"{condition.column} holds {excerpt(value)[:40]}, which `where: {text}` can't be asked of"
+    )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text.strip().lower())
+    except ValueError:
+        return text
