@@ -14,7 +14,7 @@ from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scra
 from snaketune.diagnostics import places, preflight
 from snaketune.diagnostics.fits import tokenizer_of_another
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
+from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
@@ -42,9 +42,14 @@ class Family:
         self.base: Any = SMALL
         self.run = {"learning_rate": 1e-3, "batch_rows": 2, "epochs": 5}
         self.told: dict[str, Any] = {}
+        self.exact_match: tuple[str, ...] = ()
 
     def corpus_of(self, name: str, rows: list[dict[str, Any]]) -> Artifact:
-        return corpus(self.folder / name, "sft", rows, held_out=20)
+        made = corpus(self.folder / name, "sft", rows, held_out=20)
+        spec = {"kind": "conversations", "split_seed": 0, "held_out": 0.25} | dict.fromkeys(
+            ("decontamination", "near_duplicates")
+        )
+        return Artifact(made.manifest_path, made.manifest | {"spec": spec}, made.folder)
 
     def findings(self) -> list[dict[str, str]]:
         """What preflight writes down; raises what it stops at."""
@@ -60,9 +65,11 @@ class Family:
         sft = SftSpec(
             base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
         )
+        names = tuple(one.folder.parent.name for one in self.evaluated)
+        asked = PreflightEvaluation(key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match)
         run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
         preflight.build(
-            PreflightSpec(base=self.base, runs=(run,)),
+            PreflightSpec(base=self.base, runs=(run,), evaluations=(asked,)),
             work,
             tokenizer=self.tokenizer,
             packs=[self.pack],
@@ -120,9 +127,19 @@ def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
 
 def test_held_out_rows_that_another_corpus_trains_on_are_counted(family):
     rows = rows_of("chat", 80)
-    family.evaluated = [family.corpus_of("other", rows[:30])]
+    new = [
+        {**row, "messages": [{**row["messages"][0], "content": row["id"]}, *row["messages"][1:]]} for row in rows[:15]
+    ]
+    family.evaluated = [family.corpus_of("other", [*rows[:10], *new[:5], *rows[10:15], *new[5:]])]
     (found,) = family.findings()
-    assert found["key"] == "corpora.chat.decontamination" and "20 of the 20 held-out rows of other" in found["found"]
+    assert found["key"] == "corpora.chat.decontamination" and found["severity"] == "warns"
+    assert "5 of the 20 held-out prompts of other are trained on in chat" in found["found"]
+
+
+def test_where_most_held_out_rows_are_trained_on_nothing_begins(family):
+    family.evaluated = [family.corpus_of("other", rows_of("chat", 30))]
+    with pytest.raises(SnaketuneError, match=r"corpora\.chat\.decontamination: 20 of the 20 held-out prompts of other"):
+        family.findings()
 
 
 @pytest.mark.parametrize(

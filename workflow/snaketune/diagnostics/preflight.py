@@ -69,7 +69,7 @@ def build(
     for run in spec.runs:
         found += hub(f"{run.key}.reference", run.reference)
         found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
-    found += held_out_in_training(corpora, evaluated)
+    found += held_out_in_training(spec.evaluations, corpora, evaluated)
     found = list(dict.fromkeys(found))
     write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in found]})
     tell(found)
