@@ -6,9 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scratch
 from snaketune.diagnostics import places, preflight
@@ -16,6 +17,7 @@ from snaketune.diagnostics.fits import tokenizer_of_another
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from snaketune.training.found import findings_before
@@ -44,8 +46,16 @@ class Family:
         self.told: dict[str, Any] = {}
         self.exact_match: tuple[str, ...] = ()
 
-    def corpus_of(self, name: str, rows: list[dict[str, Any]]) -> Artifact:
+    def corpus_of(self, name: str, rows: list[dict[str, Any]], answers: int = 0) -> Artifact:
+        """Args: answers: how many of the held-out rows have a checkable one."""
         made = corpus(self.folder / name, "sft", rows, held_out=20)
+        held_out = made.folder / "held_out.arrow"
+        known = pa.array(["4"] * answers + [None] * (20 - answers), pa.string())
+        # What is mapped can't be written to.
+        answered = held_out.with_name("answered.arrow")
+        write_table(answered, read_table(held_out).append_column("answer", known))
+        answered.replace(held_out)
+        made.manifest["payload"] = describe_files(made.folder)
         spec = {"kind": "conversations", "split_seed": 0, "held_out": 0.25} | dict.fromkeys(
             ("decontamination", "near_duplicates")
         )
@@ -140,6 +150,19 @@ def test_where_most_held_out_rows_are_trained_on_nothing_begins(family):
     family.evaluated = [family.corpus_of("other", rows_of("chat", 30))]
     with pytest.raises(SnaketuneError, match=r"corpora\.chat\.decontamination: 20 of the 20 held-out prompts of other"):
         family.findings()
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_trains(family, answers):
+    """Columns are known when they are read."""
+    family.evaluated = [family.corpus, family.corpus_of("more", rows_of("chat", 80), answers=answers)]
+    family.exact_match = ("chat", "more")
+    if answers:
+        assert family.findings() == []
+    else:
+        said = r"eval\.demo\.exact_match: none of the 40 held-out rows of chat and more has a checkable answer.*corpora\.chat\."
+        with pytest.raises(SnaketuneError, match=said):
+            family.findings()
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,12 @@ class LookedAt(Starts):
             key=f"eval.{name}",
             corpora=(*evaluation.conversations, *evaluation.preferences),
             trained_on=tuple(sorted(set().union(*map(self._trained_on, models)))),
-            exact_match=evaluation.conversations if "exact_match" in evaluation.model_fields_set else (),
+            # Documents ask nothing.
+            exact_match=tuple(
+                corpus
+                for corpus in evaluation.conversations
+                if "exact_match" in evaluation.model_fields_set and self.config.corpora[corpus].kind != "text"
+            ),
         )
 
     def _trained_on(self, model: str) -> set[str]:
