@@ -91,6 +91,15 @@ WRONG = [
     ("dpo.demo.quantization", {}, ["dpo.demo", "quantization", "lora"]),
     ("eval.demo.models", ["dpo:nobody"], ["eval.demo.models", "'nobody'"]),
     ("eval.demo.models", ["demo"], ["eval.demo.models", "'demo'"]),
+    (
+        "corpora.demo-chat.sources.0.fields",
+        {"prompt": "question", "response": "reply"},
+        [
+            "eval.demo.exact_match: no row of demo-chat can have a checkable answer",
+            "fields.answer",
+            "corpora.demo-chat.answer_pattern",
+        ],
+    ),
     ("eval.demo.exact_match.answer_pattern", "(", ["answer_pattern", "not a regular expression"]),
     ("eval.demo.exact_match.answer_pattern", "x", ["answer_pattern", "exactly one group"]),
     ("eval.demo.generation", {"top_k": 5}, ["eval.demo.generation: top_k is 5, but temperature is 0"]),
@@ -356,3 +365,28 @@ def test_file_names_with_shell_characters_stay_file_names(raw, tmp_path):
     name.write_text("{}\n", encoding="utf-8")
     raw["corpora"]["odd"] = {"kind": "conversations", "sources": [{"files": [str(name)]}]}
     assert JobGraph(*load(raw)).job("corpus", "odd").files["files"] == (str(name),)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"corpora.demo-chat.answer_pattern": "Answer: (.*)"},
+        {"corpora.demo-chat.sources.0.fields": {"prompt": "question", "response": "reply", "answer": "result"}},
+        # Of two corpora one is enough.
+        {"eval.demo.conversations": ["more", "demo-chat"]},
+        # It isn't asked for, though answers that there are would be compared.
+        {"eval.demo": {"models": ["sft:demo"], "conversations": ["demo-chat"]}, "report.sort_by": None},
+    ],
+)
+def test_exact_match_needs_one_corpus_with_checkable_answers(raw, edit):
+    mapped = put(raw, "corpora.more", raw["corpora"]["demo-chat"])
+    mapped = put(mapped, "corpora.demo-chat.sources.0.fields", {"prompt": "question", "response": "reply"})
+    refused(mapped, ["eval.demo.exact_match"])
+    documents = put(raw, "corpora.demo-chat.kind", "text")
+    documents = put(documents, "dpo", {})
+    documents = put(documents, "eval.demo.models", ["sft:demo"])
+    documents = put(documents, "report.sort_by", None)
+    refused(documents, ["eval.demo.exact_match", "documents ask nothing", "leave exact_match out"])
+    for key, value in edit.items():
+        mapped = put(mapped, key, value)
+    load(mapped)

@@ -61,3 +61,12 @@ def test_names_with_dots_can_be_sorted_by(raw):
     config["tokenizers"]["demo"]["train"]["corpora"] = ["demo-chat", "votes.v1.5"]
     config["report"]["sort_by"] = "preferences.votes.v1.5.reward_accuracy"
     load(config)
+
+
+def test_exact_match_is_no_figure_where_no_row_can_have_an_answer(raw):
+    raw = put(raw, "corpora.demo-chat.sources.0.fields", {"prompt": "question", "response": "reply"})
+    raw = put(raw, "eval.demo", {"models": ["dpo:demo"], "conversations": ["demo-chat"]})
+    load(put(raw, "report.sort_by", "conversations.demo-chat.held_out_loss"))
+    for figure in ("share", "by_task.weekday.share"):
+        with pytest.raises(SnaketuneError, match=r"report\.sort_by: .*no row of demo-chat can have a checkable answer"):
+            load(put(raw, "report.sort_by", f"conversations.demo-chat.exact_match.{figure}"))

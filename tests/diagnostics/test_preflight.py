@@ -6,16 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from snaketune.artifacts.manifest import Artifact
+from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scratch
 from snaketune.diagnostics import places, preflight
 from snaketune.diagnostics.fits import tokenizer_of_another
 from snaketune.errors import SnaketuneError
-from snaketune.stages.specs import PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
+from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
 from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from snaketune.training.found import findings_before
@@ -42,9 +44,22 @@ class Family:
         self.base: Any = SMALL
         self.run = {"learning_rate": 1e-3, "batch_rows": 2, "epochs": 5}
         self.told: dict[str, Any] = {}
+        self.exact_match: tuple[str, ...] = ()
 
-    def corpus_of(self, name: str, rows: list[dict[str, Any]]) -> Artifact:
-        return corpus(self.folder / name, "sft", rows, held_out=20)
+    def corpus_of(self, name: str, rows: list[dict[str, Any]], answers: int = 0) -> Artifact:
+        """Args: answers: how many of the held-out rows have a checkable one."""
+        made = corpus(self.folder / name, "sft", rows, held_out=20)
+        held_out = made.folder / "held_out.arrow"
+        known = pa.array(["4"] * answers + [None] * (20 - answers), pa.string())
+        # What is mapped can't be written to.
+        answered = held_out.with_name("answered.arrow")
+        write_table(answered, read_table(held_out).append_column("answer", known))
+        answered.replace(held_out)
+        made.manifest["payload"] = describe_files(made.folder)
+        spec = {"kind": "conversations", "split_seed": 0, "held_out": 0.25} | dict.fromkeys(
+            ("decontamination", "near_duplicates")
+        )
+        return Artifact(made.manifest_path, made.manifest | {"spec": spec}, made.folder)
 
     def findings(self) -> list[dict[str, str]]:
         """What preflight writes down; raises what it stops at."""
@@ -60,9 +75,11 @@ class Family:
         sft = SftSpec(
             base=None, training=Learning(**self.run), lora=given.pop("lora"), quantization=given.pop("quantization")
         )
+        names = tuple(one.folder.parent.name for one in self.evaluated)
+        asked = PreflightEvaluation(key="eval.demo", corpora=names, trained_on=("chat",), exact_match=self.exact_match)
         run = PreflightRun(key="sft.demo", kind="sft", run=sft, pack=0, reference=None, **given)
         preflight.build(
-            PreflightSpec(base=self.base, runs=(run,)),
+            PreflightSpec(base=self.base, runs=(run,), evaluations=(asked,)),
             work,
             tokenizer=self.tokenizer,
             packs=[self.pack],
@@ -120,9 +137,32 @@ def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
 
 def test_held_out_rows_that_another_corpus_trains_on_are_counted(family):
     rows = rows_of("chat", 80)
-    family.evaluated = [family.corpus_of("other", rows[:30])]
+    new = [
+        {**row, "messages": [{**row["messages"][0], "content": row["id"]}, *row["messages"][1:]]} for row in rows[:15]
+    ]
+    family.evaluated = [family.corpus_of("other", [*rows[:10], *new[:5], *rows[10:15], *new[5:]])]
     (found,) = family.findings()
-    assert found["key"] == "corpora.chat.decontamination" and "20 of the 20 held-out rows of other" in found["found"]
+    assert found["key"] == "corpora.chat.decontamination" and found["severity"] == "warns"
+    assert "5 of the 20 held-out prompts of other are trained on in chat" in found["found"]
+
+
+def test_where_most_held_out_rows_are_trained_on_nothing_begins(family):
+    family.evaluated = [family.corpus_of("other", rows_of("chat", 30))]
+    with pytest.raises(SnaketuneError, match=r"corpora\.chat\.decontamination: 20 of the 20 held-out prompts of other"):
+        family.findings()
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_exact_match_of_rows_without_a_checkable_answer_stops_before_anything_trains(family, answers):
+    """Columns are known when they are read."""
+    family.evaluated = [family.corpus, family.corpus_of("more", rows_of("chat", 80), answers=answers)]
+    family.exact_match = ("chat", "more")
+    if answers:
+        assert family.findings() == []
+    else:
+        said = r"eval\.demo\.exact_match: none of the 40 held-out rows of chat and more has a checkable answer.*corpora\.chat\."
+        with pytest.raises(SnaketuneError, match=said):
+            family.findings()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from snaketune.models.loading import (
     read_config,
     read_folder_config,
 )
+from snaketune.tokenization.chat import ChatTokenizer
 
 from .conftest import VOCABULARY, tiny_model
 
@@ -141,6 +142,39 @@ def test_a_tokenizer_of_another_model_is_refused_and_added_tokens_are_not(folder
     swapped = Chat(own | {"t5": 6, "t6": 5})
     with pytest.raises(SnaketuneError, match=r"2 of 97 tokens have another id, for instance 't[56]'"):
         load_base(base, swapped, weights_dtype=torch.float32)
+
+
+# The control tokens of a run's tokenizer, behind the base's words as the base's own `<start>`, `<end>` and `<spare>` are.
+@pytest.mark.parametrize(
+    ("control", "refused"),
+    [
+        (["<start>", "<end>", "<spare>"], None),
+        (["<start>", "<end>", "<spare>", "<pad>"], None),
+        (["<start>", "<end>"], None),
+        # Exchanged; of another model, which has the same words; and one that was added in another order.
+        (["<end>", "<start>", "<spare>"], "2 of 100 tokens have another id, for instance '<(start|end)>'"),
+        (["<user>", "<end>", "<spare>"], "1 of 100 tokens have another id, for instance '<start>'"),
+        (["<start>", "<end>", "<pad>", "<spare>"], "1 of 100 tokens have another id, for instance '<spare>'"),
+    ],
+)
+def test_control_tokens_of_a_base_keep_their_ids(folder, control, refused):
+    own = {f"t{i}": i for i in range(VOCABULARY)}
+    base = _with_control(own, ["<start>", "<end>", "<spare>"])
+    base.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<end>", "pad_token": "t0"}
+    chat = ChatTokenizer(json.loads(_with_control(own, control).to_str()), config, "")
+    model = Pretrained(path=str(folder))
+    if refused:
+        with pytest.raises(SnaketuneError, match=f"{refused}; adopt the base's own"):
+            load_base(model, chat, weights_dtype=torch.float32)
+    else:
+        load_base(model, chat, weights_dtype=torch.float32)
+
+
+def _with_control(own: dict[str, int], control: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel(own, unk_token="t0"))
+    tokenizer.add_special_tokens(control)
+    return tokenizer
 
 
 def test_a_model_from_scratch_depends_on_its_own_seed_alone():

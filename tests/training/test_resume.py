@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoints import WEIGHTS, load_weights, save_weights
+from snaketune.training.checkpoints import WEIGHTS, MarkComplete, load_weights, save_weights
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train
@@ -57,6 +57,31 @@ def test_a_resumed_training_ends_with_the_weights_of_an_undisturbed_one(family, 
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
     )
     assert straight.keys() == resumed.keys()
+    assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+
+
+def test_a_resumed_training_saves_and_logs_as_often_as_the_config_now_says(tmp_path, monkeypatch):
+    """The Trainer's own state keeps the numbers of the run that wrote the checkpoint."""
+    rows, made = pack(tmp_path / "pack", rows=24), spec(epochs=2)
+    train(tmp_path / "straight", rows, made)
+    with monkeypatch.context() as patch:
+        stop_after(1, patch)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made, every=4, log_steps=4)
+    saved: list[int] = []
+    on_save = MarkComplete.on_save
+
+    def record(self, args, state, control, **keywords):
+        on_save(self, args, state, control, **keywords)
+        saved.append(state.global_step)
+
+    monkeypatch.setattr(MarkComplete, "on_save", record)
+    history = train(tmp_path / "resumed", rows, made, every=3, log_steps=1).run["history"]
+    assert saved == [6, 9, 12]
+    assert [entry["step"] for entry in history] == [1, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    straight, resumed = (
+        load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
+    )
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
 
 

@@ -233,6 +233,13 @@ class Corpus(CorpusContent):
     description: Annotated[str, Field(max_length=2000)] | None = None
     """What it is, in a few sentences, for model cards."""
 
+    @property
+    def may_have_answers(self) -> bool:
+        """Whether a row can have a checkable answer, as far as the config tells: a column `answer` is found on reading, and not
+        looked for where `fields` say which columns are read."""
+        from_columns = any(source.fields.answer or not source.fields.prompt for source in self.sources)
+        return self.kind != "text" and bool(self.answer_pattern or from_columns)
+
 
 def regex(pattern: str) -> re.Pattern[str]:
     """The compiled pattern; ValueError if it is none."""

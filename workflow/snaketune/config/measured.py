@@ -1,7 +1,7 @@
 """What `report.sort_by` may name: the figures of an evaluation's scores.json."""
 
 from snaketune.config.names import unknown
-from snaketune.config.workflow import Workflow
+from snaketune.config.workflow import Workflow, no_answers
 from snaketune.errors import SnaketuneError
 
 # By section of scores.json, the figures that each of its corpora has. Those of tasks are lm-evaluation-harness's own.
@@ -71,6 +71,9 @@ def check_sort_by(config: Workflow, variants: dict[str, dict[str, tuple[str, ...
     figure = rest.removeprefix(f"{on}.")
     if figure not in FIGURES[section] and not (section in OPEN and figure.startswith(OPEN[section])):
         raise SnaketuneError(f"{key}: {path!r}: {section} have no figure {figure!r}{unknown(figure, FIGURES[section])}")
+    compared = figure.startswith("exact_match.") and figure != "exact_match.mean_response_tokens"
+    if compared and not config.corpora[on].may_have_answers:
+        raise SnaketuneError(f"{key}: {path!r}: {no_answers((on,), config)}")
     if section == "preferences" and figure in REWARDS:
         names = {name.removeprefix("dpo:") for one in evaluations if on in one.preferences for name in one.models}
         runs = [config.dpo[run] for name in names for run in variants["dpo"].get(name, ()) if run in config.dpo]

@@ -88,6 +88,8 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         for corpus in evaluation.conversations:
             _known_corpus(f"eval.{name}.conversations", corpus, config, "conversations", "text")
             _holds_out(f"eval.{name}.conversations", corpus, config)
+        if evaluation.conversations and "exact_match" in evaluation.model_fields_set:
+            _has_answers(f"eval.{name}.exact_match", evaluation.conversations, config)
         if evaluation.conversations and all(config.corpora[c].kind == "text" for c in evaluation.conversations):
             _suits_documents(f"eval.{name}.packing", evaluation.packing)
         for corpus in evaluation.preferences:
@@ -153,6 +155,22 @@ def _holds_out(key: str, corpus: str, config: Workflow) -> None:
         raise SnaketuneError(
             f"{key}: corpora.{corpus}.held_out is 0, so there is nothing to measure on; hold some of it out, or name another"
         )
+
+
+def _has_answers(key: str, corpora: tuple[str, ...], config: Workflow) -> None:
+    if not any(config.corpora[corpus].may_have_answers for corpus in corpora):
+        raise SnaketuneError(f"{key}: {no_answers(corpora, config)}, or leave exact_match out")
+
+
+def no_answers(corpora: tuple[str, ...], config: Workflow) -> str:
+    """Why exact match has nothing to compare there, and what would be something."""
+    asking = [corpus for corpus in corpora if config.corpora[corpus].kind != "text"]
+    if not asking:
+        return f"no row of {' and '.join(corpora)} can have a checkable answer, as documents ask nothing: name others"
+    return (
+        f"no row of {' and '.join(asking)} can have a checkable answer: set fields.answer of corpora.{asking[0]}.sources to "
+        f"the column that holds it, or corpora.{asking[0]}.answer_pattern to what finds it in the last assistant turn"
+    )
 
 
 def _check_training(key: str, training: Training) -> None:

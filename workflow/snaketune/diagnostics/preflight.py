@@ -21,6 +21,7 @@ from snaketune.diagnostics.lost import lost_tokens
 from snaketune.diagnostics.padding import pads_with_the_end
 from snaketune.diagnostics.places import disk_space, file_system, hub
 from snaketune.diagnostics.settings import out_of_range
+from snaketune.diagnostics.unanswered import exact_match_of_nothing
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
 from snaketune.models.loading import read_config, scratch_config
@@ -69,7 +70,8 @@ def build(
     for run in spec.runs:
         found += hub(f"{run.key}.reference", run.reference)
         found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
-    found += held_out_in_training(corpora, evaluated)
+    found += held_out_in_training(spec.evaluations, corpora, evaluated)
+    found += exact_match_of_nothing(spec.evaluations, evaluated)
     found = list(dict.fromkeys(found))
     write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in found]})
     tell(found)

@@ -118,11 +118,14 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
 
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
-    """Refuse tokens that the base has learned as other ones; new ones beside its own are fine."""
+    """Refuse tokens that the base has learned as other ones; new ones beside its own are fine, and added ones left out."""
     if (own := own_tokenizer(base)) is None:
         return
-    known = own.get_vocab(with_added_tokens=False)
-    if strangers := chat.strangers(known):
+    known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
+    strangers = [
+        token for token in chat.strangers(known) if known[token] not in added or chat.uses(token, known[token])
+    ]
+    if strangers:
         raise SnaketuneError(
             f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
             f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"

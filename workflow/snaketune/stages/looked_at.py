@@ -1,6 +1,6 @@
 """What of a config looks at trainings and tries them: preflight, calibrations, diagnoses, audits, and their short trainings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from snaketune.config.diagnose import BASELINE, Diagnosis, doubtful, variants_of
@@ -21,6 +21,7 @@ from snaketune.stages.specs import (
     AuditSpec,
     DiagnosisSpec,
     DpoSpec,
+    PreflightEvaluation,
     PreflightRun,
     PreflightSpec,
     SftSpec,
@@ -75,18 +76,18 @@ class LookedAt(Starts):
             looked_at = to_look_at(key, run, lora, kind, packs.index(pack))
             told.setdefault(canonical(looked_at.model_copy(update={"key": ""})), looked_at)
         asked = {f"sft:{name}" for name in sft} | {f"dpo:{name}" for name in dpo} | {f"base:{name}" for name in sft}
-        evaluated = {
-            corpus
-            for evaluation in self.config.eval.values()
-            if asked.intersection(expanded(evaluation, self.variants))
-            for corpus in (*evaluation.conversations, *evaluation.preferences)
-        }
+        evaluations = tuple(
+            self._evaluated(name, evaluation, models)
+            for name, evaluation in sorted(self.config.eval.items())
+            if (models := sorted(asked.intersection(expanded(evaluation, self.variants))))
+        )
+        evaluated = {corpus for evaluation in evaluations for corpus in evaluation.corpora}
         base = self._shape(family)
         return self._add(
             Job(
                 stage="preflight",
                 name=family,
-                spec=PreflightSpec(base=base, runs=tuple(told.values())),
+                spec=PreflightSpec(base=base, runs=tuple(told.values()), evaluations=evaluations),
                 artifacts={
                     "tokenizer": (self._tokenizer(sft[family].tokenizer),),
                     "packs": packs,
@@ -101,6 +102,29 @@ class LookedAt(Starts):
                 operation=Execution(gpus=max(min(run.operation.gpus, 1) for run, _, _ in trained.values())),
             )
         )
+
+    def _evaluated(self, name: str, evaluation: Evaluation, models: Iterable[str]) -> PreflightEvaluation:
+        return PreflightEvaluation(
+            key=f"eval.{name}",
+            corpora=(*evaluation.conversations, *evaluation.preferences),
+            trained_on=tuple(sorted(set().union(*map(self._trained_on, models)))),
+            # Documents ask nothing.
+            exact_match=tuple(
+                corpus
+                for corpus in evaluation.conversations
+                if "exact_match" in evaluation.model_fields_set and self.config.corpora[corpus].kind != "text"
+            ),
+        )
+
+    def _trained_on(self, model: str) -> set[str]:
+        """The corpora that a model, such as `dpo:demo`, has learned from when it is evaluated."""
+        kind, name = model.split(":")
+        if kind == "dpo":
+            run = self.config.dpo[name]
+            return {run.corpus} | self._trained_on(f"sft:{run.from_}")
+        own = self.config.sft[name]
+        before = self._trained_on(f"sft:{own.continues}") if own.continues else set()
+        return before | ({own.corpus} if kind == "sft" else set())
 
     def _calibrate(self, run: Sft | Dpo, spec: SftSpec | DpoSpec, sft: str, pack: Job) -> Job:
         """What measures in which portions a training like this one is fastest. Args: sft: the run whose model it is."""

@@ -144,11 +144,24 @@ class PreflightRun(Model):
     allow_cpu: bool
 
 
+class PreflightEvaluation(Model):
+    """What models of a family are asked about, and what they are trained on."""
+
+    key: str
+    """Where it is in the config: `eval.demo`."""
+    corpora: tuple[str, ...]
+    """Of whose held-out rows they are asked."""
+    trained_on: tuple[str, ...]
+    exact_match: tuple[str, ...]
+    """Of `corpora`, those in which answers are looked for, where `exact_match` is asked for."""
+
+
 class PreflightSpec(Model):
     """What is looked at before the first training of a family of runs."""
 
     base: Pretrained | Scratch
     runs: tuple[PreflightRun, ...]
+    evaluations: tuple[PreflightEvaluation, ...] = ()
 
 
 class TrialSpec(Model):

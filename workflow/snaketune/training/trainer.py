@@ -141,6 +141,10 @@ class Watch(TrainerCallback):
         # When the first step of this process was done, and which: it takes longer than the others.
         self.warm: tuple[int, float] | None = None
 
+    def on_train_begin(self, args, state, control, **_):
+        """Save and log as often as the arguments say: the Trainer goes by its state, and a resumed one has its checkpoint's."""
+        state.compute_steps(args, state.max_steps)
+
     def on_step_end(self, args, state, control, **_):
         """A requeued job may already wait for this folder."""
         if parent_is_gone():
