@@ -154,6 +154,7 @@ def test_a_tokenizer_of_another_model_is_refused_and_added_tokens_are_not(folder
         # Exchanged; of another model, which has the same words; and one that was added in another order.
         (["<end>", "<start>", "<spare>"], "2 of 100 tokens have another id, for instance '<(start|end)>'"),
         (["<user>", "<end>", "<spare>"], "1 of 100 tokens have another id, for instance '<start>'"),
+        (["<start>", "<end>", "<pad>"], None),
         (["<start>", "<end>", "<pad>", "<spare>"], "1 of 100 tokens have another id, for instance '<spare>'"),
     ],
 )

@@ -16,6 +16,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 
 OWN_SHARD = re.compile(r"[^/\\]+\.safetensors")
+# Added tokens that a base has never been trained on, by what models call them.
+RESERVED = re.compile(r"reserved|unused|extra|spare|placeholder", re.IGNORECASE)
 
 
 def load_base(
@@ -118,14 +120,19 @@ def _prepared(model: PreTrainedModel, quantization: Quantization | None) -> PreT
 
 
 def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
-    """Refuse tokens that the base has learned as other ones; new ones beside its own are fine, and added ones left out."""
+    """Refuse tokens that the base has learned as other ones. New ones beside its own are fine, added ones may be left out, and
+    reserved ones get another name."""
     if (own := own_tokenizer(base)) is None:
         return
     known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
-    strangers = [
-        token for token in chat.strangers(known) if known[token] not in added or chat.uses(token, known[token])
-    ]
-    if strangers:
+
+    def may_differ(token: str) -> bool:
+        if known[token] not in added or chat.has(token):
+            return False
+        name = chat.text_of(known[token])
+        return name is None or (RESERVED.search(token) is not None and name not in known)
+
+    if strangers := [token for token in chat.strangers(known) if not may_differ(token)]:
         raise SnaketuneError(
             f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
             f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"

@@ -175,9 +175,9 @@ class ChatTokenizer:
         """The tokens of a vocabulary that have another id here, or none."""
         return [token for token, id in vocabulary.items() if self._tokenizer.id_to_token(id) != token]
 
-    def uses(self, token: str, id: int) -> bool:
-        """Whether there is such a token here, or another one of this id."""
-        return self._tokenizer.token_to_id(token) is not None or self._tokenizer.id_to_token(id) is not None
+    def has(self, token: str) -> bool:
+        """Whether the vocabulary has a token of this spelling."""
+        return self._tokenizer.token_to_id(token) is not None
 
     def text_of(self, id: int) -> str | None:
         """A token as the vocabulary spells it; None where it has none of that id."""
