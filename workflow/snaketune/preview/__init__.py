@@ -1,0 +1,1 @@
+"""What files hold, as the model would see it, before anything is made of them."""

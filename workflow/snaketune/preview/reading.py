@@ -1,0 +1,180 @@
+"""Raw rows as one kind of corpus reads them: which become rows, what is left out and why, and what isn't read of them.
+
+Of a file that no config names, each kind is tried, and the one that reads most rows is taken; of kinds that read as many, the
+first of KINDS. Documents only where no other kind reads half of the rows, since conversations often have a column `text` too.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from snaketune.config.corpora import Cleaning, Repair, Source
+from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.raw import Made, RawRow
+from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
+from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.patterns import TooSlow
+from snaketune.preview.sample import Sample
+
+KINDS = ("conversations", "preferences", "unpaired")
+REPAIRS: tuple[Repair, ...] = get_args(Repair)
+REPAIRED = "repaired_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One row that stands for others: where it is, and what is to be said of it."""
+
+    place: str
+    detail: str = ""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What became of the rows that were looked at.
+
+    Attributes:
+        rows: the rows to train on, each with its place; of those that say the same, the first.
+        layouts: how many rows have each layout.
+        used: raw rows that rows were made of, or that are part of one.
+        quarantined, dropped: by reason, how many rows, and one of them.
+        ignored: by column, or key of a turn, in how many of the rows it holds something that isn't read; with a value.
+        marked: marks of bad rows, such as `is_correct: false`, and how many rows have each.
+        repeated: rows that say what an earlier one says, and one of them.
+        repairs: what was mended, and in how many rows.
+        trouble: what is wrong with a file as a whole.
+    """
+
+    kind: str
+    rows: list[tuple[str, Row]] = field(default_factory=list)
+    layouts: Counter[str] = field(default_factory=Counter)
+    used: int = 0
+    quarantined: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, Example] = field(default_factory=dict)
+    ignored: Counter[str] = field(default_factory=Counter)
+    values: dict[str, Any] = field(default_factory=dict)
+    marked: Counter[str] = field(default_factory=Counter)
+    repeated: int = 0
+    repeats: Example | None = None
+    repairs: Counter[str] = field(default_factory=Counter)
+    trouble: list[str] = field(default_factory=list)
+
+
+def read_as(
+    kind: str,
+    source: Source,
+    samples: list[Sample],
+    repair: tuple[Repair, ...] = (),
+    cleaning: Cleaning | None = None,
+) -> Reading:
+    """All rows of a source, as a corpus of this kind reads them."""
+    cleaner = Cleaner(cleaning or Cleaning())
+    reading = Reading(kind=kind)
+    first: dict[int, str] = {}
+    for sample in samples:
+        used: set[int] = set()
+        try:
+            for made in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
+                name = sample.name if len(samples) > 1 else ""
+                if _add(reading, made, place_of(made.raw, name), cleaner, first):
+                    used.add(made.raw.number)
+        except Malformed as error:
+            reading.trouble.append(f"{sample.name}: {error.detail}")
+        reading.used += len(used)
+    return reading
+
+
+def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[str, int]]:
+    """The rows as the kind reads them that suits; and how many rows each kind reads."""
+    documents = read_as(TEXT, source, samples)
+    # One by one, so that the reading of a large file isn't held four times.
+    best, counts = documents, {TEXT: documents.used}
+    if all(sample.format.startswith("plain text") for sample in samples if sample.raws):
+        return best, counts
+    for kind in reversed(KINDS):
+        reading = read_as(kind, source, samples)
+        counts[kind] = reading.used
+        if best is documents or reading.used >= best.used:
+            best = reading
+    rows = sum(len(sample.raws) for sample in samples)
+    return documents if 2 * best.used < rows and documents.used > best.used else best, counts
+
+
+def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Reading | None:
+    """Rows from the rest of the files, read as the first ones were; None where there are none to read by themselves."""
+    further = [replace(sample, raws=sample.further) for sample in samples if sample.further]
+    if not further or "message-tree" in reading.layouts:
+        return None
+    return read_as(reading.kind, source, further)
+
+
+def repairs_that_help(reading: Reading, source: Source, samples: list[Sample]) -> tuple[dict[str, int], int]:
+    """The repairs that mend rows which are quarantined now, with how many rows each changes; and how many rows more can be
+    used."""
+    if not reading.quarantined or reading.kind == TEXT:
+        return {}, 0
+    mended = read_as(reading.kind, source, samples, REPAIRS)
+    return dict(mended.repairs), max(0, mended.used - reading.used)
+
+
+def place_of(raw: RawRow, name: str) -> str:
+    """Where a row is, for people; Args: name: of its file, where there are several."""
+    return f"{name}, {raw.unit} {raw.number}" if name else f"{raw.unit} {raw.number}"
+
+
+def _add(reading: Reading, made: Made, place: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
+    """Count a row; whether it is used."""
+    row = made.row
+    try:
+        if isinstance(row, Malformed | Dropped):
+            raise row
+        if row is not None:
+            row = cleaner.clean(row) if cleaner.active else row
+            content = content_hash(row)
+    except Malformed as error:
+        reading.quarantined[error.reason] += 1
+        reading.examples.setdefault(error.reason, Example(place=place, detail=error.detail))
+        return False
+    except TooSlow as error:
+        reading.trouble.append(f"{place}: {error}")
+        return False
+    except Dropped as error:
+        reading.dropped[error.reason] += 1
+        reading.examples.setdefault(error.reason, Example(place=place))
+        return False
+    for name in made.ignored:
+        reading.ignored[name] += 1
+        if name not in reading.values and isinstance(made.raw.found, dict):
+            reading.values[name] = value_at(made.raw.found, name)
+    reading.marked.update(made.marks)
+    if row is None:
+        return True
+    reading.layouts[made.layout] += 1
+    reading.repairs.update(
+        note.removeprefix(REPAIRED).replace("_", "-") for note in row.notes if note.startswith(REPAIRED)
+    )
+    if content in first:
+        reading.repeated += 1
+        reading.repeats = reading.repeats or Example(place=place, detail=first[content])
+    else:
+        first[content] = place
+        reading.rows.append((place, row))
+    return True
+
+
+def value_at(found: Any, name: str) -> Any:
+    """The first value of a column, or of a key within it.
+
+    >>> value_at({"messages": [{"role": "user"}, {"name": "Ann"}]}, "messages[].name")
+    'Ann'
+    """
+    values = [found]
+    for part in name.split("."):
+        key, lists = part.rstrip("[]"), part.count("[]")
+        values = [value[key] for value in values if isinstance(value, dict) and key in value] or [
+            value[part] for value in values if isinstance(value, dict) and part in value
+        ]
+        for _ in range(lists):
+            values = [item for value in values if isinstance(value, list) for item in value]
+    return next((value for value in values if value not in (None, "", [], {})), None)

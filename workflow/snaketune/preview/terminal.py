@@ -1,0 +1,246 @@
+"""A look as text for a terminal: facts first, then rows, then lines for a config.
+
+What is supervised is green where the terminal has colours, else in brackets. Whatever a terminal would obey in the data is
+spelled out.
+"""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from snaketune.corpus.excerpts import excerpt, printable
+from snaketune.corpus.rows import TEXT
+from snaketune.preview.entry import conditions
+from snaketune.preview.look import Look
+from snaketune.preview.reading import Reading
+from snaketune.preview.written import Piece, Shown, Written
+
+BOLD, DIM, GREEN, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
+WIDTH, LABEL = 108, 12
+COLUMNS_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 12, 8, 3
+VALUE_LENGTH, DETAIL_LENGTH = 60, 300
+
+
+def as_text(looks: Iterable[Look], *, colour: bool) -> Iterator[str]:
+    """Lines."""
+    paint = _Paint(colour)
+    for look in looks:
+        yield paint(BOLD, printable(look.name))
+        yield from (f"  {line}" if line else "" for line in _facts(look, paint))
+        if look.written and look.written.shown:
+            yield ""
+            yield f"  {paint(BOLD, 'As the model sees it')}, {paint.legend}"
+            for shown in look.written.shown:
+                yield from _row(shown, paint)
+        if look.entry:
+            yield ""
+            yield f"  {paint(BOLD, 'For the config')}"
+            yield ""
+            yield from (f"    {printable(line)}" for line in look.entry.splitlines())
+        yield ""
+
+
+class _Paint:
+    """Colours, or none."""
+
+    def __init__(self, colour: bool):
+        self.colour = colour
+        self.legend = (
+            f"what is supervised in {self(GREEN, 'green')}" if colour else "what is supervised between ⟦ and ⟧"
+        )
+
+    def __call__(self, code: str, text: str) -> str:
+        return f"{code}{text}{RESET}" if self.colour and text else text
+
+    def pieces(self, pieces: list[Piece]) -> str:
+        """A row's text, several lines."""
+        said = ""
+        supervised = False
+        for piece in pieces:
+            text = f"[… {piece.left_out:,} characters …]" if piece.left_out else _shown_text(piece.text)
+            if not self.colour:
+                said += "⟧" * (supervised and not piece.supervised) + "⟦" * (piece.supervised and not supervised) + text
+            else:
+                code = (GREEN if piece.supervised else "") + (DIM if piece.control or piece.left_out else "")
+                # Line by line, for pagers.
+                said += "\n".join(self(code, line) if code else line for line in text.split("\n"))
+            supervised = piece.supervised
+        return said + "⟧" * (supervised and not self.colour)
+
+
+def _facts(look: Look, paint: _Paint) -> Iterator[str]:
+    reading, rows = look.reading, look.looked_at
+    yield from _files(look, paint)
+    for trouble in look.trouble:
+        yield from _fact(paint(RED, "trouble"), trouble, "trouble")
+    if not rows:
+        return
+    yield ""
+    yield from _fact(
+        "kind", f"{reading.kind}: {look.why}" if reading.used else "none: no kind of corpus can read these rows"
+    )
+    if look.columns:
+        yield from _fact("columns", _listed({name: excerpt(value) for name, value in look.columns.items()}))
+        yield from _fact("layout", f"none is known; {look.nearest}")
+    elif layouts := reading.layouts.most_common():
+        told = ", ".join(f"{name} ({_rows(count)})" if len(layouts) > 1 else name for name, count in layouts)
+        yield from _fact("layout", told)
+    if reading.ignored:
+        ignored = reading.ignored.most_common()
+        told = {name: f"{_rows(count)}, such as {excerpt(reading.values.get(name))}" for name, count in ignored}
+        yield from _fact("ignored", _listed(told))
+    if reading.marked:
+        marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
+        where = conditions(reading)[0][0]
+        yield from _fact("marked", f"{marks}; `where: {where}` leaves such rows out")
+    if reading.used:
+        yield from _left_out(look)
+    if reading.repeated and reading.repeats:
+        example = reading.repeats
+        what = f"what an earlier one says ({example.place} as {example.detail})"
+        told = f"{_rows(reading.repeated)} with {what}; the first is used"
+        yield from _fact("repeated", told)
+    if look.written:
+        yield from _tokens(look.written, look.lengths)
+        yield from _template(look.written, reading)
+
+
+def _left_out(look: Look) -> Iterator[str]:
+    reading = look.reading
+    for name, counts in (("quarantined", reading.quarantined), ("dropped", reading.dropped)):
+        yield from _reasons(name, reading, counts)
+        if name == "quarantined" and look.repaired:
+            yield from _fact("", f"`repair: [{', '.join(look.repairs)}]` mends {look.repaired:,} of them")
+    if look.further is None:
+        return
+    further = look.further
+    if lost := further.quarantined.total() + further.dropped.total():
+        told = f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
+        yield from _fact("further on", told)
+        yield from _reasons("", further, further.quarantined + further.dropped, about="about ")
+
+
+def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = "") -> Iterator[str]:
+    for reason, count in counts.most_common(REASONS_SHOWN):
+        example = reading.examples[reason]
+        detail = f": {_cut(example.detail, DETAIL_LENGTH)}" if example.detail else ""
+        yield from _fact(label, f"{_rows(count)}, {reason.replace('_', ' ')}; {about}{example.place}{detail}")
+        label = ""
+    if len(counts) > REASONS_SHOWN:
+        yield from _fact("", f"and {len(counts) - REASONS_SHOWN} reasons more")
+
+
+def _files(look: Look, paint: _Paint) -> Iterator[str]:
+    several = len(look.samples) > 1
+    for sample in look.samples[:COLUMNS_SHOWN]:
+        size = [] if sample.bytes is None else [_size(sample.bytes)]
+        told = ", ".join([part for part in (sample.format, *size) if part])
+        if sample.raws:
+            looked_at = len(sample.raws)
+            if sample.whole:
+                told += f"; {_rows(looked_at)}"
+            elif sample.rows:
+                about = "about " if sample.estimated else ""
+                rows = _round(sample.rows, sample.estimated)
+                told += f"; {about}{rows:,} rows, of which the first {looked_at:,} are looked at"
+            else:
+                told += f"; the first {_rows(looked_at)} are looked at"
+        if several:
+            told = f"{sample.name}: {told}"
+        if told:
+            yield paint(DIM, printable(told))
+    if len(look.samples) > COLUMNS_SHOWN:
+        yield paint(DIM, f"and {len(look.samples) - COLUMNS_SHOWN} files more")
+
+
+def _listed(found: dict[str, str]) -> str:
+    """Names, each with what there is to say of it, as many as people read."""
+    told = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(found.items())[:COLUMNS_SHOWN]]
+    return ", ".join(told) + (f" and {len(found) - COLUMNS_SHOWN} more" if len(found) > COLUMNS_SHOWN else "")
+
+
+def _tokens(written: Written, lengths: tuple[int, ...]) -> Iterator[str]:
+    if not len(written.lengths):
+        return
+    median, most = (int(np.quantile(written.lengths, share)) for share in (0.5, 0.9))
+    about = "" if written.exact else "about "
+    supervised = f"{written.supervised:.0%} of all tokens supervised"
+    yield from _fact(
+        "tokens",
+        f"{about}{median:,} per row in the median, 90% of rows at most {most:,}, the longest {int(written.lengths.max()):,}; "
+        f"{supervised}",
+    )
+    longer = written.longer(lengths)
+    told = ", ".join(f"{length:,}: {_rows(count)}" for length, count in longer.items() if count)
+    first = next(iter(longer))
+    yield from _fact("", f"longer than {told}" if told else f"no row longer than {first:,}")
+    if written.unsupervised:
+        yield from _fact("", f"{_rows(written.unsupervised)} with nothing supervised")
+    if not written.exact:
+        yield from _fact("", "estimated: UTF-8 bytes / 4; --tokenizer FOLDER counts them")
+
+
+def _template(written: Written, reading: Reading) -> Iterator[str]:
+    if reading.kind != TEXT:
+        yield from _fact("template", written.template)
+    if written.control_text:
+        rows = _rows(written.control_text)
+        yield from _fact("", f"{rows} in which a text holds what looks like a control token; there it stays text")
+    if written.refused:
+        yield from _fact("refused", f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template")
+    for place, why in written.refused[:REFUSALS_SHOWN]:
+        yield from _fact("", f"{place}: {_cut(why, DETAIL_LENGTH)}")
+
+
+def _row(shown: Shown, paint: _Paint) -> Iterator[str]:
+    yield ""
+    yield f"  {paint(BOLD, printable(shown.place))}"
+    if shown.prompt:
+        yield from _indented(paint.pieces(shown.prompt), "    ")
+    for title, pieces in shown.parts:
+        if title:
+            yield f"  {paint(DIM, '·')} {paint(BOLD, title)}"
+        yield from _indented(paint.pieces(pieces), "    ")
+
+
+def _indented(text: str, indent: str) -> Iterator[str]:
+    return (indent + line for line in text.rstrip("\n").split("\n"))
+
+
+def _fact(label: str, told: str, plain: str = "") -> Iterator[str]:
+    """A label, and beside it what there is to say, on as many lines as that takes."""
+    lines = textwrap.wrap(printable(told), WIDTH - LABEL, break_on_hyphens=False) or [""]
+    padding = " " * (LABEL - len(plain or label))
+    yield f"{label}{padding}{lines[0]}"
+    yield from (" " * LABEL + line for line in lines[1:])
+
+
+def _shown_text(text: str) -> str:
+    return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _round(count: int, estimated: bool) -> int:
+    """An estimate to two digits."""
+    digits = len(str(count)) - 2
+    return round(count, -digits) if estimated and digits > 0 else count
+
+
+def _size(size: int) -> str:
+    """
+    >>> _size(999), _size(1_234_567)
+    ('999 bytes', '1.2 MB')
+    """
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= bytes_:
+            return f"{size / bytes_:.1f} {unit}"
+    return f"{size} bytes"
