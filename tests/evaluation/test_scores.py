@@ -18,7 +18,11 @@ PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "cont
 @pytest.mark.parametrize(
     ("found", "expected", "same"),
     [("4", "4", True), ("4.0", "4", True), ("$1,200", "1200", True), ("4", "5", False), ("NaN", "NaN", True),
-     ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False)],
+     ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False),
+     # Commas set thousands apart, and nothing else; underscores are Python's.
+     ("12,345,678.50", "12345678.5", True), ("-1,234", "-1234.0", True), ("1,234.", "1234", True), ("72,", "72", True),
+     ("3,5", "35", False), ("1,2,3", "123", False), ("1,2345", "12345", False), ("1234,567", "1234567", False),
+     ("1,000.5,0", "1000.50", False), (",123", "123", False), ("1_000", "1000", False), ("3,5", "3,5", True)],
 )  # fmt: skip
 def test_answers_are_compared_as_text_and_as_numbers(found, expected, same):
     assert same_answer(found, expected) is same
