@@ -18,6 +18,7 @@ from snaketune.models import at_once, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
+from snaketune.models.probe import processor
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
@@ -58,6 +59,7 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
     }
     run = outcome.run
     assert (run["device"], run["processes"], run["flops_per_parameter_and_token"]) == ("cpu", 1, 6)
+    assert run["processor"] == processor()
     assert run["threads"] == torch.get_num_threads()
     assert run["self_test_share"] < 1e-5
     assert [entry["step"] for entry in run["history"]] == list(range(1, 19))
