@@ -158,9 +158,10 @@ def test_a_machine_is_held_against_three_other_hosts_and_not_against_itself():
     assert slow_nodes([*alone, ("sft:e", probed("three", **fast)), ("dpo:d", probed("two", **slow))]) == []
     runs = [*alone, ("sft:e", probed("three", **fast)), ("sft:f", probed("four", **fast))]
     assert [one.where for one in slow_nodes([*runs, ("dpo:d", probed("two", **slow))])] == ["dpo:d"]
-    # Each host counts once: by runs the median would be that of the three on the slow one.
+    # Each host counts once, however many runs it has: by runs, the median of the others would be that of a slow host.
     slow_runs = [(f"dpo:{n}", probed("two", **slow)) for n in range(9)]
-    assert [one.where for one in slow_nodes([*runs, *slow_runs])] == [label for label, _ in slow_runs]
+    found = [one.where for one in slow_nodes([*runs, *slow_runs, ("dpo:d", probed("five", **slow))])]
+    assert found == [*(label for label, _ in slow_runs), "dpo:d"]
 
 
 def test_machines_of_other_kinds_are_not_held_against_each_other():
