@@ -13,6 +13,7 @@ from benchmarks.sft.demo import exact_match
 from invented_data import bad
 
 from snaketune.evaluation.intervals import wilson
+from snaketune.report import facts
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
@@ -22,6 +23,7 @@ from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
+from snaketune.report.text import short
 from snaketune.tables import read_table
 
 
@@ -222,6 +224,34 @@ def test_links_between_results_are_those_that_were_told(sweep):
     assert flows["sft:raw"].tokens is None
     pairs = next(flow for flow in pack_flows(found) if flow.corpus == "pairs")
     assert flows["dpo:soft"].tokens == pairs.train.tokens
+
+
+@pytest.mark.parametrize(
+    ("counts", "epoch", "tokens", "epochs"),
+    [
+        # Ended early by stop_if, and half an epoch.
+        ({"tokens": 300, "tokens_per_epoch": 1500}, 0.25, 300, 0.2),
+        ({"tokens": 3000, "tokens_per_epoch": 1500}, 2.0, 3000, 2.0),
+        # Raw rows, whose epoch is counted by nobody.
+        ({"tokens": 300}, 0.25, 300, 0.25),
+        # Results of before tokens were counted: as far as their log goes.
+        ({"tokens_per_epoch": 1500}, 0.25, 375, 0.25),
+        ({"tokens_per_epoch": 1500}, None, None, None),
+        ({}, 0.25, None, 0.25),
+    ],
+)
+def test_the_tokens_trained_are_those_of_the_steps_that_were_done(results, counts, epoch, tokens, epochs):
+    history = [{"step": 1, "loss": 1.0}] + ([{"step": 2, "loss": 1.0, "epoch": epoch}] if epoch else [])
+    counts = {"rows": 12, "steps": 2} | counts
+    results.add("sft", "a", spec={"training": {"epochs": 30.0}}, counts=counts, run={"history": history})
+    found = findings(results)
+    (flow,) = training_flows(found)
+    assert (flow.tokens, flow.epochs) == (tokens, epochs)
+    assert facts.trainings(found)[0].epochs == epochs
+    shown = [card.value for card in cards(found) if card.title == "Tokens trained"]
+    assert shown == ([short(tokens)] if tokens else [])
+    _, pages = results.report()
+    assert "What was trained on" in (pages / "index.html").read_text("utf-8")
 
 
 def test_the_headline_follows_the_best_model_back_to_its_base(sweep):

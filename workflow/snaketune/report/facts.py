@@ -7,7 +7,7 @@ from typing import Any
 from snaketune.packing.lost import is_worth_a_warning
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.findings import Findings, Result, Scored
-from snaketune.report.flow import PackFlow, SplitFlow, pack_flows
+from snaketune.report.flow import PackFlow, SplitFlow, pack_flows, training_flow
 from snaketune.report.variants import Caution, Stopped, Variants, stopped_early, warnings_of
 
 # Fewer lines of a log than this tell noise from a trend badly.
@@ -21,6 +21,7 @@ class Training:
 
     Attributes:
         label, key: `dpo:demo`, and the key of the config that asks for it, `dpo.demo`.
+        epochs: of the steps that were done; None where that isn't known.
         loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen
             completions per token; None where too little was.
         held_out: by corpus, held-out loss before and after; of SFT runs whose start was evaluated too.
@@ -31,7 +32,7 @@ class Training:
 
     label: str
     key: str
-    epochs: float
+    epochs: float | None
     gpu: bool = False
     loss: tuple[float, float] | None = None
     chosen: tuple[float, float] | None = None
@@ -128,7 +129,7 @@ def _training(findings: Findings, result: Result) -> Training:
     return Training(
         label=result.label,
         key=result.key,
-        epochs=result.spec["training"]["epochs"],
+        epochs=training_flow(findings, result).epochs,
         gpu=is_gpu(run),
         loss=ends(result, "loss"),
         chosen=ends(result, "chosen_logp_per_token"),

@@ -219,5 +219,5 @@ def _tokens_card(findings: Findings) -> Card | None:
     steps = sum(flow.steps for flow in flows)
     uncounted = len(flows) - len(known)
     note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in all"
-    note += f"; {uncounted} more on raw rows, which nobody counts" if uncounted else ""
+    note += f"; {uncounted} more on raw rows, whose tokens weren't counted" if uncounted else ""
     return Card(title="Tokens trained", value=short(sum(flow.tokens for flow in known)), note=note)
