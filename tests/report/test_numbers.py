@@ -19,6 +19,7 @@ from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
 from snaketune.report.headline import cards, lineage
+from snaketune.report.jobs import job_rows
 from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures
@@ -277,7 +278,18 @@ def test_gpu_hours_are_of_all_gpus(results):
     }.items():
         results.add("sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
     (card,) = (card for card in cards(findings(results)) if card.title == "GPU hours")
-    assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200; of attempts that finished")
+    assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200")
+
+
+def test_of_a_run_in_several_attempts_all_of_them_are_its_time(results):
+    run = {"device": "cpu", "seconds": 310.0, "attempts": [100.0, 200.0, 10.0], "waited_for_data_s": 5.0}
+    results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
+    found = findings(results)
+    (row,) = job_rows(found)
+    assert (row.seconds, "3 attempts, the last one 10.0 s" in row.facts) == ("5 min 10 s", True)
+    # What it waited for is known of the last one alone.
+    (training,) = facts.trainings(found)
+    assert (training.waited, training.seconds) == (5.0, 10.0)
 
 
 def test_scores_side_by_side(sweep, sweep_pages):

@@ -25,7 +25,7 @@ class Training:
         loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen
             completions per token; None where too little was.
         held_out: by corpus, held-out loss before and after; of SFT runs whose start was evaluated too.
-        waited, seconds: how long it waited for data, and how long it took.
+        waited, seconds: how long its last attempt waited for data, and how long that took.
         measured: whether its portions were chosen by what was measured.
         slower: percent of the best measured speed that a choice by hand costs.
     """
@@ -138,7 +138,7 @@ def _training(findings: Findings, result: Result) -> Training:
         warnings=tuple(warnings_of(result)),
         mfu=run.get("mfu_median"),
         waited=run.get("waited_for_data_s"),
-        seconds=run.get("seconds"),
+        seconds=(run.get("attempts") or [run.get("seconds")])[-1],
         measured=bool(run.get("calibration")),
         slower=run.get("slower_than_best_percent"),
     )
