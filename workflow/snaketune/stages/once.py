@@ -97,7 +97,9 @@ def run_once(
             work.start()
             with timed(work) as spent:
                 older = begun_with(work.state, versions)
-                attempt = replace(attempt, threads=threads_of(work.state) if device else None, versions=versions | older)
+                attempt = replace(
+                    attempt, threads=threads_of(work.state) if device else None, versions=versions | older
+                )
                 attempt.save(work.state)
                 outcome = _built(build, work, attempt)
                 described = describe_files(work.payload)
