@@ -41,7 +41,7 @@ def paired_per_token(
     >>> one = {n: (float(n), 2) for n in range(1, 7)}
     >>> twice = {n: (2 * total, tokens) for n, (total, tokens) in one.items()}
     >>> [round(bound, 2) for bound in paired_per_token(one, twice)], paired_per_token(one, {})
-    ([0.78, 2.72], None)
+    ([0.77, 2.73], None)
     """
     both = sorted(before.keys() & after.keys())
     if any(before[place][1] != after[place][1] for place in both):
