@@ -66,7 +66,8 @@ def test_preference_scores_with_and_without_a_reference():
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     scores = preference_scores(["a", "b", "c"], sums, counts, {"b": reference})
     assert scores["logp_accuracy"] == pytest.approx(2 / 3, abs=1e-4)
-    assert scores["logp_accuracy_per_token"] == 0.0
+    # Of b both are equally likely.
+    assert scores["logp_accuracy_per_token"] == pytest.approx(1 / 6, abs=1e-4)
     # b: its chosen completion is the less likely one, but has gained 2 nats on the reference, and the rejected none.
     assert (scores["reward_accuracy"], scores["reward_margin_nats"], scores["pairs_with_reference"]) == (1.0, 2.0, 1)
     assert (scores["chosen_reward_nats"], scores["rejected_reward_nats"]) == (2.0, 0.0)
@@ -91,6 +92,19 @@ def test_figures_of_pairs_have_intervals_around_them():
     few = preference_scores(list("0123"), sums[:4], torch.ones(4, 2, dtype=torch.long), {})
     assert few["logp_margin_nats_interval"] is None and few["logp_margin_nats"] is not None
     assert few["logp_accuracy_interval"][1] - few["logp_accuracy_interval"][0] > 0.5
+
+
+def test_a_pair_that_neither_completion_wins_counts_half():
+    """So a model that didn't move from its reference has half of the rewards right, and not none."""
+    sums, counts = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]], dtype=torch.float64), torch.tensor([[4, 4], [5, 5]])
+    same = {
+        pair: Reference(chosen_logp=chosen, rejected_logp=rejected, chosen_tokens=4, rejected_tokens=4)
+        for pair, (chosen, rejected) in zip("ab", sums.tolist())
+    }
+    scores = preference_scores(["a", "b"], sums, counts, same)
+    assert (scores["reward_accuracy"], scores["reward_margin_nats"]) == (0.5, 0.0)
+    assert (scores["logp_accuracy"], scores["logp_accuracy_per_token"]) == (0.75, 0.75)
+    assert scores["reward_accuracy_interval"] == pytest.approx(wilson(0.5, 2), abs=1e-4)
 
 
 def test_preference_scores_of_each_source_are_those_of_its_pairs_alone():
