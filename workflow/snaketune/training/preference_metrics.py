@@ -1,7 +1,7 @@
 """What a preference training is watched by: sums over the pairs of every optimizer step, over all processes, and their means.
 
-    accuracy                            share of pairs whose chosen completion has the higher reward; those whose completions have
-                                        the same, as all have before the first step, count half
+    accuracy                            share of pairs whose chosen completion has the higher reward;
+                                        where both have the same, as before the first step, a pair counts half
     margin                              mean reward of the chosen completion less that of the rejected one
     chosen_reward, rejected_reward      beta * log-ratio to the reference; without one, beta * log-probability, per token where
                                         the loss is of probabilities per token (simpo, orpo)
