@@ -22,7 +22,9 @@ def test_what_a_training_writes_and_says(tmp_path, tokenizer, capsys):
     run = sft_run(tmp_path)
     outcome = sft.train_on(run, raw_rows(tmp_path), tokenizer)
     assert "12 rows that aren't packed" in capsys.readouterr().out
-    assert outcome.counts == {"rows": 12, "steps": 6}
+    encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
+    tokens = 2 * sum(len(one.ids) for one in encoded)
+    assert outcome.counts == {"rows": 12, "tokens": tokens, "steps": 6}
     assert outcome.about.keys() == {"trainer", "dtype", "saved_dtype", "compiled", "parameters", "trainable_parameters"}
     assert (outcome.about["trainer"], outcome.about["dtype"]) == ("trl", "float32")
     assert outcome.about["parameters"] == outcome.about["trainable_parameters"]
