@@ -26,7 +26,7 @@ from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.encoded import Encoded
 from snaketune.tokenization.offered import Tools, texts_in, with_texts
 from snaketune.tokenization.template import Message, Span, marks_generation, render
-from snaketune.tokenization.template_control import TemplateControl
+from snaketune.tokenization.template_control import LeftOut, TemplateControl
 from snaketune.tokenization.token_spans import token_spans
 from snaketune.tokenization.tool_calls import HARMLESS, check_marked_calls, reads_calls, said_in, with_calls
 from snaketune.tokenization.unmarked import render_unmarked
@@ -204,6 +204,7 @@ class ChatTokenizer:
         Args:
             tools: that each of them offers, as JSON; nothing where none does.
         Raises:
+            LeftOut: the template leaves turns out.
             SnaketuneError: the template refuses a conversation, or leaves its tools out.
         """
         if not conversations:
@@ -232,7 +233,14 @@ class ChatTokenizer:
             )
             for number, done in zip(to_guard, guarded, strict=True):
                 encoded[number] = done
+        for messages, offered in zip(conversations, tools or [None] * len(texts)):
+            if numbers := self.left_out(messages, offered, add_generation_prompt):
+                raise LeftOut(messages[numbers[0]])
         return encoded
+
+    def left_out(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> list[int]:
+        """The numbers of the turns that the template doesn't write."""
+        return self._template_control.turns(self._with_calls(messages, tools), tools, add_generation_prompt).left_out
 
     def _with_calls(self, messages: list[Message], tools: str | None) -> list[Message]:
         """The messages, with calls apart from texts if the template reads them so."""

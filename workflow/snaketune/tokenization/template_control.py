@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
+from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import unused_characters
 from snaketune.tokenization.offered import Tools, not_written
-from snaketune.tokenization.template import Message, Span
+from snaketune.tokenization.template import SHIPPED, Message, Span
 from snaketune.tokenization.tool_calls import harmless, shape
 
 Render = Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]]
@@ -35,6 +36,22 @@ class Turns:
     count: int
     ends: list[int]
     left_out: list[int]
+
+
+class LeftOut(SnaketuneError):
+    """A turn that a template doesn't write.
+
+    Attributes:
+        turn: the turn.
+    """
+
+    def __init__(self, turn: Message, template: str = "the chat template", rows: str = "a row"):
+        self.turn = turn
+        super().__init__(
+            f"{template} leaves out the {turn['role']} turn of {rows} (of the first: {turn['content'][:80]!r}), so that the "
+            f"model would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has "
+            "some), or take such turns out of the corpus"
+        )
 
 
 class TemplateControl:
@@ -68,19 +85,19 @@ class TemplateControl:
             self._ids[key] = ids[self._telling[ids]]
         return self._ids[key]
 
-    def turns(self, messages: list[Message], tools: str | None) -> Turns:
+    def turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> Turns:
         """What becomes of the turns of such messages."""
-        key = (tools, *map(shape, messages))
+        key = (add_generation_prompt, tools, *map(shape, messages))
         if key not in self._turns:
             _make_room(self._turns)
-            self._turns[key] = self._found_turns(messages, tools)
+            self._turns[key] = self._found_turns(messages, tools, add_generation_prompt)
         return self._turns[key]
 
-    def _found_turns(self, messages: list[Message], tools: str | None) -> Turns:
+    def _found_turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> Turns:
         left, right = unused_characters([self._template, tools or ""], 2)
         marks = [f"{left}{number}{right}" for number in range(len(messages))]
         marked = [harmless(message, mark) for message, mark in zip(messages, marks)]
-        text, spans = self._rendered(marked, tools, False)
+        text, spans = self._rendered(marked, tools, add_generation_prompt)
         encoding = self._encode(text)
         control = [span for span, id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
         starts = [*(text.find(mark) for mark in marks), len(text)]
