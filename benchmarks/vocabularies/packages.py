@@ -195,13 +195,13 @@ def _instruct(file: Path) -> Callable[[Row], tuple[list[int], list[tuple[int, in
     kinds = {"system": SystemMessage, "user": UserMessage, "assistant": AssistantMessage}
     tokenizer = _loaded(file)
     inner = tokenizer.instruct_tokenizer.tokenizer
-    asked, end = inner.get_special_token("[/INST]"), inner.eos_id
+    question_end, answer_end = inner.get_special_token("[/INST]"), inner.eos_id
 
     def encode(row: Row) -> tuple[list[int], list[tuple[int, int]]]:
         turns = [kinds[turn["role"]](content=turn["content"]) for turn in row]
         ids = tokenizer.encode_chat_completion(ChatCompletionRequest(messages=turns)).tokens
-        starts = [place + 1 for place, id in enumerate(ids) if id == asked]
-        return ids, [(start, ids.index(end, start) + 1) for start in starts]
+        starts = [place + 1 for place, id in enumerate(ids) if id == question_end]
+        return ids, [(start, ids.index(answer_end, start) + 1) for start in starts]
 
     return encode
 

@@ -220,9 +220,9 @@ def test_calls_in_no_form_of_calls_are_refused_where_tools_are_offered(chat, tur
 def test_calls_stay_text_where_the_template_or_the_prompt_has_them_so(chat):
     chatml = chat(CHATML.read_text())
     assert encoded(chatml, TWO)[1] == [TWO[1]["content"] + "<|im_end|>", "Both.<|im_end|>"]
-    asks = messages("Rain?", called(call("a")), system="Call as <tool_call>{...}</tool_call>.")
-    assert encoded(chat(ONE_CALL), asks, None)[1] == [called(call("a")) + "<|im_end|>"]
-    assert encoded(chat(ONE_CALL), asks)[1] == ['{"name": "weather", "parameters": {"city": "a"}}<|im_end|>']
+    prompted = messages("Rain?", called(call("a")), system="Call as <tool_call>{...}</tool_call>.")
+    assert encoded(chat(ONE_CALL), prompted, None)[1] == [called(call("a")) + "<|im_end|>"]
+    assert encoded(chat(ONE_CALL), prompted)[1] == ['{"name": "weather", "parameters": {"city": "a"}}<|im_end|>']
 
 
 def test_control_tokens_in_calls_stay_text(chat):
