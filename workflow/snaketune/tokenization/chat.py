@@ -88,7 +88,9 @@ class ChatTokenizer:
         self._telling = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
             self._telling[vocab[unk]] = False
-        self._template_control = TemplateControl(template, self.render, self.encode_text, self._telling)
+        self._template_control = TemplateControl(
+            template, self._variables, self.render, self.encode_text, self._telling
+        )
         self._given = given, config
 
     @classmethod

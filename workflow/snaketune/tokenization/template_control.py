@@ -16,7 +16,7 @@ from tokenizers import Encoding
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import unused_characters
 from snaketune.tokenization.offered import Tools, not_written
-from snaketune.tokenization.template import SHIPPED, Message, Span
+from snaketune.tokenization.template import SHIPPED, Message, Span, render
 from snaketune.tokenization.tool_calls import harmless, shape
 
 Render = Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]]
@@ -57,14 +57,23 @@ class LeftOut(SnaketuneError):
 class TemplateControl:
     """Finds them out by rendering contents that hold none, and remembers."""
 
-    def __init__(self, template: str, render: Render, encode: Callable[[str], Encoding], telling: np.ndarray):
+    def __init__(
+        self,
+        template: str,
+        variables: dict[str, Any],
+        render: Render,
+        encode: Callable[[str], Encoding],
+        telling: np.ndarray,
+    ):
         """
         Args:
-            render: `ChatTokenizer.render`.
+            variables: what the template can name.
+            render: `ChatTokenizer.render`, which knows spans.
             encode: of rendered text.
             telling: bool, by id: which tokens only a template writes.
         """
-        self._template, self._render, self._encode, self._telling = template, render, encode, telling
+        self._template, self._variables, self._render = template, variables, render
+        self._encode, self._telling = encode, telling
         self._ids: dict[tuple, np.ndarray] = {}
         self._turns: dict[tuple, Turns] = {}
 
@@ -78,8 +87,8 @@ class TemplateControl:
         if key not in self._ids:
             _make_room(self._ids)
             said = [harmless(message) for message in messages]
-            text, _ = self._rendered(said, tools, add_generation_prompt)
-            if tools and text == self._rendered(said, None, add_generation_prompt)[0]:
+            text = self._text(said, tools, add_generation_prompt)
+            if tools and text == self._text(said, None, add_generation_prompt):
                 raise not_written([message["role"] for message in messages], tools)
             ids = np.array(self._encode(text).ids, np.int32)
             self._ids[key] = ids[self._telling[ids]]
@@ -97,7 +106,7 @@ class TemplateControl:
         left, right = unused_characters([self._template, tools or ""], 2)
         marks = [f"{left}{number}{right}" for number in range(len(messages))]
         marked = [harmless(message, mark) for message, mark in zip(messages, marks)]
-        text, spans = self._rendered(marked, tools, add_generation_prompt)
+        (text,), (spans,) = self._render([marked], add_generation_prompt, [tools])
         encoding = self._encode(text)
         control = [span for span, id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
         starts = [*(text.find(mark) for mark in marks), len(text)]
@@ -114,11 +123,9 @@ class TemplateControl:
                 ends += [place for place, (at, _) in enumerate(control) if start + len(mark) <= at < following][:1]
         return Turns(len(control), ends, left_out)
 
-    def _rendered(
-        self, messages: list[Message], tools: str | None, add_generation_prompt: bool
-    ) -> tuple[str, list[Span]]:
-        (text,), (spans,) = self._render([messages], add_generation_prompt, [tools])
-        return text, spans
+    def _text(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> str:
+        (text,), _ = render(self._template, [messages], self._variables, add_generation_prompt, [tools])
+        return text
 
 
 def _make_room(known: dict[Any, Any]) -> None:
