@@ -29,6 +29,7 @@ from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.encoded import EncodedBatch
 from snaketune.tokenization.groups import groups_of, part_of
 from snaketune.tokenization.template import TEXT
+from snaketune.tokenization.template_control import LeftOut
 from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs
 from snaketune.tokenization.tokens import SPLITS, TokenWriter
 from snaketune.tokenization.turns import Turns, completed, conversations, pairs
@@ -42,7 +43,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     """Fill the payload with the files of `tokens`.
 
     Raises:
-        SnaketuneError: the template refuses a row.
+        SnaketuneError: the template refuses a row, or leaves a turn out.
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -50,13 +51,11 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
         chat = chat.for_documents()
     corpus = corpus.for_part(spec.part)
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
-    encoder = _Encoder(spec, chat)
     try:
-        counts, samples = _write(spec, work, tables, encoder)
-    except _Differs as difference:
-        print(f"batched encoding differs, so that all is encoded again one by one: {difference}", flush=True)
-        encoder = _Encoder(spec, chat, unbatched_because=str(difference))
-        counts, samples = _write(spec, work, tables, encoder)
+        encoder, counts, samples = _encoded(spec, work, tables, chat)
+    except LeftOut as first:
+        template = f"the chat template {tokenizer.folder}/chat_template.jinja"
+        raise LeftOut(first.turn, template, _count_left_out(spec, tables, chat)) from None
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
         print("what is supervised, in brackets: " + CONTROL_CHARACTER.sub(_escaped, shown), flush=True)
@@ -73,6 +72,19 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
             "samples": samples,
         },
     )
+
+
+def _encoded(
+    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], chat: ChatTokenizer
+) -> tuple["_Encoder", dict[str, Any], list[list[tuple[str, bool]]]]:
+    """All written; with the encoder that did it, counts by split, and samples."""
+    encoder = _Encoder(spec, chat)
+    try:
+        return encoder, *_write(spec, work, tables, encoder)
+    except _Differs as difference:
+        print(f"batched encoding differs, so that all is encoded again one by one: {difference}", flush=True)
+        encoder = _Encoder(spec, chat, unbatched_because=str(difference))
+        return encoder, *_write(spec, work, tables, encoder)
 
 
 def _write(
@@ -98,6 +110,25 @@ def _write(
                     samples += encoder.samples(rows, SAMPLES - len(samples))
         counts[split] = dict(own)
     return counts, samples
+
+
+def _count_left_out(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTokenizer) -> str:
+    """Of how many rows of this part the template leaves a turn out."""
+    found = rows = 0
+    for table in tables.values():
+        for group in groups_of(part_of(table.to_batches(), spec.part, spec.parts), table.schema):
+            turns = _turns(spec, group)
+            left_out = [
+                bool(chat.left_out(*row)) for row in zip(turns.messages(), turns.tools.to_pylist(), strict=True)
+            ]
+            found += int(np.array(left_out).reshape(len(group), -1).any(1).sum())
+            rows += len(group)
+    return f"{found} of {rows} rows"
+
+
+def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
+    by_kind = {"preference": pairs, "unpaired": completed}
+    return by_kind[spec.kind](table) if spec.kind in by_kind else conversations(table, spec.train_on)
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -134,8 +165,7 @@ class _Encoder:
             _Differs: see there.
         """
         kind = self._spec.kind
-        by_kind = {"preference": pairs, "unpaired": completed}
-        turns = by_kind[kind](table) if kind in by_kind else conversations(table, self._spec.train_on)
+        turns = _turns(self._spec, table)
         control = np.zeros(len(turns), bool)
         if self.batched is None:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
@@ -146,7 +176,7 @@ class _Encoder:
         # What holds a control token is never encoded otherwise.
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
-        if kind not in by_kind:
+        if kind not in ("preference", "unpaired"):
             return of_conversations(names, encoded, control)
         if kind == "preference":
             rows = of_pairs(names, encoded, control.reshape(-1, 2).any(1))
