@@ -36,6 +36,8 @@ from snaketune.tokenization.turns import Turns, completed, conversations, pairs
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
+# Tokens on both sides of an end of a supervised span, of rows that are too long to be shown whole.
+AROUND = 32
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -206,12 +208,36 @@ class _Encoder:
                     )
 
     def samples(self, rows: TokenRows, count: int) -> list[list[tuple[str, bool]]]:
-        """The first `count` short rows as texts, each with whether it is supervised."""
+        """`count` rows as texts, each with whether it is supervised: first short ones, then long ones in excerpts."""
         sequences = rows.sequences
         found = []
-        for number in np.flatnonzero(sequences.lengths <= SAMPLE_TOKENS)[:count].tolist():
+        for number in np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")[:count].tolist():
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
-            edges = [0, *(np.flatnonzero(np.diff(supervised)) + 1).tolist(), len(ids)]
-            found.append([(self._chat.text(ids[a:b]), bool(supervised[a])) for a, b in pairwise(edges) if a < b])
+            shown = _shown(supervised)
+            edges = np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1
+            found.append(
+                [
+                    (self._chat.text(ids[a:b]) if shown[a] else f"[… {b - a} tokens …]", bool(supervised[a]))
+                    for a, b in pairwise([0, *edges.tolist(), len(ids)])
+                    if a < b
+                ]
+            )
         return found
+
+
+def _shown(supervised: np.ndarray) -> np.ndarray:
+    """Which tokens of a row are shown: all of a short one; of a long one those around the ends of its first and its last
+    supervised span, or its own where it has none.
+
+    >>> _shown(np.repeat([False, True, False], [400, 500, 60])).nonzero()[0][[0, -1]].tolist()
+    [368, 931]
+    """
+    if len(supervised) <= SAMPLE_TOKENS:
+        return np.ones(len(supervised), bool)
+    begins = np.flatnonzero(np.diff(supervised, prepend=False) & supervised)
+    ends = np.flatnonzero(np.diff(supervised, append=False) & supervised) + 1
+    shown = np.zeros(len(supervised), bool)
+    for at in (begins[0], ends[0], begins[-1], ends[-1]) if len(begins) else (0, len(supervised)):
+        shown[max(0, at - AROUND) : at + AROUND] = True
+    return shown
