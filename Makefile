@@ -9,13 +9,14 @@
 # make bench-scale  what planning costs with 1,000 and with 10,000 jobs
 # make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
 # make bench-doctor   whether the doctor names the cause of five runs made bad on purpose
+# make bench-vocabularies   ids and masks of real vocabularies beside the libraries that they come from; fetches 130 MB of packages
 # make ab BASE=COMMIT   the same training on that commit and on the working tree, in turns, and a verdict
 # make families   every causal language model of transformers through the packed engine; writes docs/models.md
 # make torture   a small chain broken in every way there is (kills, full disks, flipped bits ...); hours, and docs/reliability.md
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor ab families torture
+.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies ab families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -60,6 +61,9 @@ bench-scale: .venv/installed
 
 bench-doctor: .venv/installed
 	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.doctored
+
+bench-vocabularies: .venv/installed
+	@PYTHONPATH=workflow:. OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.vocabularies
 
 ab: .venv/installed
 	@PYTHONPATH=workflow:. $(BIN)/python -m benchmarks.ab --base "$(BASE)" $(AB)

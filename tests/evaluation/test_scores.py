@@ -18,7 +18,11 @@ PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "cont
 @pytest.mark.parametrize(
     ("found", "expected", "same"),
     [("4", "4", True), ("4.0", "4", True), ("$1,200", "1200", True), ("4", "5", False), ("NaN", "NaN", True),
-     ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False)],
+     ("nan", "NaN", False), ("four", "4", False), ("", "", True), ("Infinity", "inf", False),
+     # Commas set thousands apart, and nothing else; underscores are Python's.
+     ("12,345,678.50", "12345678.5", True), ("-1,234", "-1234.0", True), ("1,234.", "1234", True), ("72,", "72", True),
+     ("3,5", "35", False), ("1,2,3", "123", False), ("1,2345", "12345", False), ("1234,567", "1234567", False),
+     ("1,000.5,0", "1000.50", False), (",123", "123", False), ("1_000", "1000", False), ("3,5", "3,5", True)],
 )  # fmt: skip
 def test_answers_are_compared_as_text_and_as_numbers(found, expected, same):
     assert same_answer(found, expected) is same
@@ -62,7 +66,8 @@ def test_preference_scores_with_and_without_a_reference():
     reference = Reference(chosen_logp=-7.0, rejected_logp=-3.0, chosen_tokens=5, rejected_tokens=3)
     scores = preference_scores(["a", "b", "c"], sums, counts, {"b": reference})
     assert scores["logp_accuracy"] == pytest.approx(2 / 3, abs=1e-4)
-    assert scores["logp_accuracy_per_token"] == 0.0
+    # Of b both are equally likely.
+    assert scores["logp_accuracy_per_token"] == pytest.approx(1 / 6, abs=1e-4)
     # b: its chosen completion is the less likely one, but has gained 2 nats on the reference, and the rejected none.
     assert (scores["reward_accuracy"], scores["reward_margin_nats"], scores["pairs_with_reference"]) == (1.0, 2.0, 1)
     assert (scores["chosen_reward_nats"], scores["rejected_reward_nats"]) == (2.0, 0.0)
@@ -78,16 +83,28 @@ def test_figures_of_pairs_have_intervals_around_them():
     sums = torch.randn(50, 2, generator=generator, dtype=torch.float64) + torch.tensor([-3.0, -3.5])
     scores = preference_scores([str(n) for n in range(50)], sums, torch.ones(50, 2, dtype=torch.long), {})
     margins = sums[:, 0] - sums[:, 1]
-    mean, half = margins.mean().item(), 1.96 * margins.std().item() / 50**0.5
+    # Student's t with 49 degrees of freedom.
+    mean, half = margins.mean().item(), 2.0096 * margins.std().item() / 50**0.5
     assert scores["logp_margin_nats_interval"] == pytest.approx([mean - half, mean + half], abs=1e-4)
     assert scores["logp_accuracy_interval"] == pytest.approx(wilson((margins > 0).double().mean().item(), 50), abs=1e-4)
-    # Of no pairs there is none, and of one no standard error, but a share.
+    # Of no pairs there is none, and of few none of a mean, but of a share.
     assert (scores["reward_accuracy_interval"], scores["reward_margin_nats_interval"]) == (None, None)
-    alone = preference_scores(["0"], sums[:1], torch.ones(1, 2, dtype=torch.long), {})
-    assert (
-        alone["logp_margin_nats_interval"] is None
-        and alone["logp_accuracy_interval"][1] - alone["logp_accuracy_interval"][0] > 0.7
-    )
+    few = preference_scores(list("0123"), sums[:4], torch.ones(4, 2, dtype=torch.long), {})
+    assert few["logp_margin_nats_interval"] is None and few["logp_margin_nats"] is not None
+    assert few["logp_accuracy_interval"][1] - few["logp_accuracy_interval"][0] > 0.5
+
+
+def test_a_pair_that_neither_completion_wins_counts_half():
+    """So a model that didn't move from its reference has half of the rewards right, and not none."""
+    sums, counts = torch.tensor([[-1.0, -2.0], [-5.0, -5.0]], dtype=torch.float64), torch.tensor([[4, 4], [5, 5]])
+    same = {
+        pair: Reference(chosen_logp=chosen, rejected_logp=rejected, chosen_tokens=4, rejected_tokens=4)
+        for pair, (chosen, rejected) in zip("ab", sums.tolist())
+    }
+    scores = preference_scores(["a", "b"], sums, counts, same)
+    assert (scores["reward_accuracy"], scores["reward_margin_nats"]) == (0.5, 0.0)
+    assert (scores["logp_accuracy"], scores["logp_accuracy_per_token"]) == (0.75, 0.75)
+    assert scores["reward_accuracy_interval"] == pytest.approx(wilson(0.5, 2), abs=1e-4)
 
 
 def test_preference_scores_of_each_source_are_those_of_its_pairs_alone():

@@ -89,7 +89,7 @@ def test_a_file_replaced_by_another_of_the_same_time_is_read_again(local, name):
 
 
 def test_scores_under_a_filter_keep_its_name(local):
-    found = local(FILTERED, "w5", "w5")
+    found = local(FILTERED, *["w5"] * 5)
     assert (
         list(found.scores["t"])
         == list(found.stderrs["t"])
@@ -108,10 +108,14 @@ def test_an_interval_is_lm_evals_standard_error_on_both_sides(local):
     share, stderr = found.scores["t"]["acc"], found.stderrs["t"]["acc"]
     assert 0 < share < 1 and stderr == pytest.approx((share * (1 - share) / 10) ** 0.5, abs=1e-4)
     assert found.intervals["t"]["acc"] == pytest.approx(
-        [max(0, share - 1.96 * stderr), min(1, share + 1.96 * stderr)], abs=2e-4
+        # Student's t with ten degrees of freedom.
+        [max(0, share - 2.228 * stderr), min(1, share + 2.228 * stderr)],
+        abs=4e-4,
     )
-    # Nothing is known of how far one document could be off.
+    # Of one document there is no standard error, and of few one that says little.
     assert local(CHOICE, "w5").intervals["t"] == {}
+    few = local(CHOICE, "w5", "w6", "w5", "w6")
+    assert few.stderrs["t"] and few.intervals["t"] == {}
 
 
 def test_metrics_without_a_formula_have_the_same_interval_every_time(local, monkeypatch):
@@ -219,14 +223,14 @@ def cached(folder: Path, name: str) -> None:
 
 
 def test_what_is_shipped_is_asked_by_name_without_a_network(shipped, tokenizer, tmp_path):
-    asked = TaskQuestions(names=["ai2_arc"], few_shot=2, limit=4)
+    asked = TaskQuestions(names=["ai2_arc"], few_shot=2, limit=5)
     with prepared_tasks(asked, None, tokenizer, tmp_path / "state") as prepared:
         assert prepared.data == {"allenai/ai2_arc": [COMMIT]}
         found = run_tasks(tiny_model("llama"), prepared, asked, 4)
     assert set(found.scores) == {"arc_easy", "arc_challenge"}
     assert set(found.scores["arc_easy"]) == set(found.intervals["arc_easy"]) == {"acc", "acc_norm"}
     assert found.harness["n-shot"] == {"arc_easy": 2, "arc_challenge": 2}
-    assert found.harness["n-samples"]["arc_easy"]["effective"] == 4
+    assert found.harness["n-samples"]["arc_easy"]["effective"] == 5
     assert found.harness["configs"]["arc_easy"]["metadata"]["config_source"] == "arc/arc_easy.yaml"
 
 

@@ -28,7 +28,7 @@ CHAIN: dict[str, dict[str, Any]] = {
             "loss": "sigmoid", "beta": 0.2, "label_smoothing": 0.0, "training": LEARNING, "lora": None, "quantization": None,
             "base": None, "continued": False, "reference": None, "trust_remote_code": False,
         },
-        "counts": {"steps": 76, "rows": 152, "tokens_per_epoch": 76326},
+        "counts": {"steps": 76, "rows": 152, "tokens": 152652, "tokens_per_epoch": 76326},
         "parameters": 646016,
         "versions": {"torch": "2.13.0"},
     },

@@ -71,6 +71,7 @@ def test_each_run_has_a_column_and_digests_are_the_manifests(tmp_path):
     assert "|  | sft:demo | dpo:demo |" in card
     assert "| beta |  | 0.2 |" in card
     assert "| steps | 2,082 | 76 |" in card
+    assert "| 152,652 |" in next(line for line in card.splitlines() if line.startswith("| tokens trained |"))
     assert "label" not in card
     (digest,) = re.findall(r"\| model\.safetensors \| 14 \| (xxh3:\w+) \|", card)
     assert digest in (tmp_path / "results/dpo/demo/manifest.json").read_text()

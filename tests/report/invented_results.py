@@ -25,7 +25,7 @@ class Results(DataResults):
 
     def sft(self, name: str, pack: str, tokenizer: str, *, steps: int = 30, trl: bool = False) -> str:
         history = [
-            {"step": n, "loss": 6 * math.exp(-n / steps) + 0.2 * self.random.random(), "epoch": n / steps}
+            {"step": n, "loss": 6 * math.exp(-n / steps) + 0.2 * self.random.random(), "epoch": 2 * n / steps}
             | ({} if trl else {"tokens_per_second": 20000 + 5000 * self.random.random()})
             for n in range(1, steps + 1)
         ]
@@ -33,7 +33,7 @@ class Results(DataResults):
             "sft",
             name,
             spec={"training": {"epochs": 2.0}},
-            counts={"rows": 12, "steps": steps} | ({} if trl else {"tokens_per_epoch": 1500}),
+            counts={"rows": 12, "steps": steps} | ({} if trl else {"tokens": 3000, "tokens_per_epoch": 1500}),
             inputs={"pack": [pack], "tokenizer": [tokenizer], "base": []},
             run={"history": history, "device": "cpu"} | ({} if trl else {"tokens_per_second_median": 22000.0}),
             **({"trainer": "trl", "parameters": 33440} if trl else {"parameters": 33440, "kernel": "sdpa"}),
@@ -54,6 +54,7 @@ class Results(DataResults):
         history = [
             {
                 "step": n,
+                "epoch": n / steps,
                 "loss": 0.69 - 0.3 * n / steps,
                 "accuracy": min(1.0, 0.5 + n / steps),
                 "margin": n / steps,

@@ -151,9 +151,16 @@ def test_runs_of_two_stages_and_without_a_run_json(before, now):
 
 
 def test_a_slow_machine_is_known_by_the_runs_of_before(before, now):
-    edit(before.folder / "results/dpo/demo/run.json", probe={"copy_bytes_per_second": 4e12})
-    edit(now.folder / "results/dpo/demo/run.json", probe={"copy_bytes_per_second": 3e12})
-    _, pages = compare(now, BEFORE)
+    names = []
+    for n, name in enumerate(("demo", "more", "still-more")):
+        if name != "demo":
+            before.dpo(name, *begun(before), spec={"beta": 0.5})
+        probe = {"copy_bytes_per_second": 4e12}
+        edit(before.folder / f"results/dpo/{name}/run.json", host=f"node{n}", device="NVIDIA H200", probe=probe)
+        names.append(f"../before/results/dpo/{name}")
+    probe = {"copy_bytes_per_second": 3e12}
+    edit(now.folder / "results/dpo/demo/run.json", host="node9", device="NVIDIA H200", probe=probe)
+    _, pages = compare(now, *names)
     page = (pages / "index.html").read_text("utf-8")
     assert "<b>dpo:demo</b>: this run was on a slow node: copying memory at 3 TB/s" in page
 

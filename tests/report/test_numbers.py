@@ -13,15 +13,18 @@ from benchmarks.sft.demo import exact_match
 from invented_data import bad
 
 from snaketune.evaluation.intervals import wilson
+from snaketune.report import facts
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.distributions import distribution
 from snaketune.report.findings import Findings
 from snaketune.report.flow import pack_flows, training_flows
 from snaketune.report.headline import cards, lineage
+from snaketune.report.jobs import job_rows
 from snaketune.report.records import records
 from snaketune.report.samples import choose
 from snaketune.report.scores import measures
 from snaketune.report.spans import tokenized_rows
+from snaketune.report.text import short
 from snaketune.tables import read_table
 
 
@@ -224,6 +227,34 @@ def test_links_between_results_are_those_that_were_told(sweep):
     assert flows["dpo:soft"].tokens == pairs.train.tokens
 
 
+@pytest.mark.parametrize(
+    ("counts", "epoch", "tokens", "epochs"),
+    [
+        # Ended early by stop_if, and half an epoch.
+        ({"tokens": 300, "tokens_per_epoch": 1500}, 0.25, 300, 0.2),
+        ({"tokens": 3000, "tokens_per_epoch": 1500}, 2.0, 3000, 2.0),
+        # Raw rows, whose epoch is counted by nobody.
+        ({"tokens": 300}, 0.25, 300, 0.25),
+        # Results of before tokens were counted: as far as their log goes.
+        ({"tokens_per_epoch": 1500}, 0.25, 375, 0.25),
+        ({"tokens_per_epoch": 1500}, None, None, None),
+        ({}, 0.25, None, 0.25),
+    ],
+)
+def test_the_tokens_trained_are_those_of_the_steps_that_were_done(results, counts, epoch, tokens, epochs):
+    history = [{"step": 1, "loss": 1.0}] + ([{"step": 2, "loss": 1.0, "epoch": epoch}] if epoch else [])
+    counts = {"rows": 12, "steps": 2} | counts
+    results.add("sft", "a", spec={"training": {"epochs": 30.0}}, counts=counts, run={"history": history})
+    found = findings(results)
+    (flow,) = training_flows(found)
+    assert (flow.tokens, flow.epochs) == (tokens, epochs)
+    assert facts.trainings(found)[0].epochs == epochs
+    shown = [card.value for card in cards(found) if card.title == "Tokens trained"]
+    assert shown == ([short(tokens)] if tokens else [])
+    _, pages = results.report()
+    assert "What was trained on" in (pages / "index.html").read_text("utf-8")
+
+
 def test_the_headline_follows_the_best_model_back_to_its_base(sweep):
     found = findings(sweep)
     assert lineage(found, found.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
@@ -247,7 +278,18 @@ def test_gpu_hours_are_of_all_gpus(results):
     }.items():
         results.add("sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
     (card,) = (card for card in cards(findings(results)) if card.title == "GPU hours")
-    assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200; of attempts that finished")
+    assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200")
+
+
+def test_of_a_run_in_several_attempts_all_of_them_are_its_time(results):
+    run = {"device": "cpu", "seconds": 310.0, "attempts": [100.0, 200.0, 10.0], "waited_for_data_s": 5.0}
+    results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
+    found = findings(results)
+    (row,) = job_rows(found)
+    assert (row.seconds, "3 attempts, the last one 10.0 s" in row.facts) == ("5 min 10 s", True)
+    # What it waited for is known of the last one alone.
+    (training,) = facts.trainings(found)
+    assert (training.waited, training.seconds) == (5.0, 10.0)
 
 
 def test_scores_side_by_side(sweep, sweep_pages):

@@ -28,6 +28,20 @@ def test_what_changed_is_told_by_source_too(results):
     assert shares == {f"chosen gained more than rejected: source {number}": str(number / 4) for number in (0, 1)}
 
 
+def test_a_pair_that_neither_completion_wins_is_half_a_preference(results):
+    made = begun(results)
+    kept = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
+    results.corpus("pairs", kind="preferences", sources=[kept | {"files": [n], "layouts": {}} for n in ("a", "b")])
+    results.dpo("a", *made, spec={"beta": 0.5})
+    ties = dict.fromkeys(MARGINS, 0.0)
+    results.pairs("main/dpo-a", ties, reference=ties, sources=2)
+    results.evaluate("main/dpo-a")
+    (change,) = changes(findings(results))
+    assert [(one.before, one.after) for one in change.by_source()] == [(0.5, 0.5)] * 2
+    _, pages = results.report()
+    assert "chosen is likelier per token in 50% → 50%" in (pages / "preferences.svg").read_text("utf-8")
+
+
 def moved(results: Results, **evaluated) -> list:
     """A run whose pairs flipped both ways. Args: evaluated: what is known of the models, by name of the argument."""
     made = begun(results)

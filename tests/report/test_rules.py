@@ -125,35 +125,60 @@ def test_an_evaluation_that_can_tell_nothing_is_too_small():
         assert rules.too_small_to_tell(one, verdict) is None
 
 
-def probed(**figures: float) -> dict:
-    return {"device": "NVIDIA H200", "probe": figures}
+def probed(host: str, device: str = "NVIDIA H200", processor: str = "", **figures: float) -> dict:
+    return {"host": host, "device": device, "processor": processor, "probe": figures}
 
 
 def test_a_run_on_a_slow_machine_is_told_with_the_figure_that_is_low():
-    runs = [(f"sft:{n}", probed(matmul_flops_per_second=7e14 + n * 1e12, disk_bytes_per_second=2e9)) for n in range(3)]
-    slow = probed(matmul_flops_per_second=6e14, disk_bytes_per_second=2e9)
+    runs = [
+        (f"sft:{n}", probed(f"node{n}", matmul_flops_per_second=7e14 + n * 1e12, disk_bytes_per_second=2e9))
+        for n in range(3)
+    ]
+    slow = probed("node9", matmul_flops_per_second=6e14, disk_bytes_per_second=2e9)
     (found,) = slow_nodes([*runs, ("dpo:slow", slow)])
     assert found.where == "dpo:slow"
     assert found.found == (
-        "this run was on a slow node: matrix products at 600 TFLOP/s, 14.3% below the median of 4 runs on NVIDIA H200, "
-        "700 TFLOP/s"
+        "this run was on a slow node: matrix products at 600 TFLOP/s, 14.4% below the median of 3 other hosts with "
+        "NVIDIA H200, 701 TFLOP/s"
     )
     assert slow_nodes(runs) == []
     # A disk that was read once differs by a fifth from itself.
-    other = probed(matmul_flops_per_second=7e14, disk_bytes_per_second=1.6e9)
+    other = probed("node9", matmul_flops_per_second=7e14, disk_bytes_per_second=1.6e9)
     assert slow_nodes([*runs, ("dpo:slow", other)]) == []
-    (found,) = slow_nodes([*runs, ("dpo:slow", probed(disk_bytes_per_second=0.5e9))])
+    (found,) = slow_nodes([*runs, ("dpo:slow", probed("node9", disk_bytes_per_second=0.5e9))])
     assert "reading the disk" in found.found
 
 
+def test_a_machine_is_held_against_three_other_hosts_and_not_against_itself():
+    fast, slow = {"copy_bytes_per_second": 4e12}, {"copy_bytes_per_second": 1e12}
+    alone = [("sft:a", probed("one", **fast)), ("sft:b", probed("one", **fast)), ("sft:c", probed("one", **fast))]
+    assert slow_nodes([*alone, ("dpo:d", probed("one", **slow))]) == []
+    # However many runs are of one other host, and of two.
+    assert slow_nodes([*alone, ("dpo:d", probed("two", **slow))]) == []
+    assert slow_nodes([*alone, ("sft:e", probed("three", **fast)), ("dpo:d", probed("two", **slow))]) == []
+    runs = [*alone, ("sft:e", probed("three", **fast)), ("sft:f", probed("four", **fast))]
+    assert [one.where for one in slow_nodes([*runs, ("dpo:d", probed("two", **slow))])] == ["dpo:d"]
+    # Each host counts once, however many runs it has: by runs, the median of the others would be that of a slow host.
+    slow_runs = [(f"dpo:{n}", probed("two", **slow)) for n in range(9)]
+    found = [one.where for one in slow_nodes([*runs, *slow_runs, ("dpo:d", probed("five", **slow))])]
+    assert found == [*(label for label, _ in slow_runs), "dpo:d"]
+
+
 def test_machines_of_other_kinds_are_not_held_against_each_other():
-    fast, slow = probed(copy_bytes_per_second=4e12), probed(copy_bytes_per_second=1e12) | {"device": "cpu"}
-    assert slow_nodes([("sft:a", fast), ("sft:b", slow), ("sft:c", {"device": "cpu"})]) == []
-    # A figure that isn't there, or is none.
-    assert slow_nodes([("sft:a", fast), ("sft:b", probed(copy_bytes_per_second="4")), ("sft:c", {"probe": None})]) == []
-    assert [one.where for one in slow_nodes([("sft:a", fast), ("sft:b", slow | {"device": fast["device"]})])] == [
-        "sft:b"
-    ]
+    fast, slow = {"copy_bytes_per_second": 4e12}, {"copy_bytes_per_second": 1e12}
+    cards = [(f"sft:{n}", probed(f"node{n}", **fast)) for n in range(3)]
+    assert slow_nodes([*cards, ("sft:b", probed("other", "NVIDIA H100", **slow))]) == []
+    # CPUs by their processor; of one that isn't known, nothing can be said.
+    cpus = [(f"sft:{n}", probed(f"node{n}", "cpu", "EPYC 9654", **fast)) for n in range(3)]
+    for processor, slow_runs in (("EPYC 7742", []), ("", []), ("EPYC 9654", ["sft:b"])):
+        found = slow_nodes([*cpus, ("sft:b", probed("other", "cpu", processor, **slow))])
+        assert [one.where for one in found] == slow_runs
+        assert all("with EPYC 9654" in one.found for one in found)
+    unknown = [(f"sft:{n}", probed(f"node{n}", "cpu", **fast)) for n in range(3)]
+    assert slow_nodes([*unknown, ("sft:b", probed("other", "cpu", **slow))]) == []
+    # A figure, a probe or a host that isn't there, or is none.
+    odd = [probed("other", copy_bytes_per_second="4"), {"probe": None, "device": "NVIDIA H200"}, probed("", **slow)]
+    assert slow_nodes([*cards, *((f"dpo:{n}", one) for n, one in enumerate(odd))]) == []
 
 
 def test_what_preflight_found_is_told_with_where_key_and_what_to_do():

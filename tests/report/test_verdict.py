@@ -123,8 +123,27 @@ def test_what_gained_more_is_counted_of_the_pairs_that_the_reference_knows(resul
     results.pairs("main/sft-a", {"up": 0.2, "down": 0.2, "new": 1.0}, reference={"up": 0.1, "down": 0.3})
     results.evaluate("main/sft-a", reference=True)
     found = outcomes(findings(results).evaluations["main"][0])
-    assert found["preferences.pairs.reward_accuracy"] == {"up": True, "down": False}
-    assert found["preferences.pairs.logp_accuracy_per_token"] == {"up": True, "down": True, "new": True}
+    assert found["preferences.pairs.reward_accuracy"] == {"up": 1.0, "down": 0.0}
+    assert found["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
+
+
+def test_pairs_that_neither_completion_wins_count_half_here_too(results):
+    begun(results)
+    results.pairs("main/sft-a", {"same": 0.25, "tie": 0.0}, reference={"same": 0.25, "tie": 0.0})
+    results.evaluate("main/sft-a", reference=True)
+    found = outcomes(findings(results).evaluations["main"][0])
+    assert found["preferences.pairs.reward_accuracy"] == {"same": 0.5, "tie": 0.5}
+    assert found["preferences.pairs.logp_accuracy_per_token"] == {"same": 1.0, "tie": 0.5}
+
+
+def test_the_paired_interval_takes_halves():
+    before, after = np.array([0.5] * 20), np.array([1.0] * 10 + [0.5] * 10)
+    low, high = paired(before, after)
+    assert 0 < low < 0.25 < high
+    # Of what moved by half as much it is narrower than of what moved by all.
+    all_, none = np.array([0.0] * 10 + [1.0] * 10), np.array([1.0] * 20)
+    assert high - low < np.subtract(*paired(all_, none)[::-1])
+    assert paired(before, before) == pytest.approx((-paired(before, before)[1], paired(before, before)[1]))
 
 
 def test_where_nothing_can_be_compared_the_page_says_why(results):

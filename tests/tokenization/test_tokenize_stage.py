@@ -222,6 +222,39 @@ def test_rows_with_nothing_supervised_are_counted(tmp_path, tokenizer):
     assert TokenParts([made]).index("train", ["supervised"]).column(0).to_numpy()[:5].tolist() == [0] * 5
 
 
+def test_of_long_rows_the_first_and_the_last_supervised_span_are_shown(tmp_path, tokenizer, capsys):
+    def turn(role, *words, between=300):
+        filling = " ".join(["word"] * between)
+        return {"role": role, "content": f" {filling} ".join(words)}
+
+    row = [
+        turn("user", "Alpha", "asks?"),
+        turn("assistant", "First", "is said."),
+        turn("user", "Beta", "asks?"),
+        turn("assistant", "Middle", "is said."),
+        turn("user", "Gamma", "asks?"),
+        turn("assistant", "Last", "is over."),
+    ]
+    _, outcome = run(tmp_path / "1", corpus_of(tmp_path / "c", {"messages": [row]}), tokenizer)
+    (sample,) = outcome.about["samples"]
+    supervised = "".join(text for text, is_supervised in sample if is_supervised)
+    others = "".join(text for text, is_supervised in sample if not is_supervised)
+    assert all(word in supervised for word in ("First", "is said.", "Last", "is over.")) and "Middle" not in supervised
+    assert "asks?" in others and "Alpha" not in others
+    shown = "".join(text for text, _ in sample)
+    assert shown.count(" tokens …]") >= 4 and len(shown) < 3000
+    assert "⟦First" in capsys.readouterr().out
+
+
+def test_short_rows_are_shown_before_long_ones(tmp_path, tokenizer):
+    rows = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": f"r{i} " * length}]
+            for i, length in enumerate((400, 1, 400, 2))]  # fmt: skip
+    _, outcome = run(tmp_path / "1", corpus_of(tmp_path / "c", {"messages": rows}), tokenizer)
+    assert ["tokens …]" in "".join(text for text, _ in sample) for sample in outcome.about["samples"]] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
 def test_samples_tell_a_terminal_nothing(tmp_path, tokenizer, capsys):
     hostile = [{"role": "user", "content": "\x1b[31mred\x07"}, {"role": "assistant", "content": "two\nlines\x9b2J"}]
     run(tmp_path / "1", corpus_of(tmp_path / "c", {"messages": [hostile]}), tokenizer)

@@ -12,6 +12,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.training import dpo_trainer
 from snaketune.training.dpo_loss import Pairs
 from snaketune.training.pair_features import pairs_of
+from snaketune.training.preference_metrics import SUMS, means, sums_of
 from snaketune.training.step_loss import loss_of
 
 from .preference_runs import Trained
@@ -145,6 +146,19 @@ def test_metrics_are_means_over_the_pairs_of_the_steps_of_a_line(pairs):
     assert entry["margin"] == pytest.approx(entry["chosen_reward"] - entry["rejected_reward"], abs=1e-5)
     assert entry["chosen_logp_per_token"] == pytest.approx(entry["chosen_logp"] / entry["chosen_tokens"], rel=1e-4)
     assert entry["kl"] == pytest.approx(-(entry["chosen_reward"] + entry["rejected_reward"]) / 2 / 0.5, abs=1e-4)
+
+
+def test_a_pair_that_has_not_moved_counts_half():
+    """All pairs before the first step: a policy that learns nothing stays at half of them, and not at none."""
+    logps_P2 = torch.tensor([[-2.0, -6.0], [-3.0, -3.0], [-4.0, -5.0], [-1.0, -2.0]])
+    moved_P2 = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
+    counts_P2, none_P2 = torch.full((4, 2), 3), torch.zeros(4, 2)
+    pairs = Pairs(logps_P2=logps_P2, reference_P2=logps_P2 - moved_P2, counts_P2=counts_P2, nll_P2=none_P2)
+    (row,) = sums_of(pairs, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
+    assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
+    unmoved = Pairs(logps_P2=logps_P2, reference_P2=logps_P2, counts_P2=counts_P2, nll_P2=none_P2)
+    (row,) = sums_of(unmoved, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
+    assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
 
 
 def test_a_loss_with_a_reference_is_refused_without_one(pairs, monkeypatch):

@@ -18,6 +18,7 @@ from snaketune.models import at_once, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
+from snaketune.models.probe import processor
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
@@ -46,7 +47,7 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
     )
     assert "22 rows of 32 tokens" in said
     assert "step 18/18" in said
-    assert outcome.counts == {"rows": 22, "tokens_per_epoch": 22 * 28, "steps": 18}
+    assert outcome.counts == {"rows": 22, "tokens": 3 * 22 * 28, "tokens_per_epoch": 22 * 28, "steps": 18}
     assert outcome.about == {
         "kernel": "sdpa",
         "dtype": "float32",
@@ -58,6 +59,7 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
     }
     run = outcome.run
     assert (run["device"], run["processes"], run["flops_per_parameter_and_token"]) == ("cpu", 1, 6)
+    assert run["processor"] == processor()
     assert run["threads"] == torch.get_num_threads()
     assert run["self_test_share"] < 1e-5
     assert [entry["step"] for entry in run["history"]] == list(range(1, 19))
@@ -65,6 +67,13 @@ def test_what_a_training_writes_and_says(tmp_path, capsys):
     assert run["tokens_per_second_median"] in [entry["tokens_per_second"] for entry in run["history"]]
     written = sorted(path.name for path in (tmp_path / "work/payload.partial").iterdir())
     assert written == ["config.json", "generation_config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(("epochs", "steps", "rows"), [(0.5, 3, 12), (1.5, 9, 34)])
+def test_of_a_part_of_an_epoch_its_tokens_are_counted(tmp_path, epochs, steps, rows):
+    """An epoch of 22 rows is six steps, the last of two rows."""
+    outcome = train(tmp_path / "work", pack(tmp_path / "pack"), spec(epochs=epochs), log_steps=100)
+    assert (outcome.counts["steps"], outcome.counts["tokens"]) == (steps, rows * 28)
 
 
 def test_adapters_are_written_beside_the_model_that_they_are_merged_into(tmp_path):

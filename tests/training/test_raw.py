@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from snaketune.config.runs import Lora, Training
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training import sft
-from snaketune.training.raw import RawTrainer
+from snaketune.training.raw import RawRows, RawTrainer
+from tests.tokenization.small_tokenizers import messages
 
 from .pipeline_runs import Interrupted, stop_after
 from .sft_runs import ROWS, raw_rows, sft_run
@@ -22,7 +24,9 @@ def test_what_a_training_writes_and_says(tmp_path, tokenizer, capsys):
     run = sft_run(tmp_path)
     outcome = sft.train_on(run, raw_rows(tmp_path), tokenizer)
     assert "12 rows that aren't packed" in capsys.readouterr().out
-    assert outcome.counts == {"rows": 12, "steps": 6}
+    encoded = ChatTokenizer.load(tokenizer.folder).encode([row["messages"] for row in ROWS])
+    tokens = 2 * sum(len(one.ids) for one in encoded)
+    assert outcome.counts == {"rows": 12, "tokens": tokens, "steps": 6}
     assert outcome.about.keys() == {"trainer", "dtype", "saved_dtype", "compiled", "parameters", "trainable_parameters"}
     assert (outcome.about["trainer"], outcome.about["dtype"]) == ("trl", "float32")
     assert outcome.about["parameters"] == outcome.about["trainable_parameters"]
@@ -83,6 +87,20 @@ def test_without_rows_or_of_an_unknown_format_nothing_is_trained(tmp_path, token
         sft.train_on(sft_run(tmp_path), raw_rows(tmp_path / "none", rows=0), tokenizer)
     with pytest.raises(SnaketuneError, match=r"format_version '1.0'; expected '2.0' or '3.0'"):
         sft.train_on(sft_run(tmp_path), raw_rows(tmp_path / "old", version="1.0"), tokenizer)
+
+
+def test_tool_calls_that_the_template_has_a_form_of_its_own_for_are_refused(tmp_path, tokenizer, monkeypatch):
+    called = messages("cat?", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    monkeypatch.setattr("tests.training.sft_runs.ROWS", [*ROWS, {"id": "c", "messages": called, "tools": None}])
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(tokenizer.folder, folder)
+    template = (folder / "chat_template.jinja").read_text()
+    reading = "{% for m in messages if m.tool_calls is defined %}{{ m.tool_calls[0].function.name }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template + reading)
+    with pytest.raises(SnaketuneError, match=r"packing.strategy none: .*1 of 13 rows.*tool calls.*best-fit-decreasing"):
+        RawRows(raw_rows(tmp_path / "rows", rows=13), folder)
+    assert len(RawRows(raw_rows(tmp_path / "others"), folder)) == 12
+    assert len(RawRows(raw_rows(tmp_path / "as-text", rows=13), tokenizer.folder)) == 13
 
 
 def test_optimizer_and_schedule_are_those_of_the_config(tmp_path, tokenizer):

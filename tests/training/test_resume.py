@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from snaketune.config.runs import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoints import WEIGHTS, MarkComplete, load_weights, save_weights
+from snaketune.training.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
+from snaketune.training.trainer import Watch
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train
@@ -83,6 +84,26 @@ def test_a_resumed_training_saves_and_logs_as_often_as_the_config_now_says(tmp_p
         load_file(tmp_path / name / "payload.partial/model.safetensors") for name in ("straight", "resumed")
     )
     assert not [name for name in straight if not torch.equal(straight[name], resumed[name])]
+
+
+@pytest.mark.parametrize("log_steps", [1, 3, 100])
+def test_steps_that_are_done_again_count_once(tmp_path, monkeypatch, log_steps):
+    """Killed after six of nine steps, and gone on with after the fourth."""
+    rows, made = pack(tmp_path / "pack", rows=12), spec()
+    on_step_end = Watch.on_step_end
+
+    def killed(self, args, state, control, **keywords):
+        on_step_end(self, args, state, control, **keywords)
+        if state.global_step == 7:
+            raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "on_step_end", killed)
+        with pytest.raises(Interrupted):
+            train(tmp_path / "resumed", rows, made, log_steps=log_steps)
+    assert last_checkpoint(tmp_path / "resumed/state/checkpoints").name == "checkpoint-4"
+    outcome = train(tmp_path / "resumed", rows, made, log_steps=log_steps)
+    assert (outcome.counts["steps"], outcome.counts["tokens"]) == (9, 3 * outcome.counts["tokens_per_epoch"])
 
 
 def test_adapters_resume_too(tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
+from snaketune.evaluation import eval as evaluation
+from snaketune.models.devices import resolve_compute
 from snaketune.models.loading import load_folder
 from snaketune.models.stacked import ADAPTER
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
@@ -51,7 +53,7 @@ class Run:
     def refer(self, name: str = "reference") -> Artifact:
         spec, external = self.spec, self.external
         told = RefLogpsSpec(
-            precision="auto", frozen_weights=bool(external or spec.lora), base=external or spec.base,
+            precision=spec.training.precision, frozen_weights=bool(external or spec.lora), base=external or spec.base,
             quantization=None if external else spec.quantization, apart=spec.continued and not external,
             trust_remote_code=False,
         )  # fmt: skip
@@ -106,6 +108,30 @@ def test_every_start_trains_from_its_reference_and_resumes(tmp_path, tokenizer, 
     named = {name: entry["digest"] for name, entry in straight.manifest["payload"].items()}
     assert {name: entry["digest"] for name, entry in resumed.manifest["payload"].items()} == named
     assert "model.safetensors" in named
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("kind", ["full", "lora", "continued"])
+@pytest.mark.parametrize("settings", [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}])
+def test_a_run_that_did_not_move_has_rewards_of_zero(tmp_path, tokenizer, monkeypatch, settings, kind, merge):
+    """Whatever is rounded where adapters are merged: the model that is evaluated is the one that its run began with."""
+    monkeypatch.setattr(evaluation, "resolve_compute", lambda _: resolve_compute(settings.get("precision", "auto")))
+    base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
+    sft = chain.sft("sft", base, FIRST, learning_rate=0.05, **settings)
+    told = KINDS[kind]
+    if lora := told.get("lora"):
+        told = told | {"lora": lora.model_copy(update={"merge": merge})}
+    run = Run(chain, sft, base, **told)
+    run.spec = run.spec.model_copy(update={"training": training(learning_rate=1e-30, **settings)})
+    reference = run.refer()
+    made, losses = run.train("dpo", reference)
+    assert losses == pytest.approx([math.log(2)] * len(losses), abs=1e-6)
+    beneath = {"full": None, "lora": sft, "continued": base}[kind]
+    result = Made([made]) if merge or beneath is None else Made([made, *beneath.results], beneath.base)
+    scores = chain.scores("scores", result, [reference])["preferences"]["pairs"]
+    assert scores["pairs_with_reference"] == 2
+    rewards = ("reward_margin_nats", "chosen_reward_nats", "rejected_reward_nats", "reward_accuracy")
+    assert [scores[name] for name in rewards] == [0.0, 0.0, 0.0, 0.5]
 
 
 @pytest.mark.parametrize("merge", [True, False])

@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.training import pipeline
 from snaketune.training.dpo_trainer import COURSE
+from snaketune.training.order import EpochPermutation
 
 from .pipeline_runs import Interrupted, stop_after
 from .preference_runs import Trained
@@ -47,6 +49,18 @@ def test_it_ends_after_that_step_and_says_why(pairs, capsys):
     assert (work.payload / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("log_steps", [1, 100])
+def test_the_tokens_that_are_counted_are_those_of_the_steps_that_were_done(pairs, log_steps):
+    outcome, _ = pairs.train(f"counted-{log_steps}", HOPELESS, log_steps=log_steps)
+    rows = PackedRows(pairs.packed, "train")
+    # Five steps of four: an epoch of twelve rows, and eight of the next.
+    order = EpochPermutation(12, seed=1, weights=EqualTokens(rows).pairs, batch=4)
+    order.set_epoch(1)
+    second = sum(int(rows[row]["segment_lengths"].sum()) for row in list(order)[:8])
+    assert 0 < second < rows.tokens
+    assert outcome.counts["tokens"] == rows.tokens + second
+
+
 def test_what_can_never_end_it_is_told(pairs, capsys):
     told = {"loss": "sigmoid", "stop_if": {"margin_below": 100.0, "from_step": 5, "window": 9}}
     outcome, _ = pairs.train("never", told)
@@ -78,6 +92,7 @@ def test_cut_off_before_it_ends_where_it_would_have_ended(pairs, stopped, monkey
     resumed = pairs.train(name, HOPELESS, every=every)
     assert resumed[0].about["stopped"] == stopped[0].about["stopped"]
     assert same_weights(resumed, stopped)
+    assert resumed[0].counts == stopped[0].counts
     # One of the last step would be gone on from.
     assert not (pairs.folder / name / "state/checkpoints/checkpoint-5").exists()
 

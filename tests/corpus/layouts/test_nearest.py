@@ -35,7 +35,7 @@ from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, turns
         ("message_ids x", CONVERSATIONS, "nearest: message-tree"),
         ("Messages", CONVERSATIONS, "nearest: messages (messages); `Messages` would have to be called `messages`;"),
         ("text id", CONVERSATIONS, "map columns with `fields`, or read documents by a corpus of kind text"),
-        ("contents", CONVERSATIONS, "the row has contents; map columns with `fields`"),
+        ("content", CONVERSATIONS, "the row has content; map columns with `fields`"),
         ("", CONVERSATIONS, "no column that isn't null; map columns with `fields`"),
     ],
 )

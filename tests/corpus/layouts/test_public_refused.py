@@ -16,36 +16,41 @@ from tests.corpus.row_spelling import (
 REFUSED = {
     "lima": ({"conversations": ["q", "r"], "source": "z"}, CONVERSATIONS, "wrong_type", "turn 1 holds str"),
     "mt-bench questions": ({"question_id": 1, "turns": ["q", "q2"]}, CONVERSATIONS, "wrong_type", "turn 1"),
-    "nectar": (
+    "nectar with one answer": (
         {"prompt": "\n\nHuman: q\n\nAssistant: ", "answers": [{"answer": "x", "rank": 1.0}], "turns": 1},
         PREFERENCES,
         "unknown_layout",
         "prompt, answers, turns",
     ),
-    "ultrafeedback": (
-        {"instruction": "q", "completions": [{"response": "x", "overall_score": 8.0}], "models": ["m"]},
-        PREFERENCES,
-        "unknown_layout",
-        "instruction",
-    ),
     "math-shepherd": ({"prompt": "q", "completions": ["x"], "labels": [True]}, PREFERENCES, "unknown_layout", "prompt"),
-    "shp": (
+    "shp without scores": (
         {"history": "q", "human_ref_A": "x", "human_ref_B": "y", "labels": 1},
         PREFERENCES,
         "unknown_layout",
         "human_ref_A",
     ),
-    "gemini": (
-        {"contents": [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": "r"}]}]},
-        CONVERSATIONS,
-        "unknown_layout",
-        "contents",
-    ),
-    "anthropic tool results": (
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "5"}]}, *turns("A r")]},
+    "gemini with a picture": (
+        {
+            "contents": [
+                {"role": "user", "parts": [{"inlineData": {"data": "x"}}]},
+                {"role": "model", "parts": [{"text": "r"}]},
+            ]
+        },
         CONVERSATIONS,
         "unsupported_part",
-        "tool_result",
+        "inlineData",
+    ),
+    "anthropic tool results of no call": (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "5"}]}, *turns("A r")]},
+        CONVERSATIONS,
+        "turn_out_of_order",
+        "turn 1 .tool. comes first",
+    ),
+    "answers to look for": (
+        {"query": "q", "answers": ["x", "y"]},
+        CONVERSATIONS,
+        "bad_tool_call",
+        "answers holds list",
     ),
     "columns of lists": ({"conversations": {"from": ["human"], "value": ["q"]}}, CONVERSATIONS, "wrong_type", "dict"),
     "several rows as columns": ({"prompt": ["q"], "response": ["r"]}, CONVERSATIONS, "wrong_type", "turn 1 holds str"),

@@ -22,6 +22,9 @@ Layout = Literal[
     "pairs",
     "transcripts",
     "votes",
+    "rated",
+    "contents",
+    "moss",
     "unpaired",
     "text",
 ]
@@ -46,13 +49,19 @@ class HubDataset(Model):
 class Fields(Model):
     """Which columns hold what, for files in no known layout.
 
-    A value is a column name, or a template over columns such as `"{Body} {Question}"`.
+    A value is a column name, or a template over columns such as `"{Body} {Question}"`; a list of texts fills it line by line.
     """
 
+    messages: str | None = None
+    """A whole conversation: turns, turns with a number each, or texts of the user and the assistant in turns."""
     system: str | None = None
     """The system turn."""
     prompt: str | None = None
     """What the user says."""
+    context: str | None = None
+    """What the prompt is about; it follows the prompt."""
+    reasoning: str | None = None
+    """What is thought before the response; it stands in `<think>…</think>`."""
     response: str | None = None
     """What the assistant answers."""
     chosen: str | None = None
@@ -73,6 +82,10 @@ class Fields(Model):
         named = {key for key in ("prompt", "response", "chosen", "rejected") if getattr(self, key)}
         if named and named not in ({"prompt", "response"}, {"prompt", "chosen", "rejected"}):
             raise ValueError("map either prompt and response, or prompt, chosen and rejected")
+        if self.messages and self.prompt:
+            raise ValueError("messages is a whole conversation; leave prompt out")
+        if self.reasoning and self.chosen:
+            raise ValueError("reasoning stands before a response; a pair has none")
         return self
 
 
@@ -91,6 +104,10 @@ class Source(Model):
     where: tuple[ShortText, ...] = ()
     """Only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one or a
     list. A null fulfils `!=` alone."""
+    margin: Annotated[float, Field(ge=0)] = 0.0
+    """Of rated preferences, the least difference of two ratings (or ranks) that makes a pair. Equal ones never make one."""
+    pairing: Literal["each", "worst"] = "each"
+    """Of several rated completions: the best one against each that is rated lower, or against the worst."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """How often a train row of this source is used: 0.5 takes every second one, 2 takes each twice."""
     max_rows: PositiveInt | None = None
@@ -202,6 +219,9 @@ class CorpusContent(Model):
                     raise ValueError(f"documents have one column, named by fields.text; found {found}")
                 if source.speakers:
                     raise ValueError("nobody speaks in documents; leave `speakers` out")
+            if self.kind != "preferences" and (source.margin or source.pairing != "each"):
+                key = "margin" if source.margin else "pairing"
+                raise ValueError(f"{key} is for rated preferences, this corpus holds {self.kind}; leave it out")
             if self.kind == "unpaired" and (source.layout not in ("auto", "unpaired") or source.fields.prompt):
                 found = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
                 raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {found}")

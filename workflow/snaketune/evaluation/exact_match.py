@@ -1,5 +1,6 @@
 """Answers to held-out prompts, and whether they are right."""
 
+import re
 from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -10,6 +11,9 @@ from snaketune.config.evaluation import ExactMatch
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.intervals import share_interval
 from snaketune.patterns import TooSlow, search
+
+# 1,234 and -12,345,678.5
+GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +90,10 @@ def judge(prompt: Prompt, response: str, tokens: int, spec: ExactMatch) -> Respo
 
 
 def same_answer(found: str, expected: str) -> bool:
-    """Equal as text, or as numbers.
+    """Equal as text, or as numbers, whose commas are read as separators of thousands alone.
 
-    >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 ")
-    (True, False, True)
+    >>> same_answer("1,200", "1200.0"), same_answer("cat", "Cat"), same_answer("7", "7 "), same_answer("3,5", "35")
+    (True, False, True, False)
     """
     if found.strip() == expected.strip():
         return True
@@ -98,8 +102,13 @@ def same_answer(found: str, expected: str) -> bool:
 
 
 def _number(text: str) -> Decimal | None:
+    digits = text.strip().removeprefix("$").rstrip(".,")
+    if GROUPED.fullmatch(digits):
+        digits = digits.replace(",", "")
+    if "," in digits or "_" in digits:
+        return None
     try:
-        number = Decimal(text.strip().replace(",", "").removeprefix("$").rstrip("."))
+        number = Decimal(digits)
     except InvalidOperation:
         return None
     return number if number.is_finite() else None

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 # Standard errors on both sides of a mean that hold 95% of a normal distribution.
 Z = 1.96
-# Of fewer, nobody knows how much they differ.
-FEWEST_DOCUMENTS = 5
+# Of fewer values, how much they differ isn't known well enough for any interval of their mean.
+FEWEST = 5
 # Metrics of lm-evaluation-harness that are shares, by the beginning of their names.
 SHARES = ("acc", "exact_match", "f1")
 
@@ -37,17 +37,17 @@ def share_interval(share: float | None, size: int) -> list[float] | None:
 
 
 def mean_interval(values: Sequence[float]) -> list[float] | None:
-    """Of a mean, from the standard error of these values; None of fewer than two.
+    """Of a mean, from the standard error of these values, by Student's t; None of fewer than five.
 
-    >>> mean_interval([1.0, 2.0, 3.0, 4.0]), mean_interval([1.0])
-    ([1.2348, 3.7652], None)
+    >>> mean_interval([1.0, 2.0, 3.0, 4.0, 5.0]), mean_interval([1.0, 2.0, 3.0, 4.0])
+    ([1.0417, 4.9583], None)
     """
     size = len(values)
-    if size < 2:
+    if size < FEWEST:
         return None
     mean = math.fsum(values) / size
     variance = math.fsum((value - mean) ** 2 for value in values) / (size - 1)
-    return around(mean, math.sqrt(variance / size))
+    return around(mean, math.sqrt(variance / size), size)
 
 
 def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[float] | None:
@@ -58,7 +58,7 @@ def per_token_interval(sums: Sequence[float], tokens: Sequence[int]) -> list[flo
         sums, tokens: of each document.
 
     >>> per_token_interval([2.0, 4.0, 6.0, 9.0, 9.0], [2, 2, 3, 4, 5]), per_token_interval([1.0], [1])
-    ([1.4214, 2.3286], None)
+    ([1.4148, 2.3352], None)
     """
     mean, half = per_token(sums, tokens)
     return None if half is None else _rounded((mean - half, mean + half))
@@ -69,7 +69,7 @@ def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, floa
     chapter 6), by Student's t."""
     size, whole = len(sums), math.fsum(tokens)
     mean = math.fsum(sums) / whole
-    if size < FEWEST_DOCUMENTS:
+    if size < FEWEST:
         return mean, None
     squares = math.fsum((own - mean * count) ** 2 for own, count in zip(sums, tokens, strict=True))
     return mean, student(size - 1) * math.sqrt(squares * size / (size - 1)) / whole
@@ -77,21 +77,32 @@ def per_token(sums: Sequence[float], tokens: Sequence[int]) -> tuple[float, floa
 
 def student(freedom: int) -> float:
     """Student's t that holds 95% in the middle, by its expansion around the normal distribution's (Abramowitz and Stegun,
-    26.7.5); 2% too little at four degrees of freedom.
+    26.7.5); 0.3% too little at four degrees of freedom.
 
     >>> [round(student(freedom), 2) for freedom in (4, 10, 30, 1000)]
-    [2.73, 2.23, 2.04, 1.96]
+    [2.77, 2.23, 2.04, 1.96]
     """
-    return Z + (Z**3 + Z) / (4 * freedom) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2)
+    return (
+        Z
+        + (Z**3 + Z) / (4 * freedom)
+        + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2)
+        + (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * freedom**3)
+    )
 
 
-def around(value: float, stderr: float, share: bool = False) -> list[float]:
-    """Args: share: whether nothing below 0 or above 1 can be meant.
+def around(value: float, stderr: float, size: int, share: bool = False) -> list[float] | None:
+    """Of a mean of `size` values whose standard error is known, by Student's t; None of fewer than five.
 
-    >>> around(0.9, 0.1), around(0.9, 0.1, share=True)
-    ([0.704, 1.096], [0.704, 1.0])
+    Args:
+        share: whether nothing below 0 or above 1 can be meant.
+
+    >>> around(0.9, 0.1, 50), around(0.9, 0.1, 50, share=True), around(0.9, 0.1, 4)
+    ([0.699, 1.101], [0.699, 1.0], None)
     """
-    low, high = value - Z * stderr, value + Z * stderr
+    if size < FEWEST:
+        return None
+    half = student(size - 1) * stderr
+    low, high = value - half, value + half
     return _rounded((max(0.0, low), min(1.0, high)) if share else (low, high))
 
 

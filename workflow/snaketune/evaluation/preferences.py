@@ -89,7 +89,8 @@ def preference_scores(
     Returns:
         `logp_accuracy`: how often the chosen completion is the likelier one, by itself; `reward_accuracy` and
         `reward_margin_nats`: the same for its log-ratio to the reference (DPO's implicit reward, not scaled by beta);
-        log-probabilities and rewards of either completion, means over the pairs. Their names stand in `config/measured.py`;
+        log-probabilities and rewards of either completion, means over the pairs. A pair that neither completion wins counts
+        half in an accuracy. Their names stand in `config/measured.py`;
         each has a 95% interval beside it (`NAME_interval`).
     """
     chosen_P, rejected_P = sums_P2[:, 0], sums_P2[:, 1]
@@ -97,12 +98,14 @@ def preference_scores(
     scores: dict[str, Any] = {"pairs": len(ids)}
     scores |= _figures(
         {
-            "logp_accuracy": chosen_P > rejected_P,
-            "logp_accuracy_per_token": per_token_P2[:, 0] > per_token_P2[:, 1],
             "logp_margin_nats": chosen_P - rejected_P,
             "chosen_logp_nats": chosen_P,
             "rejected_logp_nats": rejected_P,
-        }
+        },
+        won={
+            "logp_accuracy": chosen_P - rejected_P,
+            "logp_accuracy_per_token": per_token_P2[:, 0] - per_token_P2[:, 1],
+        },
     )
     known = [i for i, pair in enumerate(ids) if pair in references]
     reference_K2 = torch.tensor(
@@ -115,23 +118,28 @@ def preference_scores(
         | {"pairs_with_reference": len(known)}
         | _figures(
             {
-                "reward_accuracy": margin_K > 0,
                 "reward_margin_nats": margin_K,
                 "chosen_reward_nats": ratio_K2[:, 0],
                 "rejected_reward_nats": ratio_K2[:, 1],
-            }
+            },
+            won={"reward_accuracy": margin_K},
         )
     )
 
 
-def _figures(values: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Of each the mean and, as `NAME_interval`, its 95% interval: Wilson's of what is true or false, else from the standard
-    error. None where there is nothing."""
+def _figures(values: dict[str, torch.Tensor], won: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Means with their 95% intervals (`NAME_interval`), from the standard error; None where there is nothing.
+
+    Args:
+        won: margins, of which the share above zero is taken, and half of those that are zero; with Wilson's interval.
+    """
     found: dict[str, Any] = {}
-    for name, values_P in values.items():
+    for name, values_P in (values | won).items():
+        if name in won:
+            values_P = (1 + values_P.sign()) / 2
         mean = values_P.double().mean().item() if len(values_P) else None
         found[name] = None if mean is None else round(mean, 4)
         found[f"{name}_interval"] = (
-            share_interval(mean, len(values_P)) if values_P.dtype == torch.bool else mean_interval(values_P.tolist())
+            share_interval(mean, len(values_P)) if name in won else mean_interval(values_P.tolist())
         )
     return found

@@ -144,14 +144,7 @@ def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskQuest
     return TaskScores(
         scores=scores,
         stderrs=stderrs,
-        intervals={
-            task: {
-                metric: around(scores[task][metric], stderr, share=metric.startswith(SHARES))
-                for metric, stderr in some.items()
-                if metric in scores[task]
-            }
-            for task, some in stderrs.items()
-        },
+        intervals={task: _intervals(scores[task], some, _size(found, task)) for task, some in stderrs.items()},
         harness=harness_results(
             found,
             [prepared.folder, prepared.folder.absolute(), Path.cwd()],
@@ -210,6 +203,28 @@ def _numbers(measured: dict[str, Any], ending: str = "") -> dict[str, float]:
                 float(value), 4 + 2 * is_stderr
             )
     return found
+
+
+def _intervals(scores: dict[str, float], stderrs: dict[str, float], size: int) -> dict[str, list[float]]:
+    """Of the metrics that have one."""
+    known = {
+        metric: around(scores[metric], stderr, size, share=metric.startswith(SHARES))
+        for metric, stderr in stderrs.items()
+        if metric in scores
+    }
+    return {metric: interval for metric, interval in known.items() if interval}
+
+
+def _size(found: dict[str, Any], name: str) -> int:
+    """Documents that a task was asked about; of a group, all of its tasks'.
+
+    >>> asked = {"a": {"effective": 3}, "b": {"effective": 4}}
+    >>> _size({"n-samples": asked, "group_subtasks": {"all": ["a", "more"], "more": ["b"]}}, "all")
+    7
+    """
+    if own := found["n-samples"].get(name):
+        return own["effective"]
+    return sum(_size(found, part) for part in found["group_subtasks"].get(name, ()))
 
 
 @contextmanager

@@ -38,6 +38,16 @@ def probe(device: torch.device, place: Path) -> dict[str, float]:
         torch.set_num_threads(threads)
 
 
+def processor(table: Path = Path("/proc/cpuinfo")) -> str:
+    """The model of the CPU, as Linux names it on x86; empty elsewhere."""
+    with suppress(OSError):
+        for line in table.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return ""
+
+
 def _copy(device: torch.device) -> float:
     source = torch.empty(COPIED, dtype=torch.uint8, device=device).zero_()
     target = torch.empty_like(source)

@@ -121,9 +121,9 @@ def _settings(told: Told, run: Result) -> Iterator[tuple[str, str]]:
     yield from ((key, _value(value)) for key, value in spec["training"].items() if value not in (None, {}))
     for section in ("lora", "quantization"):
         yield from ((f"{section}.{key}", _value(value)) for key, value in (spec[section] or {}).items())
-    for key in ("steps", "rows", "tokens_per_epoch"):
+    for key in ("steps", "rows", "tokens", "tokens_per_epoch"):
         if key in run.counts:
-            yield key.replace("_", " "), _whole(run.counts[key])
+            yield "tokens trained" if key == "tokens" else key.replace("_", " "), _whole(run.counts[key])
     for key in ("parameters", "trainable_parameters"):
         if key in manifest:
             yield key.replace("_", " "), _whole(manifest[key])

@@ -7,7 +7,7 @@ from typing import Any
 from snaketune.packing.lost import is_worth_a_warning
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.findings import Findings, Result, Scored
-from snaketune.report.flow import PackFlow, SplitFlow, pack_flows
+from snaketune.report.flow import PackFlow, SplitFlow, pack_flows, training_flow
 from snaketune.report.variants import Caution, Stopped, Variants, stopped_early, warnings_of
 
 # Fewer lines of a log than this tell noise from a trend badly.
@@ -21,17 +21,18 @@ class Training:
 
     Attributes:
         label, key: `dpo:demo`, and the key of the config that asks for it, `dpo.demo`.
+        epochs: of the steps that were done; None where that isn't known.
         loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen
             completions per token; None where too little was.
         held_out: by corpus, held-out loss before and after; of SFT runs whose start was evaluated too.
-        waited, seconds: how long it waited for data, and how long it took.
+        waited, seconds: how long its last attempt waited for data, and how long that took.
         measured: whether its portions were chosen by what was measured.
         slower: percent of the best measured speed that a choice by hand costs.
     """
 
     label: str
     key: str
-    epochs: float
+    epochs: float | None
     gpu: bool = False
     loss: tuple[float, float] | None = None
     chosen: tuple[float, float] | None = None
@@ -128,7 +129,7 @@ def _training(findings: Findings, result: Result) -> Training:
     return Training(
         label=result.label,
         key=result.key,
-        epochs=result.spec["training"]["epochs"],
+        epochs=training_flow(findings, result).epochs,
         gpu=is_gpu(run),
         loss=ends(result, "loss"),
         chosen=ends(result, "chosen_logp_per_token"),
@@ -137,7 +138,7 @@ def _training(findings: Findings, result: Result) -> Training:
         warnings=tuple(warnings_of(result)),
         mfu=run.get("mfu_median"),
         waited=run.get("waited_for_data_s"),
-        seconds=run.get("seconds"),
+        seconds=(run.get("attempts") or [run.get("seconds")])[-1],
         measured=bool(run.get("calibration")),
         slower=run.get("slower_than_best_percent"),
     )

@@ -169,19 +169,20 @@ class PackFlow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlow:
-    """What one training was fed."""
+    """What one training was fed.
+
+    Attributes:
+        epochs, tokens: of the steps that were done, however many were asked for; None where no manifest and no log has them.
+    """
 
     label: str
     pack: str | None
     rows: int
     pairs: int | None
     steps: int
-    epochs: float
+    epochs: float | None
+    tokens: float | None
     tokens_per_epoch: int | None
-
-    @property
-    def tokens(self) -> float | None:
-        return None if self.tokens_per_epoch is None else self.tokens_per_epoch * self.epochs
 
 
 def pack_flows(findings: Findings) -> list[PackFlow]:
@@ -269,24 +270,33 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
 
 def training_flows(findings: Findings) -> list[TrainingFlow]:
     """Of every SFT and DPO run."""
-    flows = []
-    for result in findings.of("sft", "dpo"):
-        pack = _first(findings, result, "pack")
-        # TRL tokenizes raw rows itself, so what it sees is counted by nobody.
-        packed = pack and pack.manifest["packing_metadata"]["enabled"]
-        per_epoch = pack.counts["train"]["tokens"] if packed else None
-        flows.append(
-            TrainingFlow(
-                label=result.label,
-                pack=pack and pack.name,
-                rows=result.counts["rows"],
-                pairs=result.counts.get("pairs"),
-                steps=result.counts["steps"],
-                epochs=result.spec["training"]["epochs"],
-                tokens_per_epoch=result.counts.get("tokens_per_epoch", per_epoch),
-            )
-        )
-    return flows
+    return [training_flow(findings, result) for result in findings.of("sft", "dpo")]
+
+
+def training_flow(findings: Findings, result: Result) -> TrainingFlow:
+    """Of one."""
+    pack, counts = _first(findings, result, "pack"), result.counts
+    # TRL tokenizes raw rows itself, so what an epoch of them holds is counted by nobody.
+    packed = pack and pack.manifest["packing_metadata"]["enabled"]
+    per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
+    tokens = counts.get("tokens")
+    if tokens is not None and per_epoch:
+        epochs = tokens / per_epoch
+    else:
+        epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
+    if tokens is None and per_epoch is not None and epochs is not None:
+        # A result of before they were counted.
+        tokens = per_epoch * epochs
+    return TrainingFlow(
+        label=result.label,
+        pack=pack and pack.name,
+        rows=counts["rows"],
+        pairs=counts.get("pairs"),
+        steps=counts["steps"],
+        epochs=epochs,
+        tokens=tokens,
+        tokens_per_epoch=per_epoch,
+    )
 
 
 def _first(findings: Findings, result: Result, role: str) -> Result | None:

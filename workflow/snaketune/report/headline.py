@@ -192,7 +192,7 @@ def _time_card(findings: Findings) -> Card | None:
 
 
 def _gpu_card(findings: Findings) -> Card | None:
-    """By the attempts that finished: what was killed before has no record."""
+    """Of all attempts, as far as run.json counts those that were cut off; with the processes of the last one."""
     hours: dict[str, float] = {}
     for result in findings.results:
         if is_gpu(result.run) and result.run.get("seconds"):
@@ -204,7 +204,7 @@ def _gpu_card(findings: Findings) -> Card | None:
     if not hours:
         return None
     note = ", ".join(f"{_hours(spent)} on {name}" for name, spent in sorted(hours.items()))
-    return Card(title="GPU hours", value=_hours(sum(hours.values())), note=f"{note}; of attempts that finished")
+    return Card(title="GPU hours", value=_hours(sum(hours.values())), note=note)
 
 
 def _hours(spent: float) -> str:
@@ -219,5 +219,5 @@ def _tokens_card(findings: Findings) -> Card | None:
     steps = sum(flow.steps for flow in flows)
     uncounted = len(flows) - len(known)
     note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in all"
-    note += f"; {uncounted} more on raw rows, which nobody counts" if uncounted else ""
+    note += f"; {uncounted} more on raw rows, whose tokens weren't counted" if uncounted else ""
     return Card(title="Tokens trained", value=short(sum(flow.tokens for flow in known)), note=note)

@@ -13,8 +13,17 @@ Interval = tuple[float, float]
 Place = TypeVar("Place")
 
 
+def wins(margin_P: np.ndarray) -> np.ndarray:
+    """float[P]: 1 of a margin above zero, 0 below, and 0.5 of a pair that neither completion wins.
+
+    >>> wins(np.array([0.5, 0.0, -2.0])).tolist()
+    [1.0, 0.5, 0.0]
+    """
+    return (1 + np.sign(margin_P)) / 2
+
+
 def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
-    """Of the share of the same rows that are right after, less the share before: bool[N] each.
+    """Of the share of the same rows that are right after, less the share before: bool[N] each, or float[N] with halves.
 
     Only rows that changed tell the two apart, as in McNemar's test; half a row more of each kind (Agresti and Min, 2005) keeps
     the interval sensible where few changed, or none.
@@ -23,10 +32,10 @@ def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
     >>> [round(bound, 2) for bound in paired(was, now)], [round(bound, 2) for bound in paired(was, was)]
     ([0.17, 0.83], [-0.16, 0.16])
     """
-    rows = len(before_N) + 2
-    won, lost = (float((one & ~other).sum()) + 0.5 for one, other in ((after_N, before_N), (before_N, after_N)))
-    middle = (won - lost) / rows
-    half = Z * math.sqrt(max(won + lost - (won - lost) ** 2 / rows, 0.0)) / rows
+    moved_N = after_N.astype(float) - before_N.astype(float)
+    rows, total, squares = len(moved_N) + 2, float(moved_N.sum()), float((moved_N**2).sum()) + 1
+    middle = total / rows
+    half = Z * math.sqrt(max(squares - total**2 / rows, 0.0)) / rows
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 
@@ -41,7 +50,7 @@ def paired_per_token(
     >>> one = {n: (float(n), 2) for n in range(1, 7)}
     >>> twice = {n: (2 * total, tokens) for n, (total, tokens) in one.items()}
     >>> [round(bound, 2) for bound in paired_per_token(one, twice)], paired_per_token(one, {})
-    ([0.78, 2.72], None)
+    ([0.77, 2.73], None)
     """
     both = sorted(before.keys() & after.keys())
     if any(before[place][1] != after[place][1] for place in both):

@@ -72,6 +72,8 @@ def _facts(result: Result) -> list[str]:
     found += [str(manifest[key]) for key in ("dtype", "kernel") if manifest.get(key)]
     if run.get("processes", 1) > 1:
         found.append(f"{run['processes']} processes")
+    if len(attempts := run.get("attempts", [])) > 1:
+        found.append(f"{len(attempts)} attempts, the last one {duration(attempts[-1])}")
     found += chosen(run)
     if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
         found.append(f"{short(rate)} tokens/s")

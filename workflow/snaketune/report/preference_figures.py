@@ -5,6 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from snaketune.report.drawing import COLOURS, Chart, Panel, Style, message
+from snaketune.report.intervals import wins
 from snaketune.report.preferences import Change
 from snaketune.report.text import decimal, percent
 
@@ -40,7 +41,7 @@ def _margins(name: str, change: Change, styles: dict[str, Style]) -> Panel:
         _steps(ax, after_P, edges, styles[change.label])
         _axes(ax, "chosen less rejected, nats per token")
 
-    shares = (percent((margins > 0).mean()) for margins in (before_P, after_P))
+    shares = (percent(wins(margins).mean()) for margins in (before_P, after_P))
     return Panel(title=f"{name}: chosen is likelier per token in {' → '.join(shares)}", draw=draw)
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from snaketune.report.corpus_flow import corpus_flows
 from snaketune.report.findings import Findings, Result, Scored
+from snaketune.report.intervals import wins
 from snaketune.report.text import clip
 from snaketune.tables import read_table
 
@@ -96,8 +97,8 @@ class Change:
             OfSource(
                 name=name,
                 pairs=int(own_P.sum()),
-                before=float((before_P[own_P] > 0).mean()),
-                after=float((after_P[own_P] > 0).mean()),
+                before=float(wins(before_P[own_P]).mean()),
+                after=float(wins(after_P[own_P]).mean()),
                 **dict(zip(("chosen", "rejected"), reward_P2[own_P].mean(axis=0).tolist())),
             )
             for name, own_P in self.sources.items()

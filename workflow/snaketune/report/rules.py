@@ -123,7 +123,7 @@ def held_out_rising(run: Training) -> Suspicion | None:
 
 
 def learned_by_heart(run: Training) -> Suspicion | None:
-    if run.loss is None or run.epochs <= 1 or not run.held_out or held_out_rising(run):
+    if run.loss is None or run.epochs is None or run.epochs <= 1 or not run.held_out or held_out_rising(run):
         return None
     corpus, (_, lowest) = min(run.held_out.items(), key=lambda entry: entry[1][1])
     if lowest <= BY_HEART * max(run.loss[1], 0.01):

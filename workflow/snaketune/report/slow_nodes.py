@@ -1,14 +1,21 @@
-"""Runs on machines that are slower than their like: what each run measured of its device before it began, side by side."""
+"""Runs on hosts that are slower than others of the same kind: what each run measured of its device before it began.
+
+A run is compared with the other hosts that have its model of card, or of processor where it ran on a CPU; with fewer than
+FEWEST of them nothing is said. A host counts once, by the median of its runs, and is never compared with itself: between two
+of its own runs only what else ran there differs.
+"""
 
 from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-from snaketune.report.facts import is_number
+from snaketune.report.facts import is_gpu, is_number
 from snaketune.report.rules import Suspicion
 from snaketune.report.text import clean, percent, short
 
-# Below the median of its like by so much, a machine is slow; the same one measured twice moves by a percent or two.
+# Of three, the median is of a sound host where one of them is slow itself.
+FEWEST = 3
+# Below the median of the others by so much, a host is slow; the same one measured twice moves by a percent or two.
 SLOW = 0.05
 # One read of a file that was just written says little.
 SLOW_DISK = 0.5
@@ -20,32 +27,36 @@ MEASURED = {
 
 
 def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Suspicion]:
-    """Args: runs: label and run.json of each; those without `probe` say nothing."""
-    by_device: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    """Args: runs: label and run.json of each; those without `probe`, host or a known model say nothing."""
+    by_model: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
     for label, run in runs:
-        if isinstance(run.get("probe"), Mapping):
-            by_device.setdefault(clean(run.get("device")), []).append((label, run["probe"]))
+        model, host = clean(run.get("device" if is_gpu(run) else "processor") or ""), run.get("host")
+        if model and host and isinstance(run.get("probe"), Mapping):
+            by_model.setdefault(model, []).append((label, str(host), run["probe"]))
     return [
         Suspicion(kind="slow node", where=label, found=text)
-        for device, probed in by_device.items()
-        for label, text in _slow(device, probed)
+        for model, probed in by_model.items()
+        for key in MEASURED
+        for label, text in _slow(model, key, probed)
     ]
 
 
-def _slow(device: str, probed: list[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, str]]:
+def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]) -> list[tuple[str, str]]:
+    what, unit = MEASURED[key]
+    known = [(label, host, float(probe[key])) for label, host, probe in probed if is_number(probe.get(key))]
+    by_host: dict[str, list[float]] = {}
+    for _, host, value in known:
+        by_host.setdefault(host, []).append(value)
+    usual = {host: median(values) for host, values in by_host.items()}
+    if len(usual) <= FEWEST:
+        return []
     found = []
-    for key, (what, unit) in MEASURED.items():
-        known = [(label, float(probe[key])) for label, probe in probed if is_number(probe.get(key))]
-        if len(known) < 2:
-            continue
-        middle = median(value for _, value in known)
-        found += [
-            (
-                label,
+    for label, host, value in known:
+        middle = median(own for other, own in usual.items() if other != host)
+        if value < (1 - (SLOW_DISK if key == "disk_bytes_per_second" else SLOW)) * middle:
+            text = (
                 f"this run was on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
-                f"of {len(known)} runs on {device}, {short(middle)}{unit}",
+                f"of {len(usual) - 1} other hosts with {model}, {short(middle)}{unit}"
             )
-            for label, value in known
-            if value < (1 - (SLOW_DISK if key == "disk_bytes_per_second" else SLOW)) * middle
-        ]
+            found.append((label, text))
     return found

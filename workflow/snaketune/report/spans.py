@@ -24,7 +24,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizedCorpus:
-    """One tokenized corpus, and what is supervised of its first short rows."""
+    """One tokenized corpus, and what is supervised of its first rows, short ones before long ones."""
 
     flow: Tokenized
     paired: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from snaketune.report.findings import Findings, Scored
-from snaketune.report.intervals import Interval, paired, paired_per_token, separate
+from snaketune.report.intervals import Interval, paired, paired_per_token, separate, wins
 from snaketune.report.scores import FORMATS, Measure, measures
 
 BETTER, WORSE, OPEN, UNCOUNTED = "better", "worse", "open", "uncounted"
@@ -199,13 +199,13 @@ def differences(before: Scored, after: Scored, where: str = "") -> list[Differen
     return found
 
 
-def outcomes(scored: Scored) -> dict[str, dict[str, bool]]:
-    """By path of a measure, of each row whether the model got it right: prompts; pairs by what is likelier per token, and by
-    what gained more since the reference."""
-    found: dict[str, dict[str, bool]] = {}
+def outcomes(scored: Scored) -> dict[str, dict[str, float]]:
+    """By path of a measure, of each row whether the model got it right, as 1 or 0: prompts; pairs by what is likelier per
+    token, and by what gained more since the reference. A pair that neither completion wins is half right."""
+    found: dict[str, dict[str, float]] = {}
     for row in scored.responses:
         if row["correct"] is not None:
-            found.setdefault(f"conversations.{row['corpus']}.exact_match.share", {})[row["id"]] = row["correct"]
+            found.setdefault(f"conversations.{row['corpus']}.exact_match.share", {})[row["id"]] = float(row["correct"])
     if scored.pairs is None:
         return found
     chosen_P, rejected_P, *references = (
@@ -217,10 +217,10 @@ def outcomes(scored: Scored) -> dict[str, dict[str, bool]]:
     # Not a number where the reference doesn't know the pair.
     gained_P = (chosen_P - references[0]) - (rejected_P - references[1])
     names = [scored.pairs[name].to_pylist() for name in ("corpus", "id")]
-    for corpus, pair, margin, gained in zip(*names, per_token_P.tolist(), gained_P.tolist()):
-        found.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = margin > 0
+    for corpus, pair, likelier, gained in zip(*names, wins(per_token_P).tolist(), wins(gained_P).tolist()):
+        found.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = likelier
         if math.isfinite(gained):
-            found.setdefault(f"preferences.{corpus}.reward_accuracy", {})[pair] = gained > 0
+            found.setdefault(f"preferences.{corpus}.reward_accuracy", {})[pair] = gained
     return found
 
 

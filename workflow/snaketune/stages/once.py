@@ -25,6 +25,7 @@ from snaketune.stages.libraries import installed_version
 from snaketune.stages.locks import locked
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.outside import digest_in
+from snaketune.stages.spent import timed
 from snaketune.stages.work import WORK_ROOT, Claim, WorkFolder, publish
 
 
@@ -94,11 +95,14 @@ def run_once(
         if result is None:
             started = time.time()
             work.start()
-            older = begun_with(work.state, versions)
-            attempt = replace(attempt, threads=threads_of(work.state) if device else None, versions=versions | older)
-            attempt.save(work.state)
-            outcome = _built(build, work, attempt)
-            described = describe_files(work.payload)
+            with timed(work) as spent:
+                older = begun_with(work.state, versions)
+                attempt = replace(
+                    attempt, threads=threads_of(work.state) if device else None, versions=versions | older
+                )
+                attempt.save(work.state)
+                outcome = _built(build, work, attempt)
+                described = describe_files(work.payload)
             manifest = {
                 **outcome.about,
                 # On a GPU, what sums isn't these.
@@ -114,7 +118,7 @@ def run_once(
                 "versions": versions,
                 **({"begun_with": older} if older else {}),
             }
-            work.finish(manifest, _run_facts(started) | outcome.run)
+            work.finish(manifest, _run_facts(started, spent()) | outcome.run)
             result = Artifact(work.manifest, manifest, work.finished)
             print(f"{stage}: made {out} in {time.time() - started:.1f} s", flush=True)
         else:
@@ -163,10 +167,12 @@ def _say_known(stage: str, out: Path, work: WorkFolder) -> None:
     print(f"{stage}: nothing to compute; {out} is the result of {work.made()} ({work.folder.name})", flush=True)
 
 
-def _run_facts(started: float) -> dict[str, Any]:
+def _run_facts(started: float, attempts: list[float]) -> dict[str, Any]:
+    """Args: started: the last attempt; attempts: seconds of each."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-        "seconds": round(time.time() - started, 3),
+        "seconds": round(sum(attempts), 3),
+        "attempts": attempts,
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

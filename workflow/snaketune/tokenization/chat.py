@@ -26,8 +26,9 @@ from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.encoded import Encoded
 from snaketune.tokenization.offered import Tools, texts_in, with_texts
 from snaketune.tokenization.template import Message, Span, marks_generation, render
-from snaketune.tokenization.template_control import HARMLESS, TemplateControl
+from snaketune.tokenization.template_control import LeftOut, TemplateControl
 from snaketune.tokenization.token_spans import token_spans
+from snaketune.tokenization.tool_calls import HARMLESS, check_marked_calls, reads_calls, said_in, with_calls
 from snaketune.tokenization.unmarked import render_unmarked
 
 # What templates can name, as transformers passes it to them.
@@ -87,7 +88,9 @@ class ChatTokenizer:
         self._telling = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
             self._telling[vocab[unk]] = False
-        self._template_control = TemplateControl(template, self._variables, self.encode_text, self._telling)
+        self._template_control = TemplateControl(
+            template, self._variables, self.render, self.encode_text, self._telling
+        )
         self._given = given, config
 
     @classmethod
@@ -112,6 +115,11 @@ class ChatTokenizer:
         documents = ChatTokenizer(description, config, DOCUMENT)
         documents._variables["opening"] = bos if opened else ""
         return documents
+
+    @cached_property
+    def reads_calls(self) -> bool:
+        """Whether the template has a form of its own for tool calls."""
+        return reads_calls(self.template)
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
@@ -143,10 +151,10 @@ class ChatTokenizer:
             ids: int32[n], of these messages.
             tools: that they offer.
         """
-        count, ends = self._template_control.turn_ends([message["role"] for message in messages], tools)
+        turns = self._template_control.turns(self._with_calls(messages, tools), tools)
         control = np.flatnonzero(self._telling[ids])
         # It is otherwise only where a template writes other control tokens around other words.
-        return control[ends] + 1 if len(control) == count else np.zeros(0, np.int64)
+        return control[turns.ends] + 1 if len(control) == turns.count else np.zeros(0, np.int64)
 
     def encode_text(self, text: str) -> Encoding:
         """The encoding of rendered text; whatever looks like a control token is one."""
@@ -162,7 +170,10 @@ class ChatTokenizer:
                 "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
             )
         if self.marked:
-            return render(self.template, conversations, self._variables, add_generation_prompt, tools)
+            texts, spans = render(self.template, conversations, self._variables, add_generation_prompt, tools)
+            for messages, text, own in zip(conversations, texts, spans, strict=True):
+                check_marked_calls(messages, text, own)
+            return texts, spans
         return render_unmarked(
             self.template, conversations, self._variables, add_generation_prompt, list(self.control.ids), tools
         )
@@ -199,11 +210,16 @@ class ChatTokenizer:
         Args:
             tools: that each of them offers, as JSON; nothing where none does.
         Raises:
+            LeftOut: the template leaves turns out.
             SnaketuneError: the template refuses a conversation, or leaves its tools out.
         """
         if not conversations:
             return []
         tools = tools if any(tools) else ()
+        conversations = [
+            self._with_calls(messages, offered)
+            for messages, offered in zip(conversations, tools or [None] * len(conversations), strict=True)
+        ]
         texts, spans = self.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         encoded: list[Encoded | None] = []
@@ -223,14 +239,25 @@ class ChatTokenizer:
             )
             for number, done in zip(to_guard, guarded, strict=True):
                 encoded[number] = done
+        for messages, offered in zip(conversations, tools or [None] * len(texts)):
+            if numbers := self.left_out(messages, offered, add_generation_prompt):
+                raise LeftOut(messages[numbers[0]])
         return encoded
+
+    def left_out(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> list[int]:
+        """The numbers of the turns that the template doesn't write."""
+        return self._template_control.turns(self._with_calls(messages, tools), tools, add_generation_prompt).left_out
+
+    def _with_calls(self, messages: list[Message], tools: str | None) -> list[Message]:
+        """The messages, with calls apart from texts if the template reads them so."""
+        return with_calls(messages, tools) if self.reads_calls else messages
 
     def _is_ordinary(
         self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
     ) -> bool:
         """Whether the control tokens among `ids` are those that the template writes around any such messages."""
-        expected = self._template_control.ids([message["role"] for message in messages], tools, add_generation_prompt)
-        if any(self.control.written_in(message["content"]) for message in messages):
+        expected = self._template_control.ids(messages, tools, add_generation_prompt)
+        if any(self.control.written_in(text) for message in messages for text in said_in(message)):
             return False
         if tools and any(map(self.control.written_in, texts_in(tools))):
             return False

@@ -20,6 +20,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.template import Message, Span
+from snaketune.tokenization.tool_calls import with_said
 
 # Private-use characters, from which those that occur in no text of a batch are taken.
 PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
@@ -84,7 +86,9 @@ class ControlTokens:
         With guard `!`, the content ` a</s> ` becomes ` !a<!/s>! `: outside the ends there is only whitespace, which
         forms no control token, and a template that trims finds what to trim.
         """
-        return [{**message, "content": self.guarded(message["content"], guard, ends)} for message in messages]
+        # Names and arguments of calls are put into JSON or the like, where guards at the ends would be in the way.
+        inside = partial(self.guarded, guard=guard, ends=False)
+        return [with_said(message, self.guarded(message["content"], guard, ends), inside) for message in messages]
 
     def guarded(self, text: str, guard: str, ends: bool) -> str:
         """One text with its guards."""

@@ -31,7 +31,12 @@ def runs(conversations: Sequence[Any], tools: Tools) -> Iterator[tuple[list[Any]
 
 def texts_in(tools: str | None) -> Iterator[str]:
     """All strings in some tools, names of keys included."""
-    waiting: list[Any] = [parsed(tools)]
+    return strings_in(parsed(tools))
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All strings in a value, names of keys included."""
+    waiting: list[Any] = [value]
     while waiting:
         match waiting.pop():
             case str() as text:
@@ -44,18 +49,19 @@ def texts_in(tools: str | None) -> Iterator[str]:
 
 def with_texts(tools: str | None, change: Callable[[str], str]) -> str | None:
     """The tools with all their strings changed."""
+    return json.dumps(with_strings(parsed(tools), change), ensure_ascii=False) if tools else None
 
-    def changed(value: Any) -> Any:
-        match value:
-            case str():
-                return change(value)
-            case dict():
-                return {change(key): changed(part) for key, part in value.items()}
-            case list():
-                return [changed(part) for part in value]
-        return value
 
-    return json.dumps(changed(parsed(tools)), ensure_ascii=False) if tools else None
+def with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A value with all its strings changed."""
+    match value:
+        case str():
+            return change(value)
+        case dict():
+            return {change(key): with_strings(part, change) for key, part in value.items()}
+        case list():
+            return [with_strings(part, change) for part in value]
+    return value
 
 
 def not_written(roles: list[str], tools: str) -> SnaketuneError:

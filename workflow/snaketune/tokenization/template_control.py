@@ -7,74 +7,123 @@ ends a turn                     x                                      x
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 
+from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import unused_characters
-from snaketune.tokenization.offered import not_written
-from snaketune.tokenization.template import Message, render
+from snaketune.tokenization.offered import Tools, not_written
+from snaketune.tokenization.template import SHIPPED, Message, Span, render
+from snaketune.tokenization.tool_calls import harmless, shape
 
-HARMLESS = "x"
+Render = Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]]
 MAX_KNOWN = 4096
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What becomes of the turns of conversations of one shape.
+
+    Attributes:
+        count: how many control tokens the template writes.
+        ends: the numbers of those that end a turn.
+        left_out: the numbers of the turns that it doesn't write.
+    """
+
+    count: int
+    ends: list[int]
+    left_out: list[int]
+
+
+class LeftOut(SnaketuneError):
+    """A turn that a template doesn't write.
+
+    Attributes:
+        turn: the turn.
+    """
+
+    def __init__(self, turn: Message, template: str = "the chat template", rows: str = "a row"):
+        self.turn = turn
+        super().__init__(
+            f"{template} leaves out the {turn['role']} turn of {rows} (of the first: {turn['content'][:80]!r}), so that the "
+            f"model would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has "
+            "some), or take such turns out of the corpus"
+        )
 
 
 class TemplateControl:
     """Finds them out by rendering contents that hold none, and remembers."""
 
     def __init__(
-        self, template: str, variables: dict[str, Any], encode: Callable[[str], Encoding], telling: np.ndarray
+        self,
+        template: str,
+        variables: dict[str, Any],
+        render: Render,
+        encode: Callable[[str], Encoding],
+        telling: np.ndarray,
     ):
         """
         Args:
             variables: what the template can name.
+            render: `ChatTokenizer.render`, which knows spans.
             encode: of rendered text.
             telling: bool, by id: which tokens only a template writes.
         """
-        self._template, self._variables, self._encode, self._telling = template, variables, encode, telling
+        self._template, self._variables, self._render = template, variables, render
+        self._encode, self._telling = encode, telling
         self._ids: dict[tuple, np.ndarray] = {}
-        self._turn_ends: dict[tuple, tuple[int, list[int]]] = {}
+        self._turns: dict[tuple, Turns] = {}
 
-    def ids(self, roles: Sequence[str], tools: str | None, add_generation_prompt: bool) -> np.ndarray:
-        """int32: the control tokens around turns of these roles.
+    def ids(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> np.ndarray:
+        """int32: the control tokens around such messages, whatever they say.
 
         Raises:
             SnaketuneError: the template leaves the tools out.
         """
-        key = (add_generation_prompt, tools, *roles)
+        key = (add_generation_prompt, tools, *map(shape, messages))
         if key not in self._ids:
             _make_room(self._ids)
-            harmless = [{"role": role, "content": HARMLESS} for role in roles]
-            text = self._rendered(harmless, tools, add_generation_prompt)
-            if tools and text == self._rendered(harmless, None, add_generation_prompt):
-                raise not_written(list(roles), tools)
+            said = [harmless(message) for message in messages]
+            text = self._text(said, tools, add_generation_prompt)
+            if tools and text == self._text(said, None, add_generation_prompt):
+                raise not_written([message["role"] for message in messages], tools)
             ids = np.array(self._encode(text).ids, np.int32)
             self._ids[key] = ids[self._telling[ids]]
         return self._ids[key]
 
-    def turn_ends(self, roles: Sequence[str], tools: str | None) -> tuple[int, list[int]]:
-        """How many control tokens there are around such turns, and the numbers of those that end one."""
-        key = (tools, *roles)
-        if key not in self._turn_ends:
-            _make_room(self._turn_ends)
-            self._turn_ends[key] = self._found_turn_ends(roles, tools)
-        return self._turn_ends[key]
+    def turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> Turns:
+        """What becomes of the turns of such messages."""
+        key = (add_generation_prompt, tools, *map(shape, messages))
+        if key not in self._turns:
+            _make_room(self._turns)
+            self._turns[key] = self._found_turns(messages, tools, add_generation_prompt)
+        return self._turns[key]
 
-    def _found_turn_ends(self, roles: Sequence[str], tools: str | None) -> tuple[int, list[int]]:
+    def _found_turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> Turns:
         left, right = unused_characters([self._template, tools or ""], 2)
-        marks = [f"{left}{number}{right}" for number in range(len(roles))]
-        text = self._rendered([{"role": role, "content": mark} for role, mark in zip(roles, marks)], tools, False)
+        marks = [f"{left}{number}{right}" for number in range(len(messages))]
+        marked = [harmless(message, mark) for message, mark in zip(messages, marks)]
+        (text,), (spans,) = self._render([marked], add_generation_prompt, [tools])
         encoding = self._encode(text)
-        control = [start for (start, _), id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
+        control = [span for span, id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
         starts = [*(text.find(mark) for mark in marks), len(text)]
-        ends = []
-        for mark, start, following in zip(marks, starts, starts[1:]):
-            after = [number for number, at in enumerate(control) if start + len(mark) <= at < following]
-            ends += after[:1] if start >= 0 else []
-        return len(control), ends
+        speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        said = dict(zip(speaking, spans)) if len(spans) == len(speaking) else {}
+        ends, left_out = [], []
+        for number, (message, mark, start, following) in enumerate(zip(messages, marks, starts, starts[1:])):
+            if start < 0:
+                left_out.append(number)
+            elif "tool_calls" in message:
+                # Control tokens may stand between the parts of a call, too.
+                ends += [place for place, (_, end) in enumerate(control) if number in said and end == said[number][1]]
+            else:
+                ends += [place for place, (at, _) in enumerate(control) if start + len(mark) <= at < following][:1]
+        return Turns(len(control), ends, left_out)
 
-    def _rendered(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> str:
+    def _text(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> str:
         (text,), _ = render(self._template, [messages], self._variables, add_generation_prompt, [tools])
         return text
 

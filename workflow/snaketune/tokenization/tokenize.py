@@ -29,12 +29,15 @@ from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.encoded import EncodedBatch
 from snaketune.tokenization.groups import groups_of, part_of
 from snaketune.tokenization.template import TEXT
+from snaketune.tokenization.template_control import LeftOut
 from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs
 from snaketune.tokenization.tokens import SPLITS, TokenWriter
 from snaketune.tokenization.turns import Turns, completed, conversations, pairs
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
+# Tokens on both sides of an end of a supervised span, of rows that are too long to be shown whole.
+AROUND = 32
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -42,7 +45,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     """Fill the payload with the files of `tokens`.
 
     Raises:
-        SnaketuneError: the template refuses a row.
+        SnaketuneError: the template refuses a row, or leaves a turn out.
     """
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -50,13 +53,11 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
         chat = chat.for_documents()
     corpus = corpus.for_part(spec.part)
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
-    encoder = _Encoder(spec, chat)
     try:
-        counts, samples = _write(spec, work, tables, encoder)
-    except _Differs as difference:
-        print(f"batched encoding differs, so that all is encoded again one by one: {difference}", flush=True)
-        encoder = _Encoder(spec, chat, unbatched_because=str(difference))
-        counts, samples = _write(spec, work, tables, encoder)
+        encoder, counts, samples = _encoded(spec, work, tables, chat)
+    except LeftOut as first:
+        template = f"the chat template {tokenizer.folder}/chat_template.jinja"
+        raise LeftOut(first.turn, template, _count_left_out(spec, tables, chat)) from None
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
         print("what is supervised, in brackets: " + CONTROL_CHARACTER.sub(_escaped, shown), flush=True)
@@ -73,6 +74,19 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
             "samples": samples,
         },
     )
+
+
+def _encoded(
+    spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], chat: ChatTokenizer
+) -> tuple["_Encoder", dict[str, Any], list[list[tuple[str, bool]]]]:
+    """All written; with the encoder that did it, counts by split, and samples."""
+    encoder = _Encoder(spec, chat)
+    try:
+        return encoder, *_write(spec, work, tables, encoder)
+    except _Differs as difference:
+        print(f"batched encoding differs, so that all is encoded again one by one: {difference}", flush=True)
+        encoder = _Encoder(spec, chat, unbatched_because=str(difference))
+        return encoder, *_write(spec, work, tables, encoder)
 
 
 def _write(
@@ -98,6 +112,25 @@ def _write(
                     samples += encoder.samples(rows, SAMPLES - len(samples))
         counts[split] = dict(own)
     return counts, samples
+
+
+def _count_left_out(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTokenizer) -> str:
+    """Of how many rows of this part the template leaves a turn out."""
+    found = rows = 0
+    for table in tables.values():
+        for group in groups_of(part_of(table.to_batches(), spec.part, spec.parts), table.schema):
+            turns = _turns(spec, group)
+            left_out = [
+                bool(chat.left_out(*row)) for row in zip(turns.messages(), turns.tools.to_pylist(), strict=True)
+            ]
+            found += int(np.array(left_out).reshape(len(group), -1).any(1).sum())
+            rows += len(group)
+    return f"{found} of {rows} rows"
+
+
+def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
+    by_kind = {"preference": pairs, "unpaired": completed}
+    return by_kind[spec.kind](table) if spec.kind in by_kind else conversations(table, spec.train_on)
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -134,8 +167,7 @@ class _Encoder:
             _Differs: see there.
         """
         kind = self._spec.kind
-        by_kind = {"preference": pairs, "unpaired": completed}
-        turns = by_kind[kind](table) if kind in by_kind else conversations(table, self._spec.train_on)
+        turns = _turns(self._spec, table)
         control = np.zeros(len(turns), bool)
         if self.batched is None:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
@@ -146,7 +178,7 @@ class _Encoder:
         # What holds a control token is never encoded otherwise.
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
-        if kind not in by_kind:
+        if kind not in ("preference", "unpaired"):
             return of_conversations(names, encoded, control)
         if kind == "preference":
             rows = of_pairs(names, encoded, control.reshape(-1, 2).any(1))
@@ -176,12 +208,36 @@ class _Encoder:
                     )
 
     def samples(self, rows: TokenRows, count: int) -> list[list[tuple[str, bool]]]:
-        """The first `count` short rows as texts, each with whether it is supervised."""
+        """`count` rows as texts, each with whether it is supervised: first short ones, then long ones in excerpts."""
         sequences = rows.sequences
         found = []
-        for number in np.flatnonzero(sequences.lengths <= SAMPLE_TOKENS)[:count].tolist():
+        for number in np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")[:count].tolist():
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
-            edges = [0, *(np.flatnonzero(np.diff(supervised)) + 1).tolist(), len(ids)]
-            found.append([(self._chat.text(ids[a:b]), bool(supervised[a])) for a, b in pairwise(edges) if a < b])
+            shown = _shown(supervised)
+            edges = np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1
+            found.append(
+                [
+                    (self._chat.text(ids[a:b]) if shown[a] else f"[… {b - a} tokens …]", bool(supervised[a]))
+                    for a, b in pairwise([0, *edges.tolist(), len(ids)])
+                    if a < b
+                ]
+            )
         return found
+
+
+def _shown(supervised: np.ndarray) -> np.ndarray:
+    """Which tokens of a row are shown: all of a short one; of a long one those around the ends of its first and its last
+    supervised span, or its own where it has none.
+
+    >>> _shown(np.repeat([False, True, False], [400, 500, 60])).nonzero()[0][[0, -1]].tolist()
+    [368, 931]
+    """
+    if len(supervised) <= SAMPLE_TOKENS:
+        return np.ones(len(supervised), bool)
+    begins = np.flatnonzero(np.diff(supervised, prepend=False) & supervised)
+    ends = np.flatnonzero(np.diff(supervised, append=False) & supervised) + 1
+    shown = np.zeros(len(supervised), bool)
+    for at in (begins[0], ends[0], begins[-1], ends[-1]) if len(begins) else (0, len(supervised)):
+        shown[max(0, at - AROUND) : at + AROUND] = True
+    return shown

@@ -20,7 +20,7 @@ from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control import any_of
 from snaketune.tokenization.making.adopt import adopt
-from snaketune.tokenization.making.check import PROBES, check
+from snaketune.tokenization.making.check import PROBES, check, check_mistral_frame
 from snaketune.tokenization.making.convert import converted, save
 from snaketune.tokenization.making.parity import compare
 from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK, Texts, train
@@ -66,6 +66,8 @@ def build(
         samples = list(islice(_short_conversations(tables), SAMPLES)) or list(PROBES)
 
     chat = ChatTokenizer.load(work.payload)
+    if template is not None:
+        check_mistral_frame(chat)
     if chat.template and not chat.marked:
         print("the chat template marks nothing as generated; what is supervised is found by roles", flush=True)
     about |= {

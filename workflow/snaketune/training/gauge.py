@@ -102,8 +102,10 @@ class Gauge:
         return found | ({"warming_up": True} if self.lines == 1 else {})
 
     def _rates(self, sums: dict[str, float], seconds: float) -> dict[str, float]:
+        tokens = sums.pop("tokens", 0)
         found = {
-            "tokens_per_second": round(sums.pop("tokens", 0) / seconds, 1),
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1),
             "supervised_tokens_per_second": round(sums.pop("supervised", 0) / seconds, 1),
             "mfu": round(sums.pop("flops", 0) / seconds / self.total_peak, 7),
             "mfu_computed": round(sums.pop("computed", 0) / seconds / self.total_peak, 7),

@@ -17,7 +17,7 @@ from snaketune.models.devices import Compute, deterministic_algorithms, keep_fre
 from snaketune.models.dropout import without_dropout
 from snaketune.models.forward import inner_model
 from snaketune.models.loading import parameter_count, stored_dtype
-from snaketune.models.probe import probe
+from snaketune.models.probe import probe, processor
 from snaketune.models.room import ran_out
 from snaketune.stages.attempt import check_files
 from snaketune.stages.needs import tell
@@ -329,6 +329,7 @@ def _where(compute: Compute, processes: int) -> dict[str, Any]:
     on_cuda = compute.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(compute.device) if on_cuda else compute.device.type,
+        "processor": processor(),
         "threads": torch.get_num_threads(),
         "processes": processes,
     }

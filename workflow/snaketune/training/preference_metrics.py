@@ -1,6 +1,7 @@
 """What a preference training is watched by: sums over the pairs of every optimizer step, over all processes, and their means.
 
-    accuracy                            share of pairs whose chosen completion has the higher reward
+    accuracy                            share of pairs whose chosen completion has the higher reward;
+                                        where both have the same, as before the first step, a pair counts half
     margin                              mean reward of the chosen completion less that of the rejected one
     chosen_reward, rejected_reward      beta * log-ratio to the reference; without one, beta * log-probability, per token where
                                         the loss is of probabilities per token (simpo, orpo)
@@ -81,7 +82,7 @@ def sums_of(pairs: Pairs, told: PreferenceLoss, source_P: torch.Tensor, sources:
             "pairs": ones_P,
             "chosen": chosen_P,
             "rejected": rejected_P,
-            "right": margin_P > 0,
+            "right": (1 + margin_P.sign()) / 2,
             "margin": margin_P,
             "margin_squared": margin_P**2,
             "chosen_reward": chosen_P * reward_P2[:, 0],

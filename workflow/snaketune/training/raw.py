@@ -16,6 +16,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.devices import Compute
 from snaketune.packing.shards import IGNORED, RAW_FORMAT_VERSION
 from snaketune.tables import read_table
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.tool_calls import with_calls
 from snaketune.training.trainer import BaseTrainer, Run, training_arguments
 
 
@@ -23,27 +25,38 @@ class RawRows:
     """The training rows of a v2.0 artifact, and the tokenizer by whose template TRL writes them out."""
 
     def __init__(self, pack: Artifact, tokenizer_folder: Path):
-        """Raises SnaketuneError if the artifact is of no format that is known."""
+        """Raises SnaketuneError if the artifact is of no known format, or has tool calls that TRL would write otherwise."""
         found = pack.manifest.get("format_version")
         if found != RAW_FORMAT_VERSION:
             raise SnaketuneError(f"{pack.manifest_path}: format_version {found!r}; expected '2.0' or '3.0'")
         self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
-        self.conversations = Dataset.from_list(
-            [
-                {
-                    "messages": [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]],
-                    "tools": row["tools"],
-                }
-                for path in pack.files("train-")
-                for row in read_table(path).to_pylist()
-            ]
-        )
+        rows = [
+            {
+                "messages": [{"role": turn["role"], "content": turn["content"]} for turn in row["messages"]],
+                "tools": row["tools"],
+            }
+            for path in pack.files("train-")
+            for row in read_table(path).to_pylist()
+        ]
+        _check_calls(rows, ChatTokenizer.load(tokenizer_folder))
+        self.conversations = Dataset.from_list(rows)
 
     def __len__(self) -> int:
         return len(self.conversations)
 
     def __str__(self) -> str:
         return f"{len(self)} rows that aren't packed"
+
+
+def _check_calls(rows: list[dict[str, Any]], chat: ChatTokenizer) -> None:
+    found = chat.reads_calls and sum(
+        any("tool_calls" in turn for turn in with_calls(row["messages"], row["tools"])) for row in rows
+    )
+    if found:
+        raise SnaketuneError(
+            f"packing.strategy none: {found} of {len(rows)} rows have tool calls, which TRL's trainer would write as text, "
+            "where the chat template has a form of its own; choose best-fit-decreasing"
+        )
 
 
 class RawTrainer(BaseTrainer, SFTTrainer):

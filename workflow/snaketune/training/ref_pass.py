@@ -1,6 +1,11 @@
 """The `ref_pass` stage: log-probabilities of one part of the pairs under the reference model; `ref_logps` gathers the parts.
 
-One forward pass over packed rows, both splits, as many rows at once as the device likes. What is computed is kept every few
+One forward pass over packed rows, both splits, as many rows at once as the device likes. An adapter that its policies train
+further stays apart for the pairs of the train split, as it does in the policy. Held-out pairs are for evaluations, which load
+results as they are saved, so for them it is merged and rounded as its run has done: else a policy that didn't move would differ
+from its reference by that rounding. In 4 bits, which evaluations don't compare with, it stays apart for both.
+
+What is computed is kept every few
 seconds, pair by pair, so that a killed pass goes on from there, in whatever rows the pairs lie then.
 
     state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; whole as soon as the file has this name
@@ -23,7 +28,7 @@ from snaketune.models.logprobs import completion_logprobs, passes
 from snaketune.models.machines import look
 from snaketune.models.packable import check_config, suited
 from snaketune.models.selftest import self_test
-from snaketune.models.stacked import ADAPTER, Stack
+from snaketune.models.stacked import ADAPTER, Stack, holds_adapter_alone
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.stages.needs import tell
 from snaketune.stages.outcome import Outcome
@@ -89,6 +94,10 @@ def compute_logps(
     for split, rows in rows_by_split.items():
         pairs = wanted[split]
         rest = [row for row in pairs.rows if any((split, pair) not in known for pair in pairs.ids[row])]
+        if rest and split == "held_out" and spec.apart and not spec.quantization:
+            # One model at a time in memory.
+            model = None
+            model, _ = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()), merged=True)
         total = sum(len(pairs.ids[row]) for row in rest)
         done = progress(
             passes(model, rows, rest, tested.compute, f"reference, {split}"),
@@ -139,11 +148,17 @@ class _Wanted:
         return {pair for row in self.rows for pair in self.ids[row]}
 
 
-def stack_of(spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact]) -> Stack:
-    """The reference, but for an adapter that stays apart."""
+def stack_of(
+    spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
+) -> Stack:
+    """The reference, but for an adapter that stays apart. Args: merged: with that adapter, as its run saved it."""
+    lying, base = results[1:] if spec.apart and not merged else results, spec.base
+    if merged and not holds_adapter_alone(results[0]):
+        # Complete, whatever it was trained upon.
+        lying, base = results[:1], None
     return Stack(
-        results=results[1:] if spec.apart else results,
-        base=spec.base,
+        results=lying,
+        base=base,
         tokenizer=(*tokenizer, *results)[0].folder,
         trust_remote_code=spec.trust_remote_code,
     )
@@ -155,16 +170,18 @@ def _load(
     tokenizer: Sequence[Artifact],
     compute: Compute,
     packs: list[PackedRows],
+    *,
+    merged: bool = False,
 ):
-    """The reference as its policies are loaded, and its self-test, which it has passed."""
-    stack = stack_of(spec, results, tokenizer)
+    """The reference as its policies are loaded, or `merged` as evaluations load it, and its self-test, which it has passed."""
+    stack = stack_of(spec, results, tokenizer, merged=merged)
     compute = suited(compute, stack.config(), dropout=False)
     check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
     loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
     if not spec.quantization:
         loaded = loaded.to(compute.device)
     tested = self_test(loaded, packs, compute, training=False)
-    if spec.apart:
+    if spec.apart and not merged:
         from snaketune.models.adapters import put_adapter
 
         loaded = put_adapter(loaded, results[0].folder / ADAPTER)

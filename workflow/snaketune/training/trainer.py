@@ -95,8 +95,8 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
         """Called before the first step of this process: compiles the model where that is asked for, or pays."""
 
     def counts(self) -> dict[str, int]:
-        """For the manifest."""
-        return {"rows": len(self.rows)}
+        """For the manifest: rows, and tokens of the documents of all steps that were done."""
+        return {"rows": len(self.rows), "tokens": self.state.num_input_tokens_seen}
 
     def conclusions(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Called when the training is done: facts for the manifest, and for run.json."""
@@ -131,6 +131,8 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
         """Add throughput and the gauge's means to the Trainer's own line."""
         if "loss" in logs:
             logs |= self.gauge.read(self.accelerator.gather if self.args.world_size > 1 else None)
+            # A part of checkpoints, each of which has a line of the log, so that a resumed training counts every step once.
+            self.state.num_input_tokens_seen += int(logs.pop("tokens", 0))
         super().log(logs, *arguments, **keywords)
 
 

@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from snaketune.corpus.layouts.parts import CALLS_KEYS
+from snaketune.corpus.layouts.parts import CALL_TYPES, CALLS_KEYS
 from snaketune.corpus.rows import Malformed, Message
 
 RESULT_KEY = "tool_call_id"
@@ -45,6 +45,8 @@ def in_call_order(items: list[Any], turns: list[Message], where: str) -> list[Me
 
 def _call_ids(item: Any) -> list[str]:
     calls = next((item[key] for key in CALLS_KEYS if item.get(key)), None) if isinstance(item, dict) else None
+    if calls is None and isinstance(item, dict) and isinstance(item.get("content"), list):
+        calls = [part for part in item["content"] if isinstance(part, dict) and part.get("type") in CALL_TYPES]
     if isinstance(calls, str):
         with suppress(ValueError, RecursionError):
             calls = json.loads(calls)

@@ -15,6 +15,7 @@ from snaketune.corpus.layouts.mapped import (
     TOOLS_COLUMNS,
     columns_named,
     mapped,
+    renamed,
     system_of,
     take_along,
     tools_beside,
@@ -52,6 +53,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
         return
     fields, speakers = source.fields, source.speakers
     named = columns_named(fields)
+    renames = bool(fields.messages or fields.context or fields.reasoning)
     labels = bool(fields.system or fields.tools or fields.answer or fields.task)
     dialogues: dict[tuple[str, ...], str] = {}
     messages: list[tuple[RawRow, Columns]] = []
@@ -92,7 +94,9 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 check_kind("prompt-response" if fields.response else "pairs", kind, found)
                 rows = (mapped(present, fields, speakers),)
             else:
-                present = _present(found)
+                present = _present(renamed(found, fields) if renames else found)
+                if fields.messages and layout == "auto" and kind == "conversations":
+                    layout = "messages"
                 if layout == "auto":
                     layout = recognise(present, speakers, dialogues, kind)
                 check_kind(layout, kind, present)
@@ -110,7 +114,7 @@ def canonical_rows(raws: Iterable[RawRow], *, kind: str, source: Source, repair:
                 if layout == "unpaired":
                     rows = (alone(_labelled(whole(raw, present), present, source)),)
                 else:
-                    rows = rows_of(layout, present, kind, speakers, dialogues)
+                    rows = rows_of(layout, present, kind, source, dialogues)
         except (Malformed, Dropped) as why:
             yield Made(raw, layout, why)
             continue

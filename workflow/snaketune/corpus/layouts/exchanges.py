@@ -5,14 +5,17 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.beside import add_to_prompt, add_to_response
+from snaketune.corpus.layouts.calls import COLUMNS as CALLS_COLUMNS
+from snaketune.corpus.layouts.calls import called
 from snaketune.corpus.layouts.columns import column_of, columns_of
 from snaketune.corpus.layouts.completions import exchange
+from snaketune.corpus.layouts.pairs import completed_pair
 from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.layouts.templates import may_be_framed
 from snaketune.corpus.layouts.turns import may_spell_turns, turns_of
 from snaketune.corpus.layouts.unwrap import unwrapped
-from snaketune.corpus.rows import Malformed, Message
+from snaketune.corpus.rows import Malformed, Message, Preference
 
 PROMPT_AND_RESPONSE = (
     ("prompt", "response"),
@@ -24,6 +27,8 @@ PROMPT_AND_RESPONSE = (
     ("question", "answer"),
     ("query", "response"),
     ("query", "answer"),
+    ("query", "answers"),
+    ("question", "ground_truth"),
     ("input", "output"),
     ("input", "target"),
     ("inputs", "targets"),
@@ -62,6 +67,10 @@ def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
         raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
     prompt, response = columns
     said, answer = raw[prompt], raw[response]
+    if response in CALLS_COLUMNS:
+        answer = called(answer, response)
+        # Conversations in a list of their own.
+        said = said[0] if isinstance(said, list) and len(said) == 1 and isinstance(said[0], list) else said
     if type(said) is str and type(answer) is str and not may_be_framed(said) and not may_spell_turns(said):
         turns, completion, notes = [{"role": "user", "content": said}], [{"role": "assistant", "content": answer}], ()
     else:
@@ -119,8 +128,23 @@ def asked(raw: Raw) -> tuple[Any, tuple[str, ...]]:
     """The text (or turns) of the column that names the prompt of a pair, None without one; and what there is to note."""
     for column in ("prompt", "question"):
         if column in raw:
-            return raw[column], ()
+            value = raw[column]
+            # A question may come with what is known of it.
+            return (value.get("full_text") or value.get("text") or value if isinstance(value, dict) else value), ()
     return instruction_of(raw) if "instruction" in raw else (None, ())
+
+
+def pair_beside(raw: Raw, prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
+    """A pair of completions with all that its row says of the prompt.
+
+    Args:
+        prompt: what `asked` found.
+    """
+    row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
+    add_to_prompt(raw, row.prompt)
+    if not isinstance(raw.get("history"), str) or prompt is not None:
+        row.prompt[:0] = earlier_turns(raw, speakers)
+    return row
 
 
 def conversation_asked(raw: Raw, prompt: Any, speakers: Speakers = NO_SPEAKERS) -> Any:
@@ -138,7 +162,8 @@ def conversation_asked(raw: Raw, prompt: Any, speakers: Speakers = NO_SPEAKERS) 
             if isinstance(prompt, str) and _ends_on(raw.get(column), prompt, speakers):
                 return turns_of(raw[column], column, speakers)
     if prompt is None:
-        return next((raw[column] for column in ("query", "input") if column in raw), None)
+        others = ("query", "input", *(("history",) if isinstance(raw.get("history"), str) else ()))
+        return next((raw[column] for column in others if column in raw), None)
     return prompt
 
 

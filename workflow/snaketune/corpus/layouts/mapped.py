@@ -4,15 +4,17 @@ import re
 from typing import Any
 
 from snaketune.config.corpora import Fields
+from snaketune.corpus.layouts.beside import add_to_prompt, add_to_response
 from snaketune.corpus.layouts.columns import column_of, plain_text
 from snaketune.corpus.layouts.completions import exchange
+from snaketune.corpus.layouts.other_turns import loose_turns
 from snaketune.corpus.layouts.pairs import pair
 from snaketune.corpus.layouts.parts import kind_of, text_of
 from snaketune.corpus.layouts.tools import are_named_in, may_be_functions, tools_of
 from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
-TOOLS_COLUMNS = ("tools", "functions")
+TOOLS_COLUMNS = ("tools", "functions", "function")
 COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
@@ -20,17 +22,30 @@ def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row
     """A row by `fields` alone: what they don't name isn't read."""
     prompt = _filled(raw, fields.prompt)
     row: Row
+    beside = {name: _filled(raw, column) for name in ("context", "reasoning") if (column := getattr(fields, name))}
     if fields.response:
         turns, (answer,), notes = exchange(prompt, {"response": _filled(raw, fields.response)}, speakers)
+        add_to_prompt(beside, turns)
+        add_to_response(beside, answer)
         row = Conversation(messages=turns + answer, notes=notes)
     else:
         row = pair(prompt, _filled(raw, fields.chosen), _filled(raw, fields.rejected), speakers)
+        add_to_prompt(beside, row.prompt)
     if fields.system:
         begin_with(row, _filled(raw, fields.system))
     row.tools = tools_of(_filled(raw, fields.tools), fields.tools) if fields.tools else None
     row.answer = _label(raw, fields.answer)
     row.task = _label(raw, fields.task)
     return row
+
+
+def renamed(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """A row whose conversation, context and reasoning have the names by which layouts know them."""
+    named = {name: column for name in ("messages", "context", "reasoning") if (column := getattr(fields, name))}
+    values = {name: _filled(raw, column) for name, column in named.items()}
+    if "messages" in values:
+        values["messages"] = loose_turns(values["messages"])
+    return {column: value for column, value in raw.items() if column not in named.values()} | values
 
 
 def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
@@ -66,7 +81,7 @@ def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
     if fields.tools:
         return tools_of(_filled(raw, fields.tools), fields.tools)
     column = next((column for column in TOOLS_COLUMNS if raw.get(column)), None)
-    if column is None or (column == "functions" and not may_be_functions(raw.get(column))):
+    if column is None or (column != "tools" and not may_be_functions(raw.get(column))):
         return None
     return tools_of(raw[column], column)
 
@@ -110,7 +125,9 @@ def _filled(raw: dict[str, Any], template: str) -> Any:
 
 def _cell(raw: dict[str, Any], column: str) -> str:
     value = column_of(raw, column)
+    if isinstance(value, list) and all(plain_text(item) is not None for item in value):
+        return "\n".join(map(plain_text, value))
     text = plain_text(value)
     if text is None:
-        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text or a number")
+        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text, a number, or a list of them")
     return text

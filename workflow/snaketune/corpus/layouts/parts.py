@@ -18,7 +18,7 @@ TEXT_KEYS = ("text", "value", "content")
 TEXT_TYPES = ("text", "input_text", "output_text")
 CALL_TYPES = ("tool_call", "tool_use", "function_call")
 # What is read of a part and of a call. An id only ties a call to its result, which the order of the turns does as well.
-CALL_KEYS = {"id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
+CALL_KEYS = {"id", "tool_use_id", "index", "type", "function", "name", *ARGUMENTS_KEYS}
 PART_KEYS = {"type", *TEXT_KEYS, *REASONING_KEYS, *CALL_TYPES, *CALLS_KEYS, *CALL_KEYS}
 
 

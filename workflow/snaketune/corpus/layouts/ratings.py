@@ -11,25 +11,29 @@ RATING = re.compile(r"(?:^|[-_. ])(?:rating|score|reward|grade)s?(?:$|[-_. ])")
 STATUS, TIE = "status", "tie"
 
 
-def check_ratings(raw: dict[str, Any]) -> None:
+def check_ratings(raw: dict[str, Any], margin: float = 0) -> None:
     """Raise unless the ratings of a pair, where it has any, agree with what was chosen.
 
     >>> check_ratings({"chosen": "x", "rejected": "y", "chosen-rating": 4, "rejected-rating": 2})
 
+    Args:
+        margin: the least difference of two ratings that makes a pair.
     Raises:
         Malformed: the rejected one is rated higher.
-        Dropped: both are rated alike, or the row's status says that it is a tie.
+        Dropped: both are rated alike, they differ by less than the margin, or the row's status says that it is a tie.
     """
     status = raw.get(STATUS)
     if isinstance(status, str) and status.strip().lower() == TIE:
         raise Dropped("tie")
     for better, worse in rated_columns(tuple(raw)):
-        ratings = [_number(raw[better]), _number(raw[worse])]
-        if None in ratings:
+        higher, lower = number_of(raw[better]), number_of(raw[worse])
+        if higher is None or lower is None:
             continue
-        if ratings[0] == ratings[1]:
+        if higher == lower:
             raise Dropped("tie")
-        if ratings[0] < ratings[1]:
+        if 0 < higher - lower < margin:
+            raise Dropped("below_margin")
+        if higher < lower:
             raise Malformed(
                 "rating_contradicts",
                 f"{better} is {raw[better]}, {worse} is {raw[worse]}: the rejected completion is rated higher; swap them, or "
@@ -50,7 +54,8 @@ def rated_columns(columns: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple((better, worse) for better, worse in pairs if worse != better and worse in columns)
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
+    """A rating as a number; None if it is none."""
     if isinstance(value, bool):
         return None
     try:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.corpus.layouts.beside import add_to_prompt
+from snaketune.config.corpora import Source
 from snaketune.corpus.layouts.columns import column_of, columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
 from snaketune.corpus.layouts.exchanges import (
@@ -13,21 +13,21 @@ from snaketune.corpus.layouts.exchanges import (
     PROMPT_TURNS,
     Raw,
     asked,
-    conversation_asked,
-    earlier_turns,
     instruction_exchange,
+    pair_beside,
     question_exchange,
 )
+from snaketune.corpus.layouts.other_turns import SYSTEM_KEYS, messages_of_contents, messages_of_moss
 from snaketune.corpus.layouts.pairs import (
     PAIR_COLUMNS,
     about,
-    completed_pair,
     other_answer,
     pair_columns,
     transcript_pair,
     whole_pair,
 )
 from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.rated import COMPLETIONS, RATINGS, rated_pairs
 from snaketune.corpus.layouts.ratings import check_ratings
 from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
 from snaketune.corpus.layouts.trees import rows_of_tree
@@ -38,6 +38,7 @@ from snaketune.corpus.layouts.votes import (
     STRENGTH_COLUMNS,
     VERDICT_COLUMNS,
     answer_columns,
+    check_margin,
     is_verdict,
     two_answers,
     winner,
@@ -46,9 +47,16 @@ from snaketune.corpus.rows import Conversation, Dropped, Malformed, Row
 
 
 def rows_of(
-    layout: str, raw: Raw, kind: str, speakers: Speakers, dialogues: dict[tuple[str, ...], str]
+    layout: str, raw: Raw, kind: str, source: Source, dialogues: dict[tuple[str, ...], str]
 ) -> Iterable[Row | Malformed | Dropped]:
     """The rows that one raw row makes by itself."""
+    speakers = source.speakers
+    if layout in ("pairs", "transcripts"):
+        check_ratings(raw, source.margin)
+    if layout == "votes":
+        check_margin(raw, source.margin)
+    if layout == "rated":
+        return rated_pairs(raw, speakers, pairing=source.pairing, margin=source.margin)
     if layout == "instances":
         return _instances(raw, speakers)
     if layout == "message-tree":
@@ -69,6 +77,17 @@ def _messages(raw: Raw, speakers: Speakers) -> Row:
 def _sharegpt(raw: Raw, speakers: Speakers) -> Row:
     column = "conversation" if "conversation" in raw and "conversations" not in raw else "conversations"
     return Conversation(messages=turns_of(column_of(raw, column), column, speakers))
+
+
+def _contents(raw: Raw, speakers: Speakers) -> Row:
+    key = next((key for key in SYSTEM_KEYS if raw.get(key)), None)
+    messages = messages_of_contents(column_of(raw, "contents"), raw[key] if key else None)
+    return Conversation(messages=turns_of(messages, "contents", speakers))
+
+
+def _moss(raw: Raw, speakers: Speakers) -> Row:
+    system = raw["meta_instruction"] if raw.get("meta_instruction") else None
+    return Conversation(messages=turns_of(messages_of_moss(column_of(raw, "chat"), system), "chat", speakers))
 
 
 def _turns(raw: Raw, speakers: Speakers) -> Row:
@@ -116,12 +135,10 @@ def _pairs(raw: Raw, speakers: Speakers) -> Row:
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
             f"answers in {' and '.join(answers)}; rename chosen to winner, and take rejected out",
         )
-    check_ratings(raw)
     return _pair(raw, chosen, rejected, speakers)
 
 
 def _transcripts(raw: Raw, speakers: Speakers) -> Row:
-    check_ratings(raw)
     return transcript_pair(column_of(raw, "chosen"), column_of(raw, "rejected"))
 
 
@@ -140,12 +157,7 @@ def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
     """A pair about whatever columns hold the prompt."""
     row = whole_pair(chosen, rejected, speakers)
     prompt, notes = asked(raw)
-    if row is not None:
-        row = about(row, prompt, speakers)
-    else:
-        row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
-        add_to_prompt(raw, row.prompt)
-        row.prompt[:0] = earlier_turns(raw, speakers)
+    row = pair_beside(raw, prompt, chosen, rejected, speakers) if row is None else about(row, prompt, speakers)
     row.notes += notes
     return row
 
@@ -180,11 +192,14 @@ LAYOUTS = {
         needs=[(ASKS, (first,), (second,), JUDGES) for first, second in ANSWER_COLUMNS],
         read=_votes,
     ),
+    "rated": Layout(kinds=("preferences",), needs=[(ASKS, COMPLETIONS, RATINGS)]),
     "unpaired": Layout(kinds=("preferences", "unpaired"), needs=[(ASKS, RESPONSES, LABEL_COLUMNS)]),
     "transcripts": Layout(kinds=("preferences",), read=_transcripts),
     "messages": Layout(kinds=("conversations",), needs=[(("messages",),)], read=_messages),
     "sharegpt": Layout(kinds=("conversations",), needs=[(("conversations", "conversation"),)], read=_sharegpt),
     "turns": Layout(kinds=("conversations",), read=_turns),
+    "contents": Layout(kinds=("conversations",), read=_contents),
+    "moss": Layout(kinds=("conversations",), read=_moss),
     "dialogue": Layout(kinds=("conversations",)),
     "alpaca": Layout(kinds=("conversations",), needs=[(("instruction",), INSTRUCTION_RESPONSES)], read=_alpaca),
     "instances": Layout(kinds=("conversations",), needs=[(("instruction",), ("instances",))]),

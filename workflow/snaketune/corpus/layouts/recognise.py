@@ -9,6 +9,7 @@ from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
 from snaketune.corpus.layouts.nearest import nearest
 from snaketune.corpus.layouts.pairs import pair_columns
+from snaketune.corpus.layouts.rated import is_rated
 from snaketune.corpus.layouts.readers import LAYOUTS
 from snaketune.corpus.layouts.transcripts import is_transcript
 from snaketune.corpus.layouts.trees import is_message, is_nested_tree
@@ -44,6 +45,8 @@ def recognise(
     elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
         # How many turns there are.
         layout = _by_columns(tuple(column for column in columns if column != "turns"))
+    if kind == "preferences" and layout not in ("pairs", "votes") and is_rated(raw):
+        return "rated"
     if layout is None:
         if is_nested_tree(raw):
             return "message-tree"
@@ -105,6 +108,10 @@ def _by_columns(columns: tuple[str, ...]) -> str | None:
         return "alpaca"
     if "turns" in names:
         return "turns"
+    if "contents" in names:
+        return "contents"
+    if names >= {"chat", "meta_instruction"}:
+        return "moss"
     if is_message(names):
         return "message-tree"
     return "prompt-response" if prompt_and_response(columns) else None

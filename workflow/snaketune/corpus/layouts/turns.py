@@ -7,6 +7,7 @@ from typing import Any
 
 from snaketune.corpus.layouts.call_order import RESULT_KEY, in_call_order
 from snaketune.corpus.layouts.media import refuse_media
+from snaketune.corpus.layouts.other_turns import holds_results, with_results_apart
 from snaketune.corpus.layouts.parts import CALLS_KEYS, REASONING_KEYS, calls_text, content_of, kind_of, text_of
 from snaketune.corpus.layouts.roles import CALLERS, NO_SPEAKERS, ROLES, Speakers, role_of
 from snaketune.corpus.layouts.supervision import KEYS as WEIGHT_KEYS
@@ -55,6 +56,8 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
             for key, role in zip(both, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
             continue
+        if holds_results(item):
+            return turns_of(with_results_apart(value), where, speakers)
         turn = _turn(item, f"{where}, turn {number}", speakers)
         turns.append(turn if is_supervised(item, f"{where}, turn {number}") else turn | {"supervised": False})
         identified = identified or (turn["role"] == "tool" and RESULT_KEY in item)
@@ -85,7 +88,10 @@ def spelled_turns(text: str, where: str) -> list[Any]:
 
 def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(item, dict):
-        raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what")
+        hint = (
+            "; texts that take turns are read where `fields.messages` names the column" if isinstance(item, str) else ""
+        )
+        raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what{hint}")
     refuse_media(item, f"{where}: ")
     speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""

