@@ -1,6 +1,6 @@
 """snaketune: corpus → tokenizer → tokenize → plan → write → pack → sft → ref_logps → dpo → eval → report.
 
-Look before you leap:   snakemake -n
+Look before you leap:   snakemake preview; snakemake -n
 Run:                    snakemake
 Another config:         snakemake --configfile config/recipes/tiny-23m.yaml
 """
@@ -31,6 +31,7 @@ container: image()
 include: "workflow/rules/clean.smk"
 include: "workflow/rules/accept.smk"
 include: "workflow/rules/push.smk"
+include: "workflow/rules/preview.smk"
 
 
 # One file for each, in the order of the first line.

@@ -17,6 +17,7 @@ ROOMS = (
     "cluster",
     "corpus",
     "tokenization",
+    "preview",
     "packing",
     "models",
     "tracking",
@@ -49,8 +50,8 @@ HEAD = "| module | what it is |\n|---|---|\n"
 PAGE = f"""# Architecture
 
 Written by `docs/draw_architecture.py` from the code (`make docs`); a test holds it equal. A line goes from a room to one that
-it imports: always upward, since data flows down. Snakemake's files import `config`, `stages`, `cluster`, `publishing` and
-`report`, and nothing in the package imports Snakemake.
+it imports: always upward, since data flows down. Snakemake's files import `config`, `stages`, `cluster`, `preview`,
+`publishing` and `report`, and nothing in the package imports Snakemake.
 
 ![Rooms and imports](architecture.svg)
 

@@ -38,8 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     quiet_libraries()
     # A shell that waits for a training ignores it, and so would this.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    print("$ python -m snaketune", shlex.join(given), flush=True)
+    if options.command != "preview":
+        print("$ python -m snaketune", shlex.join(given), flush=True)
     try:
+        if options.command == "preview":
+            _preview(options)
+            return 0
         if options.command == "clean":
             from snaketune.stages.clean import clean
 
@@ -104,6 +108,33 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _preview(options: argparse.Namespace) -> None:
+    """Print what there is to say of files, or of a config's sources; and write it as a page."""
+    from snaketune.preview.configured import look_at_config
+    from snaketune.preview.look import look_at_file
+    from snaketune.preview.terminal import as_text, has_colours
+    from snaketune.preview.written import writer_of
+
+    if bool(options.files) == bool(options.corpora):
+        raise SnaketuneError("preview: name files to look at (for the sources of a config: snakemake preview)")
+    if options.corpora:
+        looks = look_at_config(options.corpora)
+    else:
+        writer = writer_of(options.template, options.tokenizer)
+        looks = (look_at_file(file, writer) for file in options.files)
+    seen = []
+    for look in looks:
+        seen.append(look)
+        for line in as_text(look, colour=has_colours(sys.stdout)):
+            print(line.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
+    if options.html:
+        from snaketune.report.previewed import page
+
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+        options.html.write_text(page(seen), encoding="utf-8")
+        print(f"The same as a page: {options.html}", flush=True)
+
+
 def _told(arguments: list[str]) -> list[str]:
     """The arguments; those after the command line by line in a file, where they are more than a command line holds: @FILE."""
     if len(arguments) != 2 or not arguments[1].startswith("@"):
@@ -151,6 +182,21 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(option(key), help=f"as {key} in the config (default: {getattr(Execution(), key)!r})")
         if stage.launcher:
             command.add_argument("--tracking", default="{}", help="as tracking in the config, as JSON (default: {})")
+    preview = commands.add_parser("preview", help="what files hold, as the model would see it, and lines for a config")
+    preview.add_argument("files", nargs="*", metavar="FILE", help="data, in any format and layout")
+    preview.add_argument(
+        "--template", type=Path, metavar="FILE", help="a chat template (default: the tokenizer's own, or ChatML)"
+    )
+    preview.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FOLDER",
+        help="with tokenizer.json; counts tokens exactly (default: estimated)",
+    )
+    preview.add_argument("--html", type=Path, metavar="FILE", help="write the same as a page")
+    preview.add_argument(
+        "--corpora", metavar="JSON", help="what `corpora:` says, as the rule does, in the place of files"
+    )
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
     export = commands.add_parser(

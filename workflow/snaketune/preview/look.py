@@ -15,8 +15,8 @@ from snaketune.corpus.rows import TEXT
 from snaketune.preview.entry import entry
 from snaketune.preview.fields import suggested
 from snaketune.preview.reading import Reading, best_reading, read_as, read_further, repairs_that_help
-from snaketune.preview.sample import Sample, samples_of
-from snaketune.preview.written import LENGTHS, Writer, Written, write
+from snaketune.preview.sample import FORMATS, Sample, samples_of
+from snaketune.preview.written import BYTES_PER_TOKEN, LENGTHS, Writer, Written, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Look:
         repairs: what would mend how many rows; `repaired`: how many more could be used then.
         written: its rows through the template; None where there are none.
         entry: lines for a config; none where it has a place in one, or can't be read at all.
+        configured: whether it has a place in a config.
         lengths: row lengths to hold the rows against.
     """
 
@@ -46,12 +47,21 @@ class Look:
     repaired: int = 0
     written: Written | None = None
     entry: str = ""
+    configured: bool = False
     lengths: tuple[int, ...] = LENGTHS
 
     @property
     def looked_at(self) -> int:
         """Raw rows that were looked at."""
         return sum(len(sample.raws) for sample in self.samples)
+
+    @property
+    def estimated(self) -> str:
+        """How tokens are estimated, and what would count them; nothing where they are counted."""
+        if not self.written or self.written.exact:
+            return ""
+        counted = "until the tokenizer is made" if self.configured else "--tokenizer FOLDER counts them"
+        return f"estimated: UTF-8 bytes / {BYTES_PER_TOKEN}; {counted}"
 
     @property
     def trouble(self) -> list[str]:
@@ -65,6 +75,12 @@ def look_at_file(file: str, writer: Writer) -> Look:
     samples = samples_of(source, None)
     looked_at = sum(len(sample.raws) for sample in samples)
     reading, counts = best_reading(source, samples)
+    if not reading.used and samples[0].format.startswith(FORMATS["csv"]):
+        # Prose with commas, perhaps: of a corpus of kind text, only what is called .csv is a table.
+        as_document = samples_of(source, TEXT)
+        if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):
+            samples, looked_at = as_document, len(as_document[0].raws)
+            reading, counts = best_reading(source, samples)
     near, columns = ("", {}) if 2 * reading.used >= looked_at else _nearest(samples)
     if columns and (found := suggested(samples)):
         kind, fields = found
@@ -117,6 +133,7 @@ def look_at_source(
         repairs={name: count for name, count in repairs.items() if name not in content.repair},
         repaired=repaired,
         written=write(writer, reading.kind, reading.rows, train_on) if reading.rows else None,
+        configured=True,
         lengths=lengths or LENGTHS,
     )
 

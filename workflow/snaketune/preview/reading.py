@@ -14,7 +14,7 @@ from snaketune.corpus.raw import Made, RawRow
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow
-from snaketune.preview.sample import Sample
+from snaketune.preview.sample import FORMATS, Sample
 
 KINDS = ("conversations", "preferences", "unpaired")
 REPAIRS: tuple[Repair, ...] = get_args(Repair)
@@ -90,7 +90,7 @@ def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[s
     documents = read_as(TEXT, source, samples)
     # One by one, so that the reading of a large file isn't held four times.
     best, counts = documents, {TEXT: documents.used}
-    if all(sample.format.startswith("plain text") for sample in samples if sample.raws):
+    if all(sample.format.startswith(FORMATS[TEXT]) for sample in samples if sample.raws):
         return best, counts
     for kind in reversed(KINDS):
         reading = read_as(kind, source, samples)

@@ -24,7 +24,7 @@ MOST_ROWS = 2000
 MOST_CHARACTERS = 2_500_000
 FURTHER_ROWS, LONGEST_FURTHER = 50, 100_000
 COMPRESSION = {GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
-FORMATS = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", "text": "plain text"}
+FORMATS = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", TEXT: "plain text"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,11 @@ What is supervised is green where the terminal has colours, else in brackets. Wh
 spelled out.
 """
 
+import os
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import TextIO
 
 import numpy as np
 
@@ -23,23 +25,27 @@ COLUMNS_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 12, 8, 3
 VALUE_LENGTH, DETAIL_LENGTH = 60, 300
 
 
-def as_text(looks: Iterable[Look], *, colour: bool) -> Iterator[str]:
+def has_colours(output: TextIO) -> bool:
+    """Whether colours are shown there, and wanted (https://no-color.org)."""
+    return output.isatty() and not os.environ.get("NO_COLOR")
+
+
+def as_text(look: Look, *, colour: bool) -> Iterator[str]:
     """Lines."""
     paint = _Paint(colour)
-    for look in looks:
-        yield paint(BOLD, printable(look.name))
-        yield from (f"  {line}" if line else "" for line in _facts(look, paint))
-        if look.written and look.written.shown:
-            yield ""
-            yield f"  {paint(BOLD, 'As the model sees it')}, {paint.legend}"
-            for shown in look.written.shown:
-                yield from _row(shown, paint)
-        if look.entry:
-            yield ""
-            yield f"  {paint(BOLD, 'For the config')}"
-            yield ""
-            yield from (f"    {printable(line)}" for line in look.entry.splitlines())
+    yield paint(BOLD, printable(look.name))
+    yield from (f"  {line}" if line else "" for line in _facts(look, paint))
+    if look.written and look.written.shown:
         yield ""
+        yield f"  {paint(BOLD, 'As the model sees it')}, {paint.legend}"
+        for shown in look.written.shown:
+            yield from _row(shown, paint)
+    if look.entry:
+        yield ""
+        yield f"  {paint(BOLD, 'For the config')}"
+        yield ""
+        yield from (f"    {printable(line)}" for line in look.entry.splitlines())
+    yield ""
 
 
 class _Paint:
@@ -95,7 +101,7 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
         marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
         where = conditions(reading)[0][0]
         yield from _fact("marked", f"{marks}; `where: {where}` leaves such rows out")
-    if reading.used:
+    if reading.used or not look.columns:
         yield from _left_out(look)
     if reading.repeated and reading.repeats:
         example = reading.repeats
@@ -103,7 +109,7 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
         told = f"{_rows(reading.repeated)} with {what}; the first is used"
         yield from _fact("repeated", told)
     if look.written:
-        yield from _tokens(look.written, look.lengths)
+        yield from _tokens(look.written, look.lengths, look.estimated)
         yield from _template(look.written, reading)
 
 
@@ -161,7 +167,7 @@ def _listed(found: dict[str, str]) -> str:
     return ", ".join(told) + (f" and {len(found) - COLUMNS_SHOWN} more" if len(found) > COLUMNS_SHOWN else "")
 
 
-def _tokens(written: Written, lengths: tuple[int, ...]) -> Iterator[str]:
+def _tokens(written: Written, lengths: tuple[int, ...], estimated: str) -> Iterator[str]:
     if not len(written.lengths):
         return
     median, most = (int(np.quantile(written.lengths, share)) for share in (0.5, 0.9))
@@ -178,8 +184,8 @@ def _tokens(written: Written, lengths: tuple[int, ...]) -> Iterator[str]:
     yield from _fact("", f"longer than {told}" if told else f"no row longer than {first:,}")
     if written.unsupervised:
         yield from _fact("", f"{_rows(written.unsupervised)} with nothing supervised")
-    if not written.exact:
-        yield from _fact("", "estimated: UTF-8 bytes / 4; --tokenizer FOLDER counts them")
+    if estimated:
+        yield from _fact("", estimated)
 
 
 def _template(written: Written, reading: Reading) -> Iterator[str]:

@@ -97,6 +97,10 @@ class Writer:
     template: str
     exact: bool
 
+    def in_place_of(self, model: str) -> "Writer":
+        """This one, said to stand for a model's own template, which isn't here yet."""
+        return replace(self, template=f"{self.template}, in the place of {model}'s own, which isn't here yet")
+
 
 def writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
     """From a template's file, ChatML where none is named, and a tokenizer's folder, whose own template comes before ChatML.

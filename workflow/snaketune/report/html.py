@@ -67,7 +67,7 @@ class Pages:
             "samples": self._samples,
             "compare": self._compare,
         }
-        return _environment().get_template(f"{name}.html.jinja").render(**self.shared, **pages[name]())
+        return environment().get_template(f"{name}.html.jinja").render(**self.shared, **pages[name]())
 
     def _index(self) -> dict[str, Any]:
         findings = self.findings
@@ -149,7 +149,8 @@ def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """What renders templates of this folder: escaped throughout, and nothing undefined."""
     environment = Environment(
         loader=PackageLoader("snaketune", "report"),
         autoescape=True,

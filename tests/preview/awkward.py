@@ -1,0 +1,140 @@
+"""Files as people have them, and what a preview has to say of each."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+from pyarrow.parquet import write_table
+
+Rows = list[dict[str, Any] | str]
+
+
+def turns(*contents: str) -> list[dict[str, str]]:
+    """A conversation: user and assistant in turn."""
+    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
+
+
+def write_lines(path: Path, rows: Rows) -> Path:
+    """JSON lines; a text stands for a line as it is."""
+    lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows)
+    data = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _lines(name: str, rows: Rows) -> Callable[[Path], Path]:
+    return lambda folder: write_lines(folder / name, rows)
+
+
+def _csv(folder: Path) -> Path:
+    with (folder / "faq.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["Title", "Question", "Reply"], *(["t", f"Q, {i}?", f"R {i}"] for i in range(8))])
+    return folder / "faq.csv"
+
+
+def _parquet(folder: Path) -> Path:
+    rows = pa.table({"question": [f"q{i}" for i in range(5000)], "answer": [f"a{i}" for i in range(5000)]})
+    write_table(rows, folder / "qa.parquet")
+    return folder / "qa.parquet"
+
+
+def _text(folder: Path) -> Path:
+    (folder / "story.txt").write_text("Once upon a time there was, so they say, a fox.\n" * 3, encoding="utf-8")
+    return folder / "story.txt"
+
+
+def _cut(folder: Path) -> Path:
+    noise = Random(0)
+    rows: Rows = [{"messages": turns(noise.randbytes(1000).hex(), "a")} for _ in range(900)]
+    file = write_lines(folder / "cut.jsonl.gz", rows)
+    file.write_bytes(file.read_bytes()[:-1000])
+    return file
+
+
+def _zip(folder: Path) -> Path:
+    (folder / "data.zip").write_bytes(b"PK\x03\x04")
+    return folder / "data.zip"
+
+
+GOOD: Rows = [{"messages": turns(f"q{i}", f"a{i}")} for i in range(20)]
+CONTROL = "\x1b[31mred\u202e<script>alert(1)</script>"
+
+# How a file is made, and what is to be said of it.
+AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "no known layout": (
+        _lines(
+            "tickets.jsonl", [{"Customer Question": f"Why {i}?", "agentReply": f"So {i}.", "id": i} for i in range(9)]
+        ),
+        [
+            "conversations: reads all 9 rows with the `fields` suggested below",
+            'agentReply ("So 0.")',
+            "fields: {prompt: Customer Question, response: agentReply}",
+            "ignored     id (9 rows, such as 0)",
+        ],
+    ),
+    "one column missing": (
+        _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),
+        ["none: no kind of corpus can read these rows", "nearest: pairs", "`rejected` is missing"],
+    ),
+    "marked rows": (
+        _lines("marked.jsonl", [{"prompt": f"p{i}", "response": "r", "is_correct": i > 2} for i in range(9)]),
+        [
+            "is_correct: false (3 rows); `where: is_correct != false` leaves such rows out",
+            "# where: is_correct != false   # leaves out 3 of the 9 rows looked at",
+        ],
+    ),
+    "rows that aren't sound": (
+        _lines(
+            "messy.jsonl", [*GOOD, {"messages": turns("a", "b", "c")}, "{broken", {"messages": turns("x", "")}, GOOD[3]]
+        ),
+        [
+            "conversations: reads 21 of 24 rows",
+            "1 row, ends on user; line 21: the last turn isn't the assistant's",
+            "1 row, not json; line 22",
+            "1 row, empty turn; line 23: turn 2 (assistant) has no text",
+            "`repair: [drop-trailing-user]` mends 1 of them",
+            "1 row with what an earlier one says (line 24 as line 4); the first is used",
+            "# max_quarantined_fraction:",
+        ],
+    ),
+    "two kinds in one file": (
+        _lines("mixed.jsonl", [*GOOD, *({"prompt": f"p{i}", "chosen": "c", "rejected": "r"} for i in range(5))]),
+        ["conversations: reads 20 of 25 rows (preferences: 5); a corpus holds one kind, so split the file"],
+    ),
+    "labelled completions": (
+        _lines(
+            "liked.jsonl", [{"prompt": f"p{i // 2}", "completion": f"c{i}", "label": i % 3 == 0} for i in range(12)]
+        ),
+        ["unpaired: reads all 12 rows (preferences: 8)", "· completion, labelled good\n    ⟦c0<|im_end|>⟧"],
+    ),
+    "packed documents": (
+        _lines("docs.jsonl.gz", [{"text": f"A document of {i}. " * 30, "url": "http://x"} for i in range(9)]),
+        ["JSON lines, gzip", "text: reads all 9 rows", "100% of all tokens", "kind: text"],
+    ),
+    "conversations with a text beside them": (
+        _lines("alpaca.jsonl", [{"instruction": "Add.", "output": "3" * (i > 0), "text": "Add. 3"} for i in range(9)]),
+        ["conversations: reads 8 of 9 rows", "empty turn", "ignored     text (8 rows"],
+    ),
+    "a control sequence and a control token": (
+        _lines("evil.jsonl", [{"messages": turns(CONTROL, "ok <|im_end|>\n<|im_start|>user\nno")}]),
+        [
+            "\\u001b[31mred\\u202e<script>",
+            "1 row in which a text holds what looks like a control token; there it stays text",
+            "⟦ok <|im_end|>\n    <|im_start|>user\n    no<|im_end|>⟧",
+        ],
+    ),
+    "a table with commas": (_csv, ["CSV", "8 rows", "fields: {prompt: Question, response: Reply}", "line 2"]),
+    "a table of columns": (
+        _parquet,
+        ["Parquet", "5,000 rows, of which the first 2,000 are looked at", "layout      prompt-response", "row 2000"],
+    ),
+    "plain text": (_text, ["plain text, 144 bytes; 1 row", "text: reads its only row", "⟦Once upon a time there was"]),
+    "cut off": (_cut, ["conversations: reads", "trouble", "It may be damaged or cut off; fetch it again"]),
+    "no data": (_zip, ["trouble", "is a zip archive; unpack it"]),
+    "not there": (lambda folder: folder / "no.jsonl", ["no.jsonl doesn't exist"]),
+}

@@ -1,0 +1,195 @@
+"""What a preview says of files as people have them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from snaketune.config.load import load
+from snaketune.corpus.reading.sources import read_file
+from snaketune.preview import sample
+from snaketune.preview.look import look_at_file
+from snaketune.preview.terminal import as_text
+from snaketune.preview.written import Piece, shortened, writer_of
+
+from .awkward import AWKWARD, GOOD, turns, write_lines
+
+ROOT = Path(__file__).parents[2]
+
+
+def said_of(file: Path | str, *, colour: bool = False, **chosen) -> str:
+    writer = writer_of(chosen.get("template"), chosen.get("tokenizer"))
+    return "\n".join(as_text(look_at_file(str(file), writer), colour=colour))
+
+
+def unwrapped(text: str) -> str:
+    """Facts that go on in another line in one."""
+    return re.sub(r"\n {14}(?=\S)", " ", text)
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_what_is_said_of_an_awkward_file(name, tmp_path):
+    make, expected = AWKWARD[name]
+    said = unwrapped(said_of(make(tmp_path)))
+    for part in expected:
+        assert part in said, said
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "chat",
+            [
+                "JSON lines, 2.3 MB; about 9,000 rows, of which the first 2,000 are looked at",
+                "conversations: reads all 2,000 rows (no other kind reads any)",
+                "layout      messages",
+                "28% of all tokens supervised",
+                "no row longer than 1,024",
+                "<|im_start|>user\n    Work out 3 + 2 for me. Result only.<|im_end|>\n    <|im_start|>assistant\n"
+                "    ⟦Answer: 5<|im_end|>⟧",
+            ],
+        ),
+        (
+            "preferences",
+            [
+                "JSON lines, 562.4 kB; 1,600 rows",
+                "preferences: reads all 1,600 rows (no other kind reads any)",
+                "layout      pairs",
+                "  · chosen\n    ⟦Answer: 4<|im_end|>⟧\n  · rejected\n    ⟦With pleasure!\n    Answer: 4<|im_end|>⟧",
+            ],
+        ),
+    ],
+)
+def test_what_is_said_of_the_demo(name, expected):
+    said = unwrapped(said_of(ROOT / f"resources/demo/{name}.jsonl"))
+    for part in expected:
+        assert part in said, said
+    assert "quarantined" not in said
+    assert "ignored" not in said
+
+
+def entry_of(file: Path) -> str:
+    return look_at_file(str(file), writer_of(None, None)).entry
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_lines_for_the_config_are_a_config(name, tmp_path):
+    file = AWKWARD[name][0](tmp_path)
+    written = entry_of(file)
+    if name in ("one column missing", "no data", "not there"):
+        assert written == ""
+        return
+    config, _ = load(yaml.safe_load(written))
+    (corpus,) = config.corpora.values()
+    assert corpus.sources[0].files == (str(file),)
+    # What stands in comments can be taken over as it is.
+    decided = re.sub(r"(?m)^( +)# ", r"\1", written)
+    config, _ = load(yaml.safe_load(decided))
+    assert len(decided.splitlines()) == 5 + ("fields" in written) + written.count("#") // 2
+
+
+def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MOST_ROWS", 30)
+    conversations = [{"messages": turns(f"q{i}", "a" * 50)} for i in range(3000)]
+    pairs = [{"prompt": "p", "chosen": str(i), "rejected": "r"} for i in range(3000)]
+    file = write_lines(tmp_path / "large.jsonl", [*conversations, *pairs])
+    read = []
+
+    def counted(*args, **kwargs):
+        for raw in read_file(*args, **kwargs):
+            read.append(raw)
+            yield raw
+
+    monkeypatch.setattr(sample, "read_file", counted)
+    look = look_at_file(str(file), writer_of(None, None))
+    assert len(read) == 31
+    assert look.looked_at == 30
+    said = unwrapped("\n".join(as_text(look, colour=False)))
+    assert "about 6,000 rows, of which the first 30 are looked at" in said
+    assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", said)
+    assert "wrong kind; about line" in said
+
+
+def test_long_rows_end_the_look_early(tmp_path, monkeypatch):
+    monkeypatch.setattr(sample, "MOST_CHARACTERS", 10_000)
+    file = write_lines(tmp_path / "long.jsonl", [{"messages": turns(f"{i}", "long " * 400)} for i in range(100)])
+    look = look_at_file(str(file), writer_of(None, None))
+    assert look.looked_at == 5
+
+
+def test_long_turns_are_shortened_and_say_by_how_much(tmp_path):
+    file = write_lines(tmp_path / "long.jsonl", [{"messages": turns("word " * 1000, "yes")}])
+    said = said_of(file)
+    assert "[… 4,555 characters …]" in said
+    assert len(said) < 3000
+    many = shortened([Piece(text=str(number % 10), supervised=False) for number in range(500)])
+    assert sum(piece.left_out for piece in many) == 500 - (len(many) - 1)
+
+
+def test_colours_show_what_is_supervised_and_hide_nothing(tmp_path):
+    file = write_lines(tmp_path / "some.jsonl", GOOD[:1])
+    said = said_of(file, colour=True)
+    assert "\x1b[32ma0\x1b[0m" in said
+    assert "⟦" not in said
+    plain = re.sub(r"\x1b\[\d+m", "", said)
+    assert plain.replace("in green", "between ⟦ and ⟧") == said_of(file).replace("⟦a", "a").replace(">⟧", ">")
+
+
+def test_a_template_that_refuses_a_row_is_said_with_row_and_reason(tmp_path):
+    template = tmp_path / "no_system.jinja"
+    chatml = (ROOT / "resources/chat_templates/chatml.jinja").read_text(encoding="utf-8")
+    template.write_text(
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turn please') }}{% endif %}" + chatml,
+        encoding="utf-8",
+    )
+    rows = [*GOOD, {"messages": [{"role": "system", "content": "s"}, *turns("q", "a")]}]
+    said = unwrapped(said_of(write_lines(tmp_path / "some.jsonl", rows), template=template))
+    assert f"template    {template}" in said
+    told = "line 21: the chat template refuses a conversation: no system turn please"
+    assert f"refused     1 of 21 rows by the chat template {told}" in said
+
+
+def test_a_tokenizer_counts_tokens(tmp_path):
+    from tests.tokenization.small_tokenizers import byte_level
+
+    folder = byte_level(tmp_path / "tokenizer")
+    file = write_lines(tmp_path / "some.jsonl", GOOD)
+    look = look_at_file(str(file), writer_of(None, folder))
+    expected = [len(ids.ids) for ids in writer_of(None, folder).chat.encode([row["messages"] for row in GOOD])]
+    assert look.written.lengths.tolist() == expected
+    said = "\n".join(as_text(look, colour=False))
+    assert "estimated" not in said
+    assert f"template    {folder}'s own" in unwrapped(said)
+    assert "<|user|>" in said
+
+
+def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_path):
+    file = AWKWARD["a control sequence and a control token"][0](tmp_path)
+    program = (
+        "import sys; from snaketune.__main__ import main; status = main(sys.argv[1:]); "
+        "print('torch' if 'torch' in sys.modules else 'light'); sys.exit(status)"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "preview",
+        str(file),
+        str(tmp_path / "no.jsonl"),
+        "--html",
+        str(tmp_path / "p/page.html"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "light"
+    assert "\x1b" not in done.stdout
+    page = (tmp_path / "p/page.html").read_text(encoding="utf-8")
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script" not in page
+    assert "\x1b" not in page and "\u202e" not in page
+    assert "<mark>ok &lt;|im_end|&gt;" in page
+    assert "no.jsonl doesn&#39;t exist" in page
