@@ -85,6 +85,7 @@ TABLE: dict[str, tuple[dict, set[str]]] = {
     "tokenizers.adopt": (ADOPTED, TOKENIZER),
     "tokenizers.revision": (ADOPTED | {"tokenizers.small": {"adopt": "some/model", "revision": "f00"}}, TOKENIZER),
     "tokenizers.chat_template": ({"tokenizers.small.chat_template": "data/other.jinja"}, TOKENIZER),
+    "tokenizers.on_template_error": ({"tokenizers.small.on_template_error": "quarantine"}, TOKENS | SFT),
     "sft.base.path": (ADOPTED, TOKENIZER),
     "sft.base.revision": (ADOPTED | {"sft.run.base": {**PRETRAINED, "revision": "f00"}}, TOKENIZER),
     "sft.base.trust_remote_code": (ADOPTED | {"sft.run.base": {**PRETRAINED, "trust_remote_code": True}}, TOKENIZER),

@@ -34,6 +34,9 @@ class Tokenizer(Model):
     chat_template: LocalPath | None = None
     """Jinja file with `{% generation %}` markers. Default: ChatML (`resources/chat_templates/chatml.jinja`) for a
     trained tokenizer, the model's own template for an adopted one if it has the markers."""
+    on_template_error: Literal["fail", "quarantine"] = "fail"
+    """What becomes of a row that the chat template refuses or can't write whole: it ends the `tokenize` stage; or it is listed
+    with the reason in that stage's `quarantine.jsonl` and left out, up to the corpus' `max_quarantined_fraction`."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Tokenizer":

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -23,7 +24,7 @@ from snaketune.config.evaluation import Decoding
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.continuing import Continuing, how_to_continue
 from snaketune.evaluation.documents import loss_table
-from snaketune.evaluation.exact_match import Response, as_rows, choose_prompts, judge, summarize
+from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, generates_plainly
 from snaketune.evaluation.held_out import held_out_loss, how_to_run
 from snaketune.evaluation.kept_responses import KeptResponses, prompt_digest
@@ -40,6 +41,7 @@ from snaketune.stages.specs import EvalSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.refused import Refused
 
 if TYPE_CHECKING:
     from snaketune.evaluation.tasks import Prepared
@@ -174,6 +176,17 @@ def _load(
     return asked.to(compute.device), stack.config()
 
 
+def _written(chat: ChatTokenizer, prompts: list[Prompt]) -> tuple[list[Prompt], list[np.ndarray]]:
+    """The prompts that the chat template can write, and their tokens."""
+    found = []
+    for prompt in prompts:
+        try:
+            found.append((prompt, chat.encode_prompt(prompt.messages, prompt.tools)))
+        except Refused as why:
+            print(f"not asked: prompt {prompt.id} of {prompt.corpus}: {why}", flush=True)
+    return [prompt for prompt, _ in found], [tokens for _, tokens in found]
+
+
 def _responses(
     spec: EvalSpec,
     model: PreTrainedModel,
@@ -191,7 +204,7 @@ def _responses(
             name, read_table(corpus.file("held_out.arrow")), spec.exact_match.limit, spec.samples
         )
     ]
-    asked = [chat.encode_prompt(prompt.messages, prompt.tools) for prompt in prompts]
+    prompts, asked = _written(chat, prompts)
     digests = [prompt_digest(prompt) for prompt in asked]
     new = {digest: prompt for digest, prompt in zip(digests, asked) if digest not in kept.known}
     if len(new) < len(set(digests)):

@@ -157,7 +157,8 @@ def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, run
     left_out = np.ones(len(index), bool)
     left_out[whole.sequence] = False
     length = index["length"].to_numpy()
-    losses.drop("nothing_supervised", int(left_out.sum()), int(length[left_out].sum()))
+    losses.drop("refused_by_template", int((length == 0).sum()), 0)
+    losses.drop("nothing_supervised", int((left_out & (length > 0)).sum()), int(length[left_out].sum()))
     losses.drop("after_last_supervised", 0, int(length[~left_out].sum() - whole.read.sum()))
     pairs = _fitted(whole, row_length, runs) if whole.mismatched else whole
     too_long = pairs.tokens > row_length

@@ -114,6 +114,7 @@ class _Batch:
         if spec.strategy == "none":
             # TRL would take such text for control tokens.
             self._drop(left, self.control_text, "control_token_in_text")
+        self._drop(left, self.length == 0, "refused_by_template")
         self._drop(left, self.supervised == 0, "nothing_supervised")
         too_long = left & (self.length > row_length)
         if spec.strategy == "wrapped" or not too_long.any():

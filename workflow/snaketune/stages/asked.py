@@ -165,12 +165,14 @@ class _Asked(LookedAt):
         whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
         name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
         parts = self._parts(corpus)
+        quarantines = self.config.tokenizers[tokenizer].on_template_error == "quarantine"
+        most_refused = self.config.corpora[corpus].max_quarantined_fraction if quarantines else None
         return tuple(
             self._add(
                 Job(
                     stage="tokenize",
                     name=f"{name}/{part}-of-{parts}",
-                    spec=TokenizeSpec(kind=kind, train_on=train_on, part=part, parts=parts),
+                    spec=whole.model_copy(update={"part": part, "parts": parts, "most_refused": most_refused}),
                     artifacts={"corpus": (self._corpus(corpus),), "tokenizer": (self._tokenizer(tokenizer),)},
                 )
             )

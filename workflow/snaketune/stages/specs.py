@@ -7,7 +7,7 @@ a spec can't change the stage's result, and a key that is in it can't change wit
 import json
 from typing import Any, Literal
 
-from snaketune.config.base import Model
+from snaketune.config.base import Fraction, Model
 from snaketune.config.corpora import CorpusContent
 from snaketune.config.evaluation import ExactMatch, Generation, Report, TaskQuestions
 from snaketune.config.losses import PreferenceLoss
@@ -37,6 +37,8 @@ class TokenizeSpec(Model):
     train_on: TrainOn
     part: int
     parts: int
+    most_refused: Fraction | None = None
+    """The largest share of its rows that the chat template may refuse; none: the first ends the stage."""
 
 
 class PlanSpec(Model):

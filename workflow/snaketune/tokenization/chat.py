@@ -25,6 +25,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.encoded import Encoded
 from snaketune.tokenization.offered import Tools, texts_in, with_texts
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import Message, Span, marks_generation, render
 from snaketune.tokenization.template_control import LeftOut, TemplateControl
 from snaketune.tokenization.token_spans import token_spans
@@ -282,9 +283,10 @@ class ChatTokenizer:
                 if text.replace(guard, "") == expected:
                     break
             else:
-                raise SnaketuneError(
+                raise Refused(
+                    "control_text",
                     "the chat template treats text that looks like a control token in its own way, so that it can't be "
-                    f"kept apart from one, in {expected[:200]!r}; drop such rows from the corpus or use another template"
+                    f"kept apart from one, in {expected[:200]!r}; drop such rows from the corpus or use another template",
                 )
             texts.append(text)
             spans.append(own)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from snaketune.errors import SnaketuneError
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import Message, Span
 from snaketune.tokenization.tool_calls import with_said
 
@@ -135,9 +135,10 @@ class ControlTokens:
             found = np.array(encoding.ids, np.int64)
             # The names start and end with `lead`, once each.
             if 2 * int(np.isin(found, renamed.told_apart).sum()) != text.count(lead) - 2 * renamed.count_unk(text):
-                raise SnaketuneError(
+                raise Refused(
+                    "control_text",
                     f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so a text that "
-                    "looks like one can't be told from one; drop such rows from the corpus or use another tokenizer"
+                    "looks like one can't be told from one; drop such rows from the corpus or use another tokenizer",
                 )
             yield Guarded(renamed.back[found].astype(np.int32), encoding, moved)
 

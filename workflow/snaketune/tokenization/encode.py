@@ -11,10 +11,10 @@ the turns are wanted (see `turns`):
 
 import numpy as np
 
-from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded import Encoded, EncodedBatch, concatenated
 from snaketune.tokenization.offered import texts_in
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import Message
 from snaketune.tokenization.turns import Turns
 
@@ -60,10 +60,11 @@ def _of_assistants(messages: list[Message], wanted: np.ndarray, encoded: Encoded
     if own.all():
         return encoded.supervised
     if len(encoded.spans) != len(own):
-        raise SnaketuneError(
+        raise Refused(
+            "unmarked_turns",
             f"the chat template marks {len(encoded.spans)} generated blocks where the assistant has {len(own)} turns, so "
             "it can't be told which of them are to be supervised; that needs a template with one "
-            "{% generation %} block per assistant turn"
+            "{% generation %} block per assistant turn",
         )
     return encoded.mask([span for span, kept in zip(encoded.spans, own) if kept])
 
@@ -74,9 +75,10 @@ def _everything(messages: list[Message], wanted: np.ndarray, encoded: Encoded, t
     if wanted.all():
         return supervised
     if len(turn_ends) != len(messages):
-        raise SnaketuneError(
+        raise Refused(
+            "turns_without_ends",
             "some turns of a row have weight 0, and the chat template ends turns without control tokens of their own, so that "
-            "with train_on: all it can't be told where they are; use train_on: assistant, or a template that ends every turn"
+            "with train_on: all it can't be told where they are; use train_on: assistant, or a template that ends every turn",
         )
     for start, end, kept in zip([0, *turn_ends[:-1]], turn_ends, wanted):
         supervised[start:end] &= kept

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from snaketune.errors import SnaketuneError
+from snaketune.tokenization.refused import Refused
 
 # For each conversation its tools, or None where it has none; or nothing, where no conversation has any.
 Tools = Sequence[str | None]
@@ -64,12 +64,13 @@ def with_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def not_written(roles: list[str], tools: str) -> SnaketuneError:
+def not_written(roles: list[str], tools: str) -> Refused:
     """What to say where a template leaves tools out."""
     names = ", ".join(tool["function"]["name"] for tool in parsed(tools) or [])
-    return SnaketuneError(
+    return Refused(
+        "tools_left_out",
         f"a row offers tools ({names[:80]}), and the chat template doesn't write them, so that the model would never see them; "
         f"its roles are [{', '.join(roles)}]. Name a template that writes `tools` under tokenizers.NAME.chat_template "
         "(resources/chat_templates/chatml.jinja does; or add them to a copy of the model's own), or take the column `tools` "
-        "out of the source"
+        "out of the source",
     )

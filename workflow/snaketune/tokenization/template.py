@@ -15,6 +15,7 @@ from typing import Any
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.offered import Tools, parsed, runs
+from snaketune.tokenization.refused import Refused
 
 Message = dict[str, Any]
 Span = tuple[int, int]
@@ -136,9 +137,10 @@ def _rendered(
             except Exception as own:
                 roles = ", ".join(str(message.get("role")) for message in conversation)
                 start = str(conversation[0].get("content"))[:80] if conversation else ""
-                raise SnaketuneError(
+                raise Refused(
+                    "template_error",
                     f"the chat template refuses a conversation: {own}. Its roles are [{roles}], it starts with "
                     f"{start!r}; drop such rows from the corpus, or name another template under `chat_template` "
-                    f"({SHIPPED} has some)"
+                    f"({SHIPPED} has some)",
                 ) from None
         raise SnaketuneError(f"the chat template fails: {error}") from None

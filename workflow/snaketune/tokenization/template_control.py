@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import unused_characters
 from snaketune.tokenization.offered import Tools, not_written
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import SHIPPED, Message, Span, render
 from snaketune.tokenization.tool_calls import harmless, shape
 
@@ -38,7 +38,7 @@ class Turns:
     left_out: list[int]
 
 
-class LeftOut(SnaketuneError):
+class LeftOut(Refused):
     """A turn that a template doesn't write.
 
     Attributes:
@@ -48,9 +48,10 @@ class LeftOut(SnaketuneError):
     def __init__(self, turn: Message, template: str = "the chat template", rows: str = "a row"):
         self.turn = turn
         super().__init__(
+            "turn_left_out",
             f"{template} leaves out the {turn['role']} turn of {rows} (of the first: {turn['content'][:80]!r}), so that the "
             f"model would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has "
-            "some), or take such turns out of the corpus"
+            "some), or take such turns out of the corpus",
         )
 
 

@@ -1,6 +1,6 @@
 """Encoded conversations and pairs as the rows that are stored: a pair's prompt once, and where loss is taken as runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -118,6 +118,37 @@ def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray
     )
     hashes, chosen = _prompt_hashes(sequences, prompt), lengths[:, 0] - prompt
     return TokenRows(names, sequences, prompt, chosen, shared - prompt, hashes, _no_labels(names), control_text)
+
+
+def spread(rows: TokenRows, kept: np.ndarray, names: pa.StringArray) -> TokenRows:
+    """Rows at their places among all rows of a table, each of the others a sequence without tokens.
+
+    Args:
+        kept: int64[n], where each row stands, ascending.
+        names: ids of all rows.
+    """
+
+    def placed(values: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(names), values.dtype)
+        found[kept] = values
+        return found
+
+    places = np.zeros(len(names), np.int64)
+    places[kept] = np.arange(len(kept))
+    others = np.ones(len(names), bool)
+    others[kept] = False
+    taken = pa.array(places, mask=others)
+    return TokenRows(
+        names,
+        replace(rows.sequences, offsets=offsets_of(placed(rows.sequences.lengths))),
+        placed(rows.prompt),
+        placed(rows.chosen),
+        placed(rows.common),
+        placed(rows.prompt_hash),
+        rows.label.take(taken),
+        placed(rows.control_text),
+        rows.source and rows.source.take(taken),
+    )
 
 
 def _no_labels(names: pa.StringArray) -> pa.BooleanArray:

@@ -10,6 +10,7 @@ Measured on one core, with writing and comparing: 35 MB/s of text over 212 MB; o
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.raw import RawRow
+from snaketune.corpus.rows import Malformed
+from snaketune.errors import SnaketuneError
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import TokenizeSpec
@@ -28,14 +33,17 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.encoded import EncodedBatch
 from snaketune.tokenization.groups import groups_of, part_of
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.template_control import LeftOut
-from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs
+from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs, spread
 from snaketune.tokenization.tokens import SPLITS, TokenWriter
 from snaketune.tokenization.turns import Turns, completed, conversations, pairs
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
+COUNTED = ("rows", "refused", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
+QUARANTINE = "quarantine.jsonl"
 # Tokens on both sides of an end of a supervised span, of rows that are too long to be shown whole.
 AROUND = 32
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -45,8 +53,10 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     """Fill the payload with the files of `tokens`.
 
     Raises:
-        SnaketuneError: the template refuses a row, or leaves a turn out.
+        SnaketuneError: the template refuses a row, or leaves a turn out; where such rows are quarantined, too many of them.
     """
+    # An earlier attempt's.
+    (work.folder / QUARANTINE).unlink(missing_ok=True)
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     if spec.kind == TEXT:
@@ -55,9 +65,13 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
     try:
         encoder, counts, samples = _encoded(spec, work, tables, chat)
-    except LeftOut as first:
-        template = f"the chat template {tokenizer.folder}/chat_template.jinja"
-        raise LeftOut(first.turn, template, _count_left_out(spec, tables, chat)) from None
+    except Refused as first:
+        if isinstance(first, LeftOut):
+            template = f"the chat template {tokenizer.folder}/chat_template.jinja"
+            first = LeftOut(first.turn, template, _count_left_out(spec, tables, chat))
+        raise SnaketuneError(
+            f"{first}. Or have such rows listed and left out: tokenizers.NAME.on_template_error: quarantine"
+        ) from None
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
         print("what is supervised, in brackets: " + CONTROL_CHARACTER.sub(_escaped, shown), flush=True)
@@ -73,6 +87,7 @@ def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: 
             "rows_by_reference": encoder.left,
             "samples": samples,
         },
+        records=() if spec.most_refused is None else (QUARANTINE,),
     )
 
 
@@ -93,21 +108,47 @@ def _write(
     spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder"
 ) -> tuple[dict[str, Any], list[list[tuple[str, bool]]]]:
     """Counts by split, and samples."""
+    if spec.most_refused is None:
+        return _write_splits(spec, work, tables, encoder, None)
+    with (work.payload / QUARANTINE).open("w", encoding="utf-8") as file:
+        quarantine = Quarantine(file)
+        counts, samples = _write_splits(spec, work, tables, encoder, quarantine)
+    rows = sum(own["rows"] for own in counts.values())
+    quarantine.judge(rows, rows, spec.most_refused, work.folder / QUARANTINE)
+    return counts, samples
+
+
+def _write_splits(
+    spec: TokenizeSpec,
+    work: WorkFolder,
+    tables: dict[str, pa.Table],
+    encoder: "_Encoder",
+    quarantine: Quarantine | None,
+) -> tuple[dict[str, Any], list[list[tuple[str, bool]]]]:
     counts: dict[str, Any] = {}
     samples: list[list[tuple[str, bool]]] = []
     for split in SPLITS:
-        own = Counter(dict.fromkeys(("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised"), 0))
-        groups = list(groups_of(part_of(tables[split].to_batches(), spec.part, spec.parts), tables[split].schema))
+        own = Counter(dict.fromkeys(COUNTED, 0))
+        batches = tables[split].to_batches()
+        earlier = sum(len(batch) for part in range(1, spec.part) for batch in part_of(batches, part, spec.parts))
+        groups = list(groups_of(part_of(batches, spec.part, spec.parts), tables[split].schema))
         with TokenWriter(work.payload, split) as writer:
             for number, group in enumerate(progress(groups, f"tokenizing {split}", "groups of rows", len(groups))):
-                rows = encoder.encode(group, number)
+                if quarantine is None:
+                    rows, refused = encoder.encode(group, number), []
+                else:
+                    rows, refused = encoder.encode_or_refuse(group, number)
+                for place, why in refused:
+                    raw = RawRow("row", earlier + own["rows"] + place + 1, group.slice(place, 1).to_pylist()[0])
+                    quarantine.add(split, raw, Malformed(why.reason, str(why)))
+                own["refused"] += len(refused)
                 writer.write(rows)
                 supervised = rows.supervised_tokens
                 own["rows"] += len(group)
                 own["tokens"] += len(rows.sequences.ids)
                 own["supervised_tokens"] += int(supervised.sum())
                 own["control_text"] += int(rows.control_text.sum())
-                own["nothing_supervised"] += int((supervised == 0).sum())
+                own["nothing_supervised"] += int((supervised == 0).sum()) - len(refused)
                 if split == "train" and spec.part == 1 and len(samples) < SAMPLES:
                     samples += encoder.samples(rows, SAMPLES - len(samples))
         counts[split] = dict(own)
@@ -186,6 +227,23 @@ class _Encoder:
             rows = of_completions(names, encoded, table["label"].combine_chunks(), control)
         return replace(rows, source=table["source"].combine_chunks())
 
+    def encode_or_refuse(self, table: pa.Table, number: int) -> tuple[TokenRows, list[tuple[int, Refused]]]:
+        """The same; a row that the template refuses is a sequence without tokens, and comes back with the reason."""
+        try:
+            return self.encode(table, number), []
+        except Refused:
+            refused = list(self._refused(table))
+        kept = np.delete(np.arange(len(table)), [place for place, _ in refused])
+        names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
+        return spread(self.encode(table.take(kept), number), kept, names), refused
+
+    def _refused(self, table: pa.Table) -> Iterator[tuple[int, Refused]]:
+        for place in range(len(table)):
+            try:
+                encode_turns(self._chat, _turns(self._spec, table.slice(place, 1)))
+            except Refused as why:
+                yield place, why
+
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
         if number % COMPARED_EVERY:
             return
@@ -211,7 +269,8 @@ class _Encoder:
         """`count` rows as texts, each with whether it is supervised: first short ones, then long ones in excerpts."""
         sequences = rows.sequences
         found = []
-        for number in np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")[:count].tolist():
+        order = np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")
+        for number in order[sequences.lengths[order] > 0][:count].tolist():
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
             shown = _shown(supervised)

@@ -24,6 +24,7 @@ from snaketune.tokenization.making.check import PROBES, check, check_mistral_fra
 from snaketune.tokenization.making.convert import converted, save
 from snaketune.tokenization.making.parity import compare
 from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK, Texts, train
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import TEXT, Message, render, shipped
 
 SAMPLES = 3
@@ -118,7 +119,11 @@ def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
     @cache
     def frame(roles: tuple[str, ...]) -> tuple[str, ...]:
         empty = [{"role": role, "content": ""} for role in roles]
-        (text,), _ = render(template, [empty], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK})
+        try:
+            (text,), _ = render(template, [empty], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK})
+        except Refused:
+            # Whether such rows end the run is for the `tokenize` stage to decide.
+            return ()
         return tuple(chunk for chunk in re.split(any_of(CONTROL), text) if chunk)
 
     for row in _rows(tables):

@@ -19,8 +19,8 @@ from typing import Any
 
 from jinja2 import nodes
 
-from snaketune.errors import SnaketuneError
 from snaketune.tokenization.offered import strings_in, with_strings
+from snaketune.tokenization.refused import Refused
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OPENING, CLOSING = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}\s*")
@@ -111,13 +111,14 @@ def _calls_from(content: str, at: int) -> list[dict[str, Any]]:
     return functions if at == len(content) else []
 
 
-def _not_taken_out(number: int, text: str) -> SnaketuneError:
+def _not_taken_out(number: int, text: str) -> Refused:
     start = text.find(OPEN)
-    return SnaketuneError(
+    return Refused(
+        "tool_call_in_another_form",
         f"turn {number} of a row has a tool call in another form than a call's, or with text after it, so that the chat "
         f"template, which has its own form for calls, can't write it: {text[start : start + 160]!r}. Calls end a turn, each "
         'as <tool_call>, a line of JSON {"name": ..., "arguments": {...}} and </tool_call>; mend or drop such rows, or name '
-        "a template that leaves calls as they are under tokenizers.NAME.chat_template (resources/chat_templates/chatml.jinja)"
+        "a template that leaves calls as they are under tokenizers.NAME.chat_template (resources/chat_templates/chatml.jinja)",
     )
 
 
@@ -203,9 +204,10 @@ def check_marked_calls(messages: list[dict[str, Any]], text: str, spans: list[tu
         return
     speaking = [message for message in messages if message["role"] == "assistant"]
     if len(spans) != len(speaking):
-        raise SnaketuneError(
+        raise Refused(
+            "unmarked_turns",
             f"the chat template marks {len(spans)} generated blocks in a conversation with tool calls, in which the assistant "
-            f"has {len(speaking)} turns; put one {{% generation %}} block around each of them, those with calls included"
+            f"has {len(speaking)} turns; put one {{% generation %}} block around each of them, those with calls included",
         )
     for message, (start, end) in zip(speaking, spans):
         if "tool_calls" in message:
@@ -225,10 +227,11 @@ def _leaves(functions: list[dict[str, Any]]) -> Iterator[tuple[Any, type]]:
                 yield leaf, type(leaf)
 
 
-def _left_out(what: str, functions: list[dict[str, Any]]) -> SnaketuneError:
+def _left_out(what: str, functions: list[dict[str, Any]]) -> Refused:
     names = ", ".join(function["name"] for function in functions)
-    return SnaketuneError(
+    return Refused(
+        "tool_call_left_out",
         f"the chat template doesn't write {what}, in a turn that calls {names[:80]}, so that the model would never learn it; "
         "drop such rows from the corpus, or name a template that writes all of it under tokenizers.NAME.chat_template "
-        "(resources/chat_templates/chatml.jinja does)"
+        "(resources/chat_templates/chatml.jinja does)",
     )

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from snaketune.errors import SnaketuneError
 from snaketune.tokenization.control import any_of, unused_characters
 from snaketune.tokenization.offered import Tools
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import Message, Span, render
 from snaketune.tokenization.tool_calls import check_written
 
@@ -63,11 +63,12 @@ def render_unmarked(
     return texts, spans
 
 
-def _changed(text: str) -> SnaketuneError:
-    return SnaketuneError(
+def _changed(text: str) -> Refused:
+    return Refused(
+        "assistant_text_changed",
         f"the chat template changes what assistants say, or doesn't write it once, in {text[:200]!r}, so it isn't "
         "known what is to be supervised; put {% generation %} markers into a copy of it and name that under "
-        "`chat_template`, or drop such rows from the corpus"
+        "`chat_template`, or drop such rows from the corpus",
     )
 
 
@@ -115,9 +116,10 @@ def _turn_with_calls(
     turn = with_calls[start:].replace(bracket, "")
     *_, closing = [None, *ends.finditer(turn)]
     if closing is None:
-        raise SnaketuneError(
+        raise Refused(
+            "no_end_of_turn",
             f"the chat template ends a turn with tool calls in no control token, {turn[-80:]!r}, so that the model would "
-            "never stop; use a template that ends turns with one"
+            "never stop; use a template that ends turns with one",
         )
     return with_calls.find(bracket) - start, turn[: closing.end()]
 

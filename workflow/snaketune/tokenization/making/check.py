@@ -9,6 +9,7 @@ from typing import Any
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded import Encoded
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import SHIPPED, Message
 
 QUESTIONS, ANSWERS = ("Quartz jumbles vex?", "Why nymph dwarf?"), ("Zebra flock.", "Boxing kumquat.")
@@ -55,7 +56,12 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
                 "the assistant says and nothing else"
             )
     shown = []
-    for messages, encoded in zip(samples, chat.encode(samples), strict=True):
+    for messages in samples:
+        try:
+            (encoded,) = chat.encode([messages])
+        except Refused:
+            # Whether such rows end the run is for the `tokenize` stage to decide.
+            continue
         _check_spans(chat, messages, encoded)
         texts = [_shortened(text) for text in _supervised_texts(chat, encoded)]
         shown.append(
