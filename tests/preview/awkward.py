@@ -81,6 +81,13 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),
         ["none: no kind of corpus can read these rows", "nearest: pairs", "`rejected` is missing"],
     ),
+    "pairs of which none is sound": (
+        _lines("same.jsonl", [{"prompt": f"p{i}", "chosen": "c", "rejected": "c"} for i in range(9)]),
+        [
+            "none: no kind of corpus can read these rows",
+            "9 rows, identical chosen and rejected; line 1: there is nothing",
+        ],
+    ),
     "marked rows": (
         _lines("marked.jsonl", [{"prompt": f"p{i}", "response": "r", "is_correct": i > 2} for i in range(9)]),
         [

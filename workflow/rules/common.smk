@@ -301,6 +301,13 @@ def audits(wildcards):
     return [path for job in jobs for path in (job.manifest, job.payload)]
 
 
+def previewed(wildcards):
+    """The local files of all corpora; a preview is to be read, so it is made whenever it is a target."""
+    if DECIDES:
+        workflow.dag.forcefiles.add(workflow.inputfile("results/preview/preview.html"))
+    return [file for job in graph.stage("corpus") for file in job.files["files"]]
+
+
 def gguf_files(wildcards):
     """What `gguf:` names."""
     if not graph.config.gguf:

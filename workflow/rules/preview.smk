@@ -3,13 +3,6 @@
 from snaketune.preview.corpora import corpora_of
 
 
-def previewed(wildcards):
-    """The local files of all corpora. A preview is to be read, so it is made whenever it is a target."""
-    if DECIDES:
-        workflow.dag.forcefiles.add(workflow.inputfile("results/preview/preview.html"))
-    return [file for job in graph.stage("corpus") for file in job.files["files"]]
-
-
 rule preview:
     input:
         previewed,

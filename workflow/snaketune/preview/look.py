@@ -14,7 +14,7 @@ from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.entry import entry
 from snaketune.preview.fields import suggested
-from snaketune.preview.reading import Reading, best_reading, read_as, read_further, repairs_that_help
+from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
 from snaketune.preview.sample import FORMATS, Sample, samples_of
 from snaketune.preview.written import BYTES_PER_TOKEN, LENGTHS, Writer, Written, write
 
@@ -81,7 +81,7 @@ def look_at_file(file: str, writer: Writer) -> Look:
         if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):
             samples, looked_at = as_document, len(as_document[0].raws)
             reading, counts = best_reading(source, samples)
-    near, columns = ("", {}) if 2 * reading.used >= looked_at else _nearest(samples)
+    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > looked_at else ("", {})
     if columns and (found := suggested(samples)):
         kind, fields = found
         mapped = source.model_copy(update={"fields": fields})
@@ -120,7 +120,7 @@ def look_at_source(
     whole = f"{corpus}, source {number}" if len(content.sources) > 1 else corpus
     named = hub_name(source.hub) if source.hub else source.files[0]
     more = f" and {len(source.files) - 1} more" if len(source.files) > 1 else ""
-    near, columns = _nearest(samples) if looked_at and not reading.used else ("", {})
+    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > looked_at else ("", {})
     repairs, repaired = repairs_that_help(reading, source, samples)
     return Look(
         name=f"{whole}: {named}{more}",

@@ -19,6 +19,7 @@ from snaketune.preview.sample import FORMATS, Sample
 KINDS = ("conversations", "preferences", "unpaired")
 REPAIRS: tuple[Repair, ...] = get_args(Repair)
 REPAIRED = "repaired_"
+UNKNOWN_LAYOUT = "unknown_layout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,11 @@ class Reading:
     repairs: Counter[str] = field(default_factory=Counter)
     trouble: list[str] = field(default_factory=list)
 
+    @property
+    def suits(self) -> tuple[int, int]:
+        """How many rows are read, and how few aren't even of this kind."""
+        return self.used, -self.quarantined[UNKNOWN_LAYOUT] - self.quarantined["wrong_kind"]
+
 
 def read_as(
     kind: str,
@@ -95,7 +101,7 @@ def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[s
     for kind in reversed(KINDS):
         reading = read_as(kind, source, samples)
         counts[kind] = reading.used
-        if best is documents or reading.used >= best.used:
+        if best is documents or reading.suits >= best.suits:
             best = reading
     rows = sum(len(sample.raws) for sample in samples)
     return documents if 2 * best.used < rows and documents.used > best.used else best, counts

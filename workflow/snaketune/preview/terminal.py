@@ -16,7 +16,7 @@ from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.entry import conditions
 from snaketune.preview.look import Look
-from snaketune.preview.reading import Reading
+from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading
 from snaketune.preview.written import Piece, Shown, Written
 
 BOLD, DIM, GREEN, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
@@ -101,8 +101,7 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
         marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
         where = conditions(reading)[0][0]
         yield from _fact("marked", f"{marks}; `where: {where}` leaves such rows out")
-    if reading.used or not look.columns:
-        yield from _left_out(look)
+    yield from _left_out(look)
     if reading.repeated and reading.repeats:
         example = reading.repeats
         what = f"what an earlier one says ({example.place} as {example.detail})"
@@ -116,6 +115,10 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
 def _left_out(look: Look) -> Iterator[str]:
     reading = look.reading
     for name, counts in (("quarantined", reading.quarantined), ("dropped", reading.dropped)):
+        # Of which layout is nearest, there is a line already.
+        counts = Counter(
+            {reason: count for reason, count in counts.items() if reason != UNKNOWN_LAYOUT or not look.columns}
+        )
         yield from _reasons(name, reading, counts)
         if name == "quarantined" and look.repaired:
             yield from _fact("", f"`repair: [{', '.join(look.repairs)}]` mends {look.repaired:,} of them")
@@ -195,7 +198,8 @@ def _template(written: Written, reading: Reading) -> Iterator[str]:
         rows = _rows(written.control_text)
         yield from _fact("", f"{rows} in which a text holds what looks like a control token; there it stays text")
     if written.refused:
-        yield from _fact("refused", f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template")
+        told = f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
+        yield from _fact("refused", f"{told}, or with `on_template_error: quarantine` of the tokenizer is left out")
     for place, why in written.refused[:REFUSALS_SHOWN]:
         yield from _fact("", f"{place}: {_cut(why, DETAIL_LENGTH)}")
 

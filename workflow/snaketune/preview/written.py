@@ -19,6 +19,7 @@ from snaketune.preview.bytes_tokenizer import bytes_tokenizer
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.encoded import EncodedBatch, concatenated
+from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import SHIPPED
 from snaketune.tokenization.token_rows import of_completions, of_conversations, of_pairs
 from snaketune.tokenization.turns import Turns, completed, conversations, pairs
@@ -184,7 +185,7 @@ def _encoded(
     try:
         yield rows, encode_turns(chat, _turns(kind, _table(kind, [row for _, row in rows]), train_on))
         return
-    except SnaketuneError as error:
+    except Refused as error:
         if len(rows) == 1:
             refused.append((rows[0][0], str(error)))
             return

@@ -1,0 +1,35 @@
+"""`snakemake preview`: a look at the sources of a config before anything is made, whenever it is a target."""
+
+import pytest
+
+from .conftest import rules_in
+
+pytestmark = pytest.mark.workflow
+
+
+def test_a_config_is_looked_at_before_anything_is_made_and_again_whenever_that_is_asked(fresh):
+    fresh.config["corpora"]["chat"]["cleaning"] = {"min_characters": 40}
+    (fresh.folder / "data/more.jsonl").write_text(
+        '{"question": "a{b}?", "answer": "c", "is_correct": false}\n', encoding="utf-8"
+    )
+    fresh.config["corpora"]["chat"]["sources"].append({"files": ["data/more.jsonl"]})
+    for _ in range(2):
+        said = fresh.snakemake("preview")
+        assert rules_in(said) == {"preview"}
+        assert "chat, source 1: data/chat.jsonl\n  JSON lines" in said
+        assert "conversations: as the config says; reads" in said
+        assert "too short; line" in said
+        assert "chat, source 2: data/more.jsonl" in said
+        assert "pairs: data/preferences.jsonl" in said
+        assert "template    data/chatml.jinja" in said
+        assert "no row longer than 256" in said
+        assert "until the tokenizer is made" in said
+    assert "<h2>pairs: data/preferences.jsonl" in fresh.read("results/preview/preview.html")
+    assert not (fresh.folder / "results/corpus").exists()
+
+
+def test_a_tokenizer_that_is_made_counts(project):
+    said = project.snakemake("preview")
+    assert "estimated" not in said
+    assert " per row in the median" in said
+    assert project.stale() == set()
