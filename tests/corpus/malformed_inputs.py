@@ -143,7 +143,7 @@ def damaged_lines() -> list[Input]:
     deep = b"[" * 100_000
     damaged = {
         b'{"prompt": "cut': "not_json",
-        b'{"prompt": NaN}': "not_json",
+        b'{"prompt": -Infinity}': "not_json",
         b'{"prompt": Infinity}': "not_json",
         b'{"prompt": "a\0b"}': "not_json",
         b"\0\0\0": "not_json",
@@ -275,7 +275,7 @@ def damaged_files() -> list[Input]:
         "utf16.csv": "prompt,response\nx,y\n".encode("utf-16"),
         "zeros.jsonl": b"\0" * 5000,
         "deep.json": b"[" * 100_000 + b"]" * 99_999,
-        "nan.json": b'[{"prompt": "x", "response": NaN}]',
+        "infinity.json": b'[{"prompt": "x", "response": Infinity}]',
         "latin.json": '[{"prompt": "x", "response": "ä"}]'.encode("latin-1"),
     }
     return cut + flipped + [Input(name, content, None) for name, content in plain.items()]

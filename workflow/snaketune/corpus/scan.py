@@ -131,6 +131,8 @@ class Scan:
             try:
                 if isinstance(row, Malformed | Dropped):
                     raise row
+                if made.raw.notes:
+                    row.notes += made.raw.notes
                 if clean:
                     row = clean(row)
                 if pattern and row.answer is None:

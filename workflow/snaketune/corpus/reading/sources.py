@@ -15,7 +15,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from snaketune.config.corpora import HubDataset
-from snaketune.corpus.raw import RawRow, without_nulls
+from snaketune.corpus.raw import NAN_AS_NULL, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.csv_files import read_csv
 from snaketune.corpus.reading.formats import GZIP_MAGIC, HEAD_LENGTH, ZSTD_MAGIC, format_of
 from snaketune.corpus.reading.json_files import read_json
@@ -77,7 +77,9 @@ def read_hub(hub: HubDataset) -> Iterator[RawRow]:
     if not len(dataset):
         raise SnaketuneError(f"{hub_name(hub)} holds no rows; check its split")
     for number, row in enumerate(dataset, start=1):
-        yield RawRow("row", number, {column: without_nulls(value) for column, value in row.items()})
+        made = nan_as_null(row)
+        found = {column: without_nulls(value) for column, value in made.items()}
+        yield RawRow("row", number, found, () if made is row else NAN_AS_NULL)
 
 
 def hub_name(hub: HubDataset) -> str:
