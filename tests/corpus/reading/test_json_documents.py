@@ -81,10 +81,8 @@ def test_nan_in_tables(tmp_path, suffix, type_):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "array.json"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_list_of_messages_is_a_row(tmp_path, name, count):
-    if name == "array.json":
-        content = json.dumps([TURNS] * count).encode()
-    else:
-        content = (json.dumps(TURNS) + "\n").encode() * count
+    lines = (json.dumps(TURNS) + "\n") * count
+    content = (json.dumps([TURNS] * count) if name == "array.json" else lines).encode()
     assert found(tmp_path, name, content) == [{"messages": TURNS}] * count
 
 

@@ -4,7 +4,6 @@ from typing import Any, Literal, NamedTuple
 
 from snaketune.corpus.rows import Dropped, Malformed, Row
 
-
 NAN_AS_NULL = ("nan_as_null",)
 
 

@@ -1,4 +1,4 @@
-"""The rows of one JSON document, a block of the file at a time: an array, an object that wraps one, or objects one after another.
+"""The rows of one JSON document, block by block: an array, an object that wraps one, or objects one after another.
 
 An array is cut at commas between its elements, and each piece of about a block is parsed as an array of its own, so
 that memory stays the same however large the file is. The commas are found among the few bytes that structure JSON,

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO, Literal
 
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.raw import Noted, RawRow
-from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, Opening
+from snaketune.corpus.reading.encodings import UTF_8, not_in
+from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, UNNAMED, Opening, TextKeys, suffix_of
 from snaketune.corpus.reading.json_arrays import document_rows
 from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.rows import Malformed
@@ -24,12 +25,13 @@ LONGEST_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
 
 
-def read_json(opening: Opening, shown: str) -> Iterator[RawRow]:
+def read_json(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
     """Rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
         opening: opens the file at its beginning, as often as it is called.
         shown: the name of the file in messages.
+        keys: its encoding, for messages.
     Yields:
         Rows, or why there is none. Blank lines are no rows.
     Raises:
@@ -48,8 +50,10 @@ def read_json(opening: Opening, shown: str) -> Iterator[RawRow]:
                 yield RawRow("row", number, row) if type(row) is dict else _row("row", number, row)
     except Malformed as error:
         if number or not _is_object(head[-1]):
-            cut = "" if error.reason == "not_utf8" else ". It may be cut off; fetch it again"
-            raise SnaketuneError(f"{shown} isn't whole JSON: {error.detail}{cut}") from None
+            what = f"{error.detail}. It may be cut off; fetch it again"
+            if error.reason == "not_utf8":
+                what = error.detail if keys.encoding == UTF_8 else not_in(keys.encoding)
+            raise SnaketuneError(f"{shown} isn't whole JSON: {what}") from None
         # Lines after all, and the first of them is damaged.
         yield from _json_lines(opening)
 
@@ -90,7 +94,7 @@ def _json_lines(opening: Opening) -> Iterator[RawRow]:
 
 def _is_lines(head: list[bytes], shown: str) -> bool:
     """Whether a file that begins with these lines is one JSON value per line."""
-    called_lines = shown.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
+    called_lines = suffix_of(shown) in (".jsonl", ".ndjson")
     first = head[0].strip()
     cut = len(head[0]) >= LONGEST_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
     if cut and first.startswith((b"{", b"[")):

@@ -13,6 +13,7 @@ import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
 from snaketune.corpus.raw import noted
+from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.rows import Malformed
 
 LARGEST_EXACT = 2**63
@@ -122,7 +123,7 @@ def _parse_slowly(data: bytes) -> tuple[Any, bool]:
     try:
         value = json.loads(data.decode(), parse_constant=constant_of, object_pairs_hook=object_of)
     except UnicodeDecodeError as error:
-        reason, detail = "not_utf8", f"byte {error.start + 1} isn't UTF-8 ({error.reason})"
+        reason, detail = "not_utf8", f"byte {error.start + 1} isn't UTF-8 ({error.reason}); {advice(data)}"
     except RecursionError:
         reason, detail = "not_json", "nested too deeply"
     except ValueError as error:

@@ -13,18 +13,20 @@ from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
+BYTES_PER_READ = 1 << 20
+LARGEST_UNPACKED = 1 << 30
 
 
 def read_parquet(opening: Opening, shown: str) -> Iterator[RawRow]:
     """Rows of a Parquet file; ArrowException or OSError if it is damaged, SnaketuneError if a column is there twice."""
     from pyarrow.parquet import ParquetFile
 
-    return _rows(ParquetFile(_buffer(opening)).iter_batches(ROWS_PER_READ), shown)
+    return _rows(ParquetFile(_buffer(opening, shown)).iter_batches(ROWS_PER_READ), shown)
 
 
 def read_arrow(opening: Opening, shown: str) -> Iterator[RawRow]:
     """Rows of an Arrow file or stream; raises what `read_parquet` raises."""
-    buffer = _buffer(opening)
+    buffer = _buffer(opening, shown)
     try:
         reader = pa.ipc.open_file(buffer)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
@@ -34,13 +36,21 @@ def read_arrow(opening: Opening, shown: str) -> Iterator[RawRow]:
     return _rows(batches, shown)
 
 
-def _buffer(opening: Opening) -> pa.NativeFile:
+def _buffer(opening: Opening, shown: str) -> pa.NativeFile:
     """The file as it lies on disk where it isn't packed, else all of it in memory."""
     with opening() as file:
         raw = getattr(file, "raw", None)
         if isinstance(raw, io.FileIO):
             return pa.memory_map(str(raw.name))
-        return pa.BufferReader(file.read())
+        unpacked = pa.BufferOutputStream()
+        while block := file.read(BYTES_PER_READ):
+            if unpacked.tell() + len(block) > LARGEST_UNPACKED:
+                raise SnaketuneError(
+                    f"{shown} is a table of more than {LARGEST_UNPACKED >> 20} MB, packed, which would be unpacked in memory; "
+                    "unpack it, and it is read where it lies"
+                )
+            unpacked.write(block)
+        return pa.BufferReader(unpacked.getvalue())
 
 
 def _rows(batches: Iterable[pa.RecordBatch], shown: str) -> Iterator[RawRow]:
