@@ -223,6 +223,7 @@ def test_a_table_that_is_too_large_to_unpack_in_memory(tmp_path, monkeypatch, pa
 
 
 def test_keys_of_the_source_are_for_every_member(make):
-    content = zipped({"a.csv": "grün~x\n".encode("cp1252"), "b.csv": "blau~y\n".encode("cp1252")})
+    png = b"\x89PNG\r\n\x1a\n" + bytes(50)
+    content = zipped({"a.csv": "grün~x\n".encode("cp1252"), "b.txt": "blau~y\n".encode("cp1252"), "c.png": png})
     source = {"encoding": "cp1252", "delimiter": "~", "header": ["prompt", "response"]}
     assert sorted(make(content, source=source).prompts()) == ["blau", "grün"]

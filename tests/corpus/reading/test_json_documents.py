@@ -116,8 +116,9 @@ def test_an_object_with_one_list_is_that_list(tmp_path, key):
     assert found(tmp_path, "a.json", json.dumps({"version": 1, key: [ROW, ROW]}).encode()) == [ROW, ROW]
 
 
-def test_a_row_with_a_column_called_train_is_a_row(tmp_path):
-    row = {"prompt": "x", "train": [1, 2], "messages": []}
+@pytest.mark.parametrize("train", [[1, 2], []])
+def test_a_row_with_a_column_called_train_is_a_row(tmp_path, train):
+    row = {"prompt": "x", "train": train, "messages": []}
     assert found(tmp_path, "a.json", json.dumps(row).encode()) == [row]
 
 

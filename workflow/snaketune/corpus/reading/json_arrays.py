@@ -201,10 +201,11 @@ def _before_the_array(window: bytes) -> bytes | None:
 def _rows_of(document: Any, shown: str) -> list[Any]:
     if isinstance(document, dict):
         arrays = {key: value for key, value in document.items() if isinstance(value, list)}
-        key = next(iter(arrays)) if len(arrays) == 1 else SPLIT
+        alone = len(arrays) == 1
+        key = next(iter(arrays)) if alone else SPLIT
         array = arrays.get(key)
         if (
-            array is not None
+            (array or alone)
             and key not in COLUMNS_OF_LISTS
             and all(isinstance(item, (dict, Malformed)) for item in array)
         ):

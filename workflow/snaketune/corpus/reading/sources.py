@@ -162,7 +162,7 @@ def _holds_data(opening: Opening, shown: str, plain: bool, keys: TextKeys) -> bo
         format_ = format_of(head, shown, plain=plain, keys=keys)
     except SnaketuneError:
         return False
-    return bool(head) and not is_tar(head) and (format_ != "text" or not _is_binary(head))
+    return bool(head) and not is_tar(head) and (format_ not in ("csv", "text") or not _is_binary(head))
 
 
 def _is_binary(head: bytes) -> bool:
