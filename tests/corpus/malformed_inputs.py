@@ -7,6 +7,9 @@ end the reading.
 import gzip
 import io
 import json
+import lzma
+import tarfile
+import zipfile
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -143,7 +146,7 @@ def damaged_lines() -> list[Input]:
     deep = b"[" * 100_000
     damaged = {
         b'{"prompt": "cut': "not_json",
-        b'{"prompt": NaN}': "not_json",
+        b'{"prompt": -Infinity}': "not_json",
         b'{"prompt": Infinity}': "not_json",
         b'{"prompt": "a\0b"}': "not_json",
         b"\0\0\0": "not_json",
@@ -214,6 +217,26 @@ def _table(suffix: str) -> bytes:
     return sink.getvalue()
 
 
+def _zip(lines: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in ("b.jsonl", "a.jsonl"):
+            file.writestr(zipfile.ZipInfo(name), lines, zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+def _tar(lines: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as file:
+        for name in ("b.jsonl", "a.jsonl"):
+            info = tarfile.TarInfo(name)
+            info.size = len(lines)
+            file.addfile(info, io.BytesIO(lines))
+        end = file.offset
+    # Of the zero bytes at the end, one block is all that it takes.
+    return made.getvalue()[: end + tarfile.BLOCKSIZE]
+
+
 def whole_files() -> list[Input]:
     """Sound files of every format, to be damaged."""
     row, *_ = SOUND["prompt-response"]
@@ -229,6 +252,9 @@ def whole_files() -> list[Input]:
         "pretty.json": json.dumps({"rows": rows}, indent=1).encode(),
         "parquet": _table("parquet"),
         "arrow": _table("arrow"),
+        "zip": _zip(lines),
+        "tar": _tar(lines),
+        "tar.xz": lzma.compress(_tar(lines)),
     }
     return [Input(f"whole.{suffix}", content, ()) for suffix, content in contents.items()]
 
@@ -275,7 +301,7 @@ def damaged_files() -> list[Input]:
         "utf16.csv": "prompt,response\nx,y\n".encode("utf-16"),
         "zeros.jsonl": b"\0" * 5000,
         "deep.json": b"[" * 100_000 + b"]" * 99_999,
-        "nan.json": b'[{"prompt": "x", "response": NaN}]',
+        "infinity.json": b'[{"prompt": "x", "response": Infinity}]',
         "latin.json": '[{"prompt": "x", "response": "ä"}]'.encode("latin-1"),
     }
     return cut + flipped + [Input(name, content, None) for name, content in plain.items()]

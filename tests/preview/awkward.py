@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+from zipfile import ZipFile
 
 import pyarrow as pa
 from pyarrow.parquet import write_table
@@ -56,9 +57,22 @@ def _cut(folder: Path) -> Path:
     return file
 
 
-def _zip(folder: Path) -> Path:
-    (folder / "data.zip").write_bytes(b"PK\x03\x04")
+def _archive(folder: Path) -> Path:
+    with ZipFile(folder / "data.zip", "w") as file:
+        for number in range(2):
+            rows = "".join(json.dumps({"messages": turns(f"q{number} {i}", "a")}) + "\n" for i in range(900))
+            file.writestr(f"part-{number}.jsonl", rows)
     return folder / "data.zip"
+
+
+def _utf_16(folder: Path) -> Path:
+    (folder / "old.csv").write_text("question,answer\nWhy?,Weil\nHow?,Sö\n", encoding="utf-16")
+    return folder / "old.csv"
+
+
+def _page(folder: Path) -> Path:
+    (folder / "data.jsonl").write_text("<!doctype html><title>Log in</title>", encoding="utf-8")
+    return folder / "data.jsonl"
 
 
 GOOD: Rows = [{"messages": turns(f"q{i}", f"a{i}")} for i in range(20)]
@@ -142,6 +156,11 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     ),
     "plain text": (_text, ["plain text, 144 bytes; 1 row", "text: reads its only row", "⟦Once upon a time there was"]),
     "cut off": (_cut, ["conversations: reads", "trouble", "It may be damaged or cut off; fetch it again"]),
-    "no data": (_zip, ["trouble", "is a zip archive; unpack it"]),
+    "an archive": (
+        _archive,
+        ["part-0.jsonl: jsonl in a zip; the first 500 rows are looked at", "reads all 1,000 rows"],
+    ),
+    "another encoding": (_utf_16, ["CSV", "reads all 2 rows", "⟦Sö<|im_end|>⟧", "encoding: utf-16"]),
+    "no data": (_page, ["trouble", "is a web page and not the data"]),
     "not there": (lambda folder: folder / "no.jsonl", ["no.jsonl doesn't exist"]),
 }

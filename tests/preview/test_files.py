@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from snaketune.config.load import load
-from snaketune.corpus.reading.sources import read_file
+from snaketune.corpus.reading.sources import read_files
 from snaketune.preview import sample
 from snaketune.preview.look import look_at_file
 from snaketune.preview.terminal import as_text
@@ -89,7 +89,7 @@ def test_lines_for_the_config_are_a_config(name, tmp_path):
     # What stands in comments can be taken over as it is.
     decided = re.sub(r"(?m)^( +)# ", r"\1", written)
     config, _ = load(yaml.safe_load(decided))
-    assert len(decided.splitlines()) == 5 + ("fields" in written) + written.count("#") // 2
+    assert len(decided.splitlines()) == 5 + ("fields" in written) + ("encoding" in written) + written.count("#") // 2
 
 
 def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monkeypatch):
@@ -99,12 +99,15 @@ def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monk
     file = write_lines(tmp_path / "large.jsonl", [*conversations, *pairs])
     read = []
 
-    def counted(*args, **kwargs):
-        for raw in read_file(*args, **kwargs):
+    def counted(rows):
+        for raw in rows:
             read.append(raw)
             yield raw
 
-    monkeypatch.setattr(sample, "read_file", counted)
+    def counted_files(*args, **kwargs):
+        return ((name, counted(rows)) for name, rows in read_files(*args, **kwargs))
+
+    monkeypatch.setattr(sample, "read_files", counted_files)
     look = look_at_file(str(file), writer_of(None, None))
     assert len(read) == 31
     assert look.looked_at == 30

@@ -166,7 +166,7 @@ def job_of_sft(project, folder: Path, micro_batch_rows: int = 2) -> tuple[WorkFo
             "micro_batch_rows": micro_batch_rows,
             "gradient_checkpointing": False,
         },
-        "artifacts": {role: {str(path): result_at(path).content} for role, path in read.items()},
+        "artifacts": {role: [[str(path), result_at(path).content]] for role, path in read.items()},
         "files": {"base": []},
         "work": str(work.folder),
         "out": "results/sft/run",

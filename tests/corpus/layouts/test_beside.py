@@ -14,8 +14,8 @@ READ = {
     "an empty input and a context": ({"instruction": "q", "input": "", "context": "c", "output": "r"}, "U q\n\nc|A r"),
     "an input and a context": ({"instruction": "q", "input": "i", "context": "c", "output": "r"}, "U q\n\ni\n\nc|A r"),
     "article, question and options": (
-        {"article": "c", "question": "q", "options": ["x", "y"], "answer": "A"},
-        "U q\n\nc\n\nA. x\nB. y|A A",
+        {"article": "c d", "question": "q", "options": ["x", "y"], "answer": "A"},
+        "U q\n\nc d\n\nA. x\nB. y|A A",
     ),
     "choices with labels": (
         {"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answer": "1"},
@@ -28,7 +28,56 @@ READ = {
     ),
     "choices with letters of their own": ({"question": "q", "options": ["A)x", "B)y"], "answer": "A"}, "U q\n\nA)x\nB)y|A A"),
     "choices as a text": ({"problem": "q", "options": "a ) x , b ) y", "solution": "r"}, "U q\n\na ) x , b ) y|A r"),
-    "choices that the prompt holds": ({"prompt": "xx or yy?", "choices": ["xx", "yy"], "response": "r"}, "U xx or yy?|A r"),
+    "choices that the prompt holds": (
+        {"prompt": "q\n\n(A) Xx (B) yy", "choices": ["xx", "yy"], "response": "r"},
+        "U q\n\n(A) Xx (B) yy|A r",
+    ),
+    "choices whose words the prompt has": (
+        {"prompt": "Do you know it, yes or no?", "choices": ["yes", "no"], "response": "A"},
+        "U Do you know it, yes or no?\n\nA. yes\nB. no|A A",
+    ),
+    "choices that begin like labels": (
+        {"question": "q", "options": ["1.4 m", "2.8 m", "U.S. Navy", "A. Jones"], "answer": "C"},
+        "U q\n\nA. 1.4 m\nB. 2.8 m\nC. U.S. Navy\nD. A. Jones|A C",
+    ),
+    "times as choices": ({"question": "q", "options": ["1:2", "2:4"], "answer": "B"}, "U q\n\nA. 1:2\nB. 2:4|A B"),
+    "choices in the spelling of Python": ({"question": "q", "options": "['x', 'y']", "answer": "B"}, "U q\n\nA. x\nB. y|A B"),
+    "choices of which some are empty": ({"question": "q", "options": {"A": "x", "B": "y", "C": "", "D": None}, "answer": "B"},
+        "U q\n\nA. x\nB. y|A B"),
+    "what an API answered": (
+        {"prompt": "q", "completion": "r", "choices": [{"index": 0, "text": "r", "finish_reason": "stop"}]},
+        "U q|A r",
+    ),
+    "settings of a model": ({"prompt": "q", "response": "r", "options": {"temperature": 0.8, "num_predict": 128}}, "U q|A r"),
+    "two rival answers": ({"prompt": "q", "A": "r", "B": "other", "response": "r"}, "U q|A r"),
+    "numbers in the place of texts": (
+        {"prompt": "q", "response": "r", "paragraph": "3", "article": 17, "options": "4", "context": "0", "reasoning": "1"},
+        "U q|A r",
+    ),
+    "a link": ({"prompt": "q", "response": "r", "context": "https://example.org/a"}, "U q|A r"),
+    "a context that stands in the system turn": (
+        {"system": "Use this: c d e", "question": "q", "context": "c  d e", "answer": "r"},
+        "S Use this: c d e|U q|A r",
+    ),
+    "a paragraph that is the response": (
+        {"instruction": "Write a paragraph.", "output": "It is so.", "paragraph": "It is so."},
+        "U Write a paragraph.|A It is so.",
+    ),
+    "passages with titles": (
+        {"question": "q", "context": [{"title": "t", "text": "c"}, {"text": "d"}], "answer": "r"},
+        "U q\n\nt\nc\n\nd|A r",
+    ),
+    "hotpotqa": (
+        {"question": "q", "context": {"title": ["t", "u"], "sentences": [["a. ", "b."], ["c."]]}, "answer": "r"},
+        "U q\n\nt\na. b.\n\nu\nc.|A r",
+    ),
+    "a way to reason": ({"prompt": "q", "response": "r", "thinking": "enabled", "cot": "Let's think step by step."}, "U q|A r"),
+    "reasoning in other tags": (
+        {"prompt": "q", "response": "<reasoning>so it is</reasoning>r", "cot": "so it is"},
+        "U q|A <reasoning>so it is</reasoning>r",
+    ),
+    "reasoning that the response begins with": ({"prompt": "q", "response": "t u. So r", "cot": "t u."}, "U q|A t u. So r"),
+    "reasoning in its tags": ({"prompt": "q", "response": "r", "reasoning": "<think>\nt u\n</think>"}, f"U q|A {THOUGHT}r"),
     "columns of letters": (
         {"question": "q", "A": "x", "B": "y", "C": "z", "D": 4, "answer": "C"},
         "U q\n\nA. x\nB. y\nC. z\nD. 4|A C",
@@ -47,7 +96,8 @@ READ = {
 def test_read(raw, expected):
     row = read(raw)[1]
     assert spelled(row.messages) == expected
-    assert row.answer == ("7" if "solution" in raw and "answer" in raw else None)
+    if "solution" in raw:
+        assert row.answer == raw.get("answer")
 
 
 @pytest.mark.parametrize(
@@ -95,12 +145,11 @@ def test_rows_that_differ_there_alone_are_no_duplicates(make):
             "history",
         ),
         (
-            {"question": "q", "choices": [None, "x"], "answer": "r"},
+            {"question": "q", "choices": [{"a": 1}, {"b": 2}], "answer": "r"},
             CONVERSATIONS,
             "unread_choices",
-            "choices holds list",
+            "holds list",
         ),
-        ({"question": "q", "choices": 4, "answer": "r"}, CONVERSATIONS, "unread_choices", "choices holds int"),
         (
             {"question": "q", "thinking_trajectories": ["a", "b"], "answer": "r"},
             CONVERSATIONS,
@@ -112,6 +161,12 @@ def test_rows_that_differ_there_alone_are_no_duplicates(make):
             CONVERSATIONS,
             "unread_reasoning",
             "reasoning holds dict",
+        ),
+        (
+            {"prompt": "q", "response": "r", "score": 3, "reasoning": "It is so."},
+            CONVERSATIONS,
+            "unread_reasoning",
+            "a judge",
         ),
         ({"question": " ", "context": "c", "answer": "r"}, CONVERSATIONS, "empty_turn", "turn 1"),
     ],

@@ -21,8 +21,16 @@ CHAT = {"messages": turns("U q", "A r")}
             CONVERSATIONS,
             "turn 1: images",
         ),
-        ({"messages": turns("U <image>\nWhat is it?", "A r")}, CONVERSATIONS, "turn 1 holds <image>"),
-        ({"prompt": "<image>q", "chosen": "x", "rejected": "y"}, PREFERENCES, "turn 1 holds <image>"),
+        ({"messages": turns("U <image>\nWhat is it?", "A r")}, CONVERSATIONS, "turn 1 has the place of a picture"),
+        ({"question": "<image 1> q", "answer": "r"}, CONVERSATIONS, "turn 1 has the place"),
+        ({"question": "<video>\nq", "answer": "r"}, CONVERSATIONS, "turn 1 has the place"),
+        ({"question": "q", "answer": "r", "image_1": {"bytes": "x"}}, CONVERSATIONS, "image_1 goes"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "q", "image": {"bytes": "x"}}]}, *turns("A r")]},
+            CONVERSATIONS,
+            "image goes",
+        ),
+        ({"prompt": "<image>q", "chosen": "x", "rejected": "y"}, PREFERENCES, "turn 1 has the place of a picture"),
     ],
 )
 def test_refused(raw, kind, says):
@@ -34,6 +42,10 @@ def test_refused(raw, kind, says):
     "raw",
     [
         CHAT | {"images": []},
+        CHAT | {"images": [{"bytes": None, "path": None}]},
+        CHAT | {"image": "nan"},
+        CHAT | {"video_url": "https://example.org/a"},
+        {"messages": turns("U What does <video> do in HTML?", "A r")},
         CHAT | {"image": None, "videos": None},
         {"messages": turns("U q", "A Put <image> there.")},
         {"messages": turns("U What does <image>x.png</image> mean?", "A r")},

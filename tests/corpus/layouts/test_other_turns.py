@@ -30,6 +30,16 @@ READ = {
         },
         "S s|U q|A r s",
     ),
+    "gemini with a thought": (
+        {
+            "contents": [
+                {"role": "user", **part("q")},
+                {"role": "model", "parts": [{"text": "t", "thought": True}, {"text": "r"}]},
+            ]
+        },
+        f"U q|A {THOUGHT}r",
+    ),
+    "a column contents of something else": ({"prompt": "q", "response": "r", "contents": "a list"}, "U q|A r"),
     "gemini with a call": (
         {
             "contents": [
@@ -75,7 +85,10 @@ READ = {
         f"U q|A {CALL}",
     ),
     "bfcl": (
-        {"question": [turns("S s", "U q")], "function": [{"name": "f"}], "ground_truth": [{"f": {"x": [1, 2], "y": ["", 3]}}]},
+        {
+            "question": [turns("S s", "U q")], "function": [{"name": "f", "parameters": {}}],
+            "ground_truth": [{"f": {"x": [1, 2], "y": ["", 3]}}],
+        },
         f"S s|U q|A {CALL}",
     ),
 }  # fmt: skip
@@ -85,7 +98,9 @@ READ = {
 def test_read(raw, expected):
     (made,) = read_all([raw])
     assert spelled(made.row.messages) == expected
-    assert made.ignored == (("id",) if "id" in raw else ())
+    assert made.ignored == tuple(
+        name for name in ("contents", "id") if name in raw and made.layout == "prompt-response"
+    )
     assert (made.row.tools is not None) is bool({"tools", "function"} & raw.keys())
 
 
@@ -125,7 +140,7 @@ def test_context_and_reasoning_by_fields():
     # With a layout of its own, in the place of the column that it would read.
     raw = {"question": "q", "answer": "r", "evidence": "e", "context": "id-7", "trace": "t"}
     (made,) = read_all([raw], context="evidence", reasoning="trace")
-    assert spelled(made.row.messages) == f"U q\n\ne|A {THOUGHT}r" and made.ignored == ()
+    assert spelled(made.row.messages) == f"U q\n\ne|A {THOUGHT}r" and made.ignored == ("context",)
 
 
 def test_a_template_takes_a_list_line_by_line():

@@ -47,9 +47,13 @@ CHATS = {
         {"conversation": [{"system": "s", "input": "a", "output": "b"}, {"system": "s", "input": "q", "output": "r"}]},
         "S s|U a|A b|U q|A r",
     ),
+    "xtuner, an answer without loss": (
+        {"conversation": [{"input": "a", "output": "b", "output_with_loss": False}, {"input": "q", "output": "r"}]},
+        "U a|A b|U q|A r",
+    ),
     "s1k": (
-        {"question": "q", "solution": "r", "cot": None, "thinking_trajectories": ["t"], "answer": "7"},
-        "U q|A <think>\nt\n</think>\n\nr",
+        {"question": "q", "solution": "r", "cot": None, "thinking_trajectories": ["t u"], "answer": "7"},
+        "U q|A <think>\nt u\n</think>\n\nr",
     ),
     "nemotron post-training": (
         {"input": turns("U q"), "output": "r", "system_prompt": "detailed thinking off", "category": "chat"},

@@ -5,7 +5,7 @@ import pytest
 from snaketune.config.corpora import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.raw import RawRow
-from tests.corpus.row_spelling import PREFERENCES, spelled
+from tests.corpus.row_spelling import PREFERENCES, read, read_all, spelled
 
 
 def pairs(raw, **source):
@@ -78,6 +78,16 @@ def test_two_answers_with_scores(raw, expected):
     assert pairs(raw, margin=5) == [
         {"a>b": "a>b" if "score_A" in raw else "below_margin", "tie": "tie"}.get(expected[0], "below_margin")
     ]
+
+
+def test_scores_that_contradict_the_verdict_are_refused_and_alone_make_votes_of_preferences_only():
+    votes = {"prompt": "q", "response_a": "a", "response_b": "b", "score_a": 1, "score_b": 5}
+    assert pairs(votes | {"winner": "a"}) == ["rating_contradicts"]
+    assert pairs(votes | {"winner": "b"}) == ["b>a"]
+    row = {"instruction": "q", "output": "r", "output_1": "x", "output_2": "y", "score_1": 1, "score_2": 2}
+    assert read(row)[0] == "alpaca"
+    labelled = {"prompt": "q", "completion": "x", "label": True, "responses": ["x", "y"], "scores": [1, 2]}
+    assert read_all([labelled], PREFERENCES)[0].layout == "unpaired"
 
 
 def test_the_mean_of_several_votes():

@@ -37,6 +37,24 @@ def test_a_tie_is_none_whatever_its_texts():
     assert read(PAIR | {"status": "swapped"}, PREFERENCES)
 
 
+def test_of_several_ratings_one_that_agrees_is_enough():
+    several = {
+        "chosen_overall_score": 8,
+        "rejected_overall_score": 6,
+        "chosen_honesty_rating": 4,
+        "rejected_honesty_rating": 5,
+    }
+    assert read(PAIR | several, PREFERENCES)
+    assert read(PAIR | several | {"chosen_safety_score": 1, "rejected_safety_score": 1}, PREFERENCES)
+    with pytest.raises(Malformed, match="rating_contradicts"):
+        read(PAIR | several | {"chosen_overall_score": 5}, PREFERENCES)
+    assert read(PAIR | {"chosen_score": -1, "rejected_score": -1}, PREFERENCES)
+    assert read(
+        PAIR | {"chosen_toxicity_score": 0.1, "rejected_toxicity_score": 0.9, "chosen_score_rank": 1}, PREFERENCES
+    )
+    assert read(PAIR | {"chosen_score": 10**400, "rejected_score": 3}, PREFERENCES)
+
+
 def test_columns_that_count_something_else_rate_nothing():
     assert read(PAIR | {"chosen_tokens": 3, "rejected_tokens": 9, "chosen_rating": 1, "num_ratings": 2}, PREFERENCES)
 
@@ -72,6 +90,9 @@ def test_rows_that_are_marked_are_named_with_the_key_that_leaves_them_out(make, 
         ("note == null", "02345"),
         ("note != z", "02345"),
         ("prompt > q3", "45"),
+        ("is_correct != False", "024"),
+        ("is_correct == 1", "024"),
+        ("prompt != 'q3'", "01245"),
     ],
 )  # fmt: skip
 def test_only_rows_that_fulfil_all_conditions_are_used(make, where, kept):

@@ -31,6 +31,13 @@ def test_other_weights_are_quarantined_with_a_sentence(make, weight):
     assert "turn 2" in record["detail"] and "1 or 0" in record["detail"]
 
 
+@pytest.mark.parametrize("key", ["output_with_loss", "loss", "weight"])
+def test_an_answer_in_an_exchange_is_left_out_too(make, key):
+    exchanges = [{"input": "a", "output": "b", key: 0}, {"input": "c", "output": "d", key: 1}]
+    (row,) = make([{"conversation": exchanges}]).train
+    assert supervised(row) == [True, False, True, True]
+
+
 def test_a_turn_that_is_supervised_in_parts_is_quarantined(make):
     detail = [{"begin_offset": 0, "end_offset": 0, "train": False}]
     rows = [{"messages": turns("-", value, key="train_detail")} for value in (detail, [], None)]

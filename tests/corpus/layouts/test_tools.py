@@ -103,11 +103,16 @@ def test_other_names_of_tools_and_parameters_are_read(make, chat):
     for functions in ([WEATHER], json.dumps([WEATHER]), wrapped(WEATHER)):
         assert make([chat() | {"functions": functions}]).train[0]["tools"] == expected
     assert make([chat() | {"functions": ["def f(): pass"]}]).train[0]["tools"] is None
+    assert make([chat() | {"functions": [{"name": "f", "code": "def f(): pass"}]}]).train[0]["tools"] is None
+    assert make([chat() | {"tools": "[]", "functions": [WEATHER]}]).train[0]["tools"] == expected
+    assert make([chat() | {"tools": [{"functionDeclarations": [WEATHER]}]}]).train[0]["tools"] == expected
 
 
 def test_tools_that_the_system_turn_offers_are_offered_once(make, chat):
     system = {"role": "system", "content": f"Call one of <tools>{json.dumps([WEATHER, NOW])}</tools>."}
     messages = [system, *chat()["messages"]]
+    named = {"role": "system", "content": "You have tools called 'weather' and 'now'."}
+    assert make([{"messages": [named, *chat()["messages"]], "tools": [WEATHER, NOW]}]).train[0]["tools"] is not None
     rows = [{"messages": messages, "tools": tools} for tools in ([WEATHER, NOW], [WEATHER, NOW | {"name": "then"}])]
     built = make(rows)
     assert [row["tools"] is None for row in built.train] == [True, False]

@@ -100,6 +100,7 @@ def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
         "User: a\nBot: b\nUser: c\n\nWas the bot polite in this dialogue?",
         "User: a\nUser: b\nBot:",
         "User: a\nBot: b\n\nGo on with this dialogue.",
+        "Human: a\nAI: b\nHuman: c\nRate the AI from 1 to 5.",
         "Bot: a\nUser: b\nBot:",
         "user: root\nai: b\nc",
     ],

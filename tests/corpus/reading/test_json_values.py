@@ -82,7 +82,7 @@ def test_large_integers_are_exact(number):
     [
         (b"", "not_json", "line 1"),
         (b'{"a": 1', "not_json", "column 8"),
-        (b'{"a": NaN}', "not_json", "NaN"),
+        (b'{"a": Infinity}', "not_json", "Infinity"),
         (b'{"a": -Infinity}', "not_json", "-Infinity"),
         (b"{'a': 1}", "not_json", "double quotes"),
         (b'{"a": 1,}', "not_json", "column"),

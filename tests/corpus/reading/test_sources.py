@@ -51,7 +51,7 @@ def stream() -> bytes:
 def read(tmp_path: Path, name: str, content: bytes):
     path = tmp_path / name
     path.write_bytes(content)
-    return [tuple(raw) for raw in read_file(path, f"as/written/{name}")]
+    return [raw[:3] for raw in read_file(path, f"as/written/{name}")]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
     "line, reason",
     [
         (b'{"prompt": "cut', "not_json"),
-        (b'{"prompt": NaN}', "not_json"),
+        (b'{"prompt": Infinity}', "not_json"),
         (b"{'prompt': 1}", "not_json"),
         (b'{"n": ' + b"1" * 5000 + b"}", "not_json"),
         (b"[" * 100_000, "not_json"),
@@ -237,7 +237,7 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16"), "UTF-16.*iconv"),
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16-le"), "UTF-16.*iconv"),
         ("a.csv", "prompt,response\nx,y\n".encode("utf-16-be"), "UTF-16.*iconv"),
-        ("a.jsonl", b"\0" * 999, "UTF-16.*no text"),
+        ("a.jsonl", b"\0" * 999, "nothing but zero bytes.*fetch it again"),
         ("a.jsonl", b"PK\x03\x04rest", "zip archive"),
         ("a.jsonl.bz2", b"BZh91AY", "bzip2"),
         ("a.jsonl.xz", b"\xfd7zXZ\0\0", "xz"),
@@ -323,7 +323,7 @@ def test_hub(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     hub = HubDataset(path="openai/gsm8k", name="main", split="test", revision="abc")
-    assert [tuple(raw) for raw in read_hub(hub)] == [("row", n, row) for n, row in enumerate(FULL, start=1)]
+    assert [raw[:3] for raw in read_hub(hub)] == [("row", n, row) for n, row in enumerate(FULL, start=1)]
     assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test", "revision": "abc"}
 
 
@@ -332,6 +332,22 @@ def test_rows_of_the_hub_have_no_nulls_inside(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     (raw,) = read_hub(HubDataset(path="openai/gsm8k", revision="abc"))
     assert raw.found == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
+
+
+def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
+    rows = [
+        {"score": 0.5, "turns": [{"x": float("nan"), "y": 1}]},
+        {"score": float("nan"), "turns": []},
+        {"score": 1.0},
+    ]
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
+    raws = list(read_hub(HubDataset(path="openai/gsm8k", revision="abc")))
+    assert [raw.found for raw in raws] == [
+        {"score": 0.5, "turns": [{"y": 1}]},
+        {"score": None, "turns": []},
+        {"score": 1.0},
+    ]
+    assert [raw.notes for raw in raws] == [("nan_as_null",), ("nan_as_null",), ()]
 
 
 def test_hub_that_cannot_be_had(monkeypatch):

@@ -26,7 +26,7 @@ from snaketune.stages.table import STAGES
 
 MB, GB = 1e6, 1e9
 # What a file grows to when it is read.
-GROWS = {".gz": 5, ".zst": 5, ".parquet": 3}
+GROWS = {".gz": 5, ".xz": 5, ".zst": 5, ".zip": 5, ".parquet": 3}
 # Of a dataset or a model on the Hub that isn't here yet.
 UNKNOWN_ROWS, UNKNOWN_PARAMETERS = GB, 8e9
 # Bytes of text to a token; few, so that many tokens are expected.

@@ -1,5 +1,6 @@
 """`corpora:`, what goes in."""
 
+import codecs
 import re
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,9 @@ Layout = Literal[
 Role = Literal["system", "user", "assistant", "tool"]
 Repair = Literal["merge-same-role", "drop-empty-turns", "drop-leading-assistant", "drop-trailing-user"]
 PersonalData = Literal["email", "phone", "credit_card", "ip_address", "ssn"]
+
+
+UTF_8 = "utf-8"
 
 
 class HubDataset(Model):
@@ -93,8 +97,16 @@ class Source(Model):
     """One place that rows come from: local files, or a Hub dataset."""
 
     files: tuple[LocalPath, ...] = ()
-    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz or .zst;
-    for corpora of kind text also plain text, where a file is a document. What is in a file counts, not what it is called."""
+    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz, .xz or .zst,
+    or within a .zip or .tar; for corpora of kind text also plain text, where a file is a document. What is in a file counts,
+    not what it is called."""
+    encoding: str = UTF_8
+    """What its text files (JSON, CSV, plain text) are in, as Python calls it: `cp1252`, `utf-16`, `shift_jis`."""
+    delimiter: str | None = None
+    """What separates the cells of its CSV files: one character, or `tab`. Default: a comma, a tab, `;` or `|`, whichever the
+    first rows have as many of as the header."""
+    header: tuple[ShortText, ...] = ()
+    """The columns of its CSV files, where these have no header of their own."""
     hub: HubDataset | None = None
     layout: Layout = "auto"
     """How a row is laid out; `auto` recognises it by its columns."""
@@ -125,10 +137,40 @@ class Source(Model):
             condition_of(text)
         return where
 
+    @field_validator("encoding")
+    @classmethod
+    def _is_an_encoding(cls, encoding: str) -> str:
+        try:
+            "a".encode(encoding)
+            return codecs.lookup(encoding).name
+        except (LookupError, ValueError):
+            raise ValueError(
+                f"{encoding!r} is no encoding of text that Python knows; some are utf-8, utf-16, cp1252, shift_jis, gb18030"
+            ) from None
+
+    @field_validator("delimiter")
+    @classmethod
+    def _is_one_character(cls, delimiter: str | None) -> str | None:
+        if delimiter == "tab":
+            return "\t"
+        if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
+            raise ValueError(f"needs one character, or tab, and no quote or end of a line; found {delimiter!r}")
+        return delimiter
+
+    @field_validator("header")
+    @classmethod
+    def _names_each_once(cls, header: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise ValueError(f"has {twice[0]!r} twice")
+        return header
+
     @model_validator(mode="after")
     def _one_origin(self) -> "Source":
         if bool(self.files) == bool(self.hub):
             raise ValueError("give exactly one of `files` and `hub`")
+        for key in ("encoding", "delimiter", "header"):
+            if self.hub and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for local files, and this is a dataset of the Hub; leave it out")
         return self
 
 

@@ -4,13 +4,26 @@ from typing import Any, Literal, NamedTuple
 
 from snaketune.corpus.rows import Dropped, Malformed, Row
 
+NAN_AS_NULL = ("nan_as_null",)
+
 
 class RawRow(NamedTuple):
-    """A row as it was found, or why there is none, and where: the line of a text file, else the number of the row."""
+    """A row as it was found, or why there is none, and where: the line of a text file, else the number of the row.
+
+    `notes` name what was changed on reading; the canonical rows that are made of it have them too.
+    """
 
     unit: Literal["line", "row"]
     number: int
     found: dict[str, Any] | Malformed
+    notes: tuple[str, ...] = ()
+
+
+class Noted(NamedTuple):
+    """A value that was changed on reading, and the notes of its row."""
+
+    found: Any
+    notes: tuple[str, ...] = NAN_AS_NULL
 
 
 class Made(NamedTuple):
@@ -44,3 +57,27 @@ def without_nulls(value: Any) -> Any:
         case list():
             return [without_nulls(part) for part in value]
     return value
+
+
+def nan_as_null(value: Any) -> Any:
+    """A value with null for each NaN, which is how pandas spells a missing one; the same object where there is none.
+
+    >>> nan_as_null({"a": [float("nan"), 1.5]})
+    {'a': [None, 1.5]}
+    """
+    match value:
+        case float():
+            return value if value == value else None
+        case dict():
+            made = {key: nan_as_null(part) for key, part in value.items()}
+            return made if any(made[key] is not part for key, part in value.items()) else value
+        case list():
+            parts = [nan_as_null(part) for part in value]
+            return parts if any(part is not old for part, old in zip(parts, value)) else value
+    return value
+
+
+def noted(row: Any) -> Any:
+    """`row`, or what it is without the NaN in it."""
+    made = nan_as_null(row)
+    return row if made is row else Noted(made)

@@ -19,7 +19,8 @@ from snaketune.corpus.excerpts import say
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.raw import Made, RawRow
-from snaketune.corpus.reading.sources import hub_name, read_file, read_hub
+from snaketune.corpus.reading.formats import TextKeys
+from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
@@ -101,8 +102,10 @@ class Scan:
         with _rare_collections():
             if source.hub:
                 self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
-            for name, path in zip(source.files, paths):
-                self._read(name, read_file(path, name, plain=self.spec.kind == TEXT), source, counts)
+            keys = TextKeys(source.encoding, source.delimiter, source.header)
+            for file, path in zip(source.files, paths):
+                for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
+                    self._read(name, raws, source, counts)
         counts.rows = slice(first, len(self.hashes))
         if counts.ignored:
             say(_ignored_line(source, counts.ignored))
@@ -131,6 +134,8 @@ class Scan:
             try:
                 if isinstance(row, Malformed | Dropped):
                     raise row
+                if made.raw.notes:
+                    row.notes += made.raw.notes
                 if clean:
                     row = clean(row)
                 if pattern and row.answer is None:

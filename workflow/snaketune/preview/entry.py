@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from snaketune.config.corpora import CorpusContent, Fields, Source
+from snaketune.config.corpora import CorpusContent, Source
 from snaketune.preview.reading import Reading
 
 NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -24,9 +24,7 @@ def entry(file: str, source: Source, reading: Reading, looked_at: int, repairs: 
         repairs: what would mend some of those that can't be read.
         repaired: how many more could be read then.
     """
-    own: dict[str, object] = {"files": list(source.files)}
-    if source.fields != Fields():
-        own["fields"] = source.fields.model_dump(exclude_none=True)
+    own = source.model_dump(mode="json", exclude_defaults=True)
     corpora = {name_for(file): {"kind": reading.kind, "sources": [own]}}
     lines = yaml.safe_dump(
         {"corpora": corpora}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
@@ -55,7 +53,7 @@ def name_for(file: str) -> str:
 
 
 def conditions(reading: Reading) -> list[tuple[str, int]]:
-    """For `where`, by column what leaves out most rows that the column marks as bad ones, and how many of them."""
+    """For `where`, what leaves out rows that a column marks as bad ones, and how many, most first."""
     found = []
     for mark, count in reading.marked.most_common():
         column, _, value = mark.partition(": ")

@@ -6,6 +6,7 @@ source of a config, by what the config says.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from snaketune.config.corpora import CorpusContent, Fields, Source
 from snaketune.corpus.layouts.nearest import nearest
@@ -15,7 +16,7 @@ from snaketune.corpus.rows import TEXT
 from snaketune.preview.entry import entry
 from snaketune.preview.fields import suggested
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
-from snaketune.preview.sample import FORMATS, Sample, samples_of
+from snaketune.preview.sample import FORMATS, Sample, encoding_of, samples_of
 from snaketune.preview.written import BYTES_PER_TOKEN, LENGTHS, Writer, Written, write
 
 
@@ -71,11 +72,11 @@ class Look:
 
 def look_at_file(file: str, writer: Writer) -> Look:
     """A file that no config names."""
-    source = Source(files=(file,))
+    source = Source(files=(file,), encoding=encoding_of(Path(file)))
     samples = samples_of(source, None)
     looked_at = sum(len(sample.raws) for sample in samples)
     reading, counts = best_reading(source, samples)
-    if not reading.used and samples[0].format.startswith(FORMATS["csv"]):
+    if samples and not reading.used and samples[0].format.startswith(FORMATS["csv"]):
         # Prose with commas, perhaps: of a corpus of kind text, only what is called .csv is a table.
         as_document = samples_of(source, TEXT)
         if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):

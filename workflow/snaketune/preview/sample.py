@@ -13,17 +13,22 @@ from typing import Any
 
 from snaketune.config.corpora import Source
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw import RawRow
-from snaketune.corpus.reading.formats import GZIP_MAGIC, HEAD_LENGTH, ZSTD_MAGIC, format_of
+from snaketune.corpus.raw import Noted, RawRow
+from snaketune.corpus.reading.archives import is_tar, is_zip
+from snaketune.corpus.reading.encodings import UTF_8, other_unicode
+from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
 from snaketune.corpus.reading.json_values import parse
-from snaketune.corpus.reading.sources import NOT_THERE_OR_BROKEN, hub_name, open_unpacked, read_file, read_hub
+from snaketune.corpus.reading.sources import NOT_THERE_OR_BROKEN, hub_name, read_files, read_hub
+from snaketune.corpus.reading.unpacking import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_unpacked
 from snaketune.corpus.rows import TEXT, Malformed
 from snaketune.errors import SnaketuneError
 
 MOST_ROWS = 2000
 MOST_CHARACTERS = 2_500_000
+# Of one file in an archive, so that others are seen too.
+MOST_ROWS_OF_A_MEMBER = 500
 FURTHER_ROWS, LONGEST_FURTHER = 50, 100_000
-COMPRESSION = {GZIP_MAGIC: "gzip", ZSTD_MAGIC: "zstd"}
+COMPRESSION = {GZIP_MAGIC: "gzip", XZ_MAGIC: "xz", ZSTD_MAGIC: "zstd"}
 FORMATS = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", TEXT: "plain text"}
 
 
@@ -53,7 +58,7 @@ class Sample:
 
 
 def samples_of(source: Source, kind: str | None) -> list[Sample]:
-    """The first rows of every file of a source, all together at most MOST_ROWS.
+    """The first rows of every file of a source, all together at most MOST_ROWS; of an archive, of the files in it.
 
     Args:
         kind: what the corpus holds, where that is known.
@@ -63,65 +68,100 @@ def samples_of(source: Source, kind: str | None) -> list[Sample]:
         name = hub_name(source.hub)
         rows = len(raws) if whole else None
         return [Sample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
-    files = len(source.files)
-    return [
-        _of_file(Path(file), kind, max(1, MOST_ROWS // files), max(1, MOST_CHARACTERS // files))
-        for file in source.files
-    ]
+    keys = TextKeys(source.encoding, source.delimiter, source.header)
+    limits = (max(1, whole // len(source.files)) for whole in (MOST_ROWS, MOST_CHARACTERS))
+    most_rows, most_characters = limits
+    return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, most_rows, most_characters)]
 
 
-def _of_file(path: Path, kind: str | None, most_rows: int, most_characters: int) -> Sample:
-    name = str(path)
+def encoding_of(path: Path) -> str:
+    """The encoding that a text file is in, as far as its first bytes give it away."""
     try:
-        form = _format(path, kind)
+        return other_unicode(_head(path)) or UTF_8
+    except NOT_THERE_OR_BROKEN:
+        return UTF_8
+
+
+def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_characters: int) -> Iterator[Sample]:
+    """One sample, or of an archive one for each file in it, until there are enough rows."""
+    name, archive = str(path), _archive(path)
+    form = None if archive else _format(path, kind, keys)
+    members = read_files(path, name, plain=TEXT in (kind, form), keys=keys)
+    try:
+        with closing(members):  # type: ignore[type-var]
+            for member, rows in members:
+                if not archive:
+                    yield _sample(path, form, keys, *_taken(rows, most_rows, most_characters))
+                    continue
+                raws, whole, trouble = _taken(rows, min(most_rows, MOST_ROWS_OF_A_MEMBER), most_characters)
+                shown = f"{suffix_of(member)[1:] or 'file'} in a {archive}"
+                count = len(raws) if whole else None
+                yield Sample(name=member, format=shown, raws=raws, whole=whole, rows=count, trouble=trouble)
+                most_rows -= len(raws)
+                most_characters -= sum(_length(raw.found) for raw in raws)
+                if most_rows <= 0 or most_characters <= 0:
+                    return
     except SnaketuneError as error:
-        return Sample(name=name, raws=[], whole=True, trouble=str(error))
-    raws, whole, trouble = _taken(read_file(path, name, plain=form == TEXT), most_rows, most_characters)
+        yield Sample(name=name, raws=[], whole=True, trouble=str(error))
+
+
+def _sample(
+    path: Path, form: str | None, keys: TextKeys, raws: list[RawRow], whole: bool, trouble: str | None
+) -> Sample:
+    """Of a file that is no archive; Args: form: its format, None where there is none that is read here."""
     if form is None:
-        return Sample(name=name, raws=[], whole=True, trouble=trouble)
+        return Sample(name=str(path), raws=[], whole=True, trouble=trouble)
     compression = _compression(path)
     rows, estimated = (len(raws), False) if whole else _rows_in_all(path, form, compression, raws)
     lines = form == "json" and any(raw.unit == "line" for raw in raws)
     shown = FORMATS.get(form) or ("JSON lines" if lines else "JSON")
+    cheap = lines and rows and not (whole or compression) and keys.encoding == UTF_8
     return Sample(
-        name=name,
+        name=str(path),
         format=f"{shown}, {compression}" if compression else shown,
         bytes=path.stat().st_size,
         raws=raws,
         whole=whole,
         rows=rows,
         estimated=estimated,
-        further=_further(path, rows, raws[-1].number) if lines and rows and not whole and not compression else [],
+        further=_further(path, rows, raws[-1].number) if cheap else [],
         trouble=trouble,
     )
 
 
-def _format(path: Path, kind: str | None) -> str | None:
-    """The format; None where the file can't be opened, of which reading it says more.
-
-    Raises:
-        SnaketuneError: none that is read here.
-    """
-    if not path.is_file():
-        return None
+def _archive(path: Path) -> str | None:
+    """What kind of archive a file is, if it is one."""
     try:
-        with open_unpacked(path) as file:
-            head = file.read(HEAD_LENGTH)
+        return "zip" if is_zip(path) else "tar" if is_tar(_head(path)) else None
     except NOT_THERE_OR_BROKEN:
         return None
+
+
+def _format(path: Path, kind: str | None, keys: TextKeys) -> str | None:
+    """The format; None where there is none that is read here, of which reading it says more."""
     try:
-        return format_of(head, str(path), plain=kind == TEXT) if head else None
-    except SnaketuneError:
-        # A text in no other format is a document, of a corpus of kind text.
-        form = format_of(head, str(path), plain=True)
-        if kind is None and b"\x00" not in head:
-            return form
-        raise
+        head = _head(path)
+        if keys.encoding != UTF_8:
+            head = head.decode(keys.encoding, "ignore").encode()
+    except NOT_THERE_OR_BROKEN:
+        return None
+    # A text in no other format is a document, of a corpus of kind text.
+    for plain in (kind == TEXT, kind in (None, TEXT) and b"\x00" not in head):
+        try:
+            return format_of(head, str(path), plain=plain, keys=keys) if head else None
+        except SnaketuneError:
+            continue
+    return None
+
+
+def _head(path: Path) -> bytes:
+    with open_unpacked(path) as file:
+        return file.read(HEAD_LENGTH)
 
 
 def _compression(path: Path) -> str | None:
     with path.open("rb") as file:
-        head = file.read(len(ZSTD_MAGIC))
+        head = file.read(len(XZ_MAGIC))
     return next((name for magic, name in COMPRESSION.items() if head.startswith(magic)), None)
 
 
@@ -191,13 +231,16 @@ def _further(path: Path, rows: int, read: int) -> list[RawRow]:
                 lines[number] = file.readline(LONGEST_FURTHER)
         file.seek(max(0, size - LONGEST_FURTHER))
         *before, last = file.read(LONGEST_FURTHER).rstrip().split(b"\n")
-    found = [RawRow("line", number, _row(line)) for number, line in lines.items() if line.endswith(b"\n")]
-    return [*found, RawRow("line", rows, _row(last))] if before else found
+    found = [_row(number, line) for number, line in lines.items() if line.endswith(b"\n")]
+    return [*found, _row(rows, last)] if before else found
 
 
-def _row(line: bytes) -> dict[str, Any] | Malformed:
+def _row(number: int, line: bytes) -> RawRow:
     try:
         value = parse(line)
     except Malformed as error:
-        return error
-    return value if isinstance(value, dict) else Malformed("not_an_object", f"found {excerpt(value)}")
+        value = error
+    found, notes = (value.found, value.notes) if isinstance(value, Noted) else (value, ())
+    if not isinstance(found, dict | Malformed):
+        found = Malformed("not_an_object", f"found {excerpt(found)}")
+    return RawRow("line", number, found, notes)

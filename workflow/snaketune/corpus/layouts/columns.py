@@ -1,10 +1,15 @@
 """The columns of a row: which there are, which are read, and what a cell says."""
 
 import math
+import re
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.rows import Malformed
+
+NOTHING = re.compile(
+    r"\s*(?:nan|none|null|n/?a|-+|true|false|[-+]?\d[\d.,]*(?:e[-+]?\d+)?|https?://\S+)?\s*", re.IGNORECASE
+)
 
 
 class Columns(dict[str, Any]):
@@ -23,6 +28,25 @@ class Columns(dict[str, Any]):
     def __getitem__(self, column: str) -> Any:
         self.read.append(column)
         return dict.__getitem__(self, column)
+
+
+def note_read(raw: dict[str, Any], column: str) -> None:
+    """Note that a column which was looked at is read."""
+    if isinstance(raw, Columns):
+        raw.read.append(column)
+
+
+def says_nothing(value: Any) -> bool:
+    """Whether a cell holds no text for a prompt: null, nothing, a number also as a text, or a link.
+
+    >>> [says_nothing(value) for value in (None, 4, "4", " nan", [], [1, 2], "https://a.b", "4 cats", ["a"], {"a": 1})]
+    [True, True, True, True, True, True, True, False, False, False]
+    """
+    if isinstance(value, list):
+        return all(item is None or isinstance(item, (bool, int, float)) for item in value)
+    if not isinstance(value, str):
+        return not value or isinstance(value, (bool, int, float))
+    return NOTHING.fullmatch(value) is not None
 
 
 def column_of(raw: dict[str, Any], column: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.roles import IN_DIALOGUES, Speakers, role_of
-from snaketune.corpus.layouts.transcripts import cut
+from snaketune.corpus.layouts.transcripts import cut, cut_at_marks
 from snaketune.corpus.layouts.unwrap import conversation_in, take_ends_off
 from snaketune.corpus.rows import Malformed, Message
 
@@ -64,15 +64,41 @@ def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
     for column, value in raw.items():
         if isinstance(value, str):
             before, spoken = _cut(value, speakers)
-            if (len({name for name, _ in spoken}) > 1 and not _without_remarks(before)) or conversation_in(value):
+            names = {name for name, _ in spoken if not _is_tool(name)}
+            if (len(names) > 1 and not _without_remarks(before)) or conversation_in(value):
                 return column
     return None
 
 
 def _cut(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
-    """What stands before the first speaker, and then each speaker, in small letters, with what they say."""
-    before, spoken = cut(text, _tag(tuple(speakers)))
+    """What stands before the first speaker, and then each speaker, in small letters, with what they say.
+
+    `Tool:` is a tag between two turns of the same speaker; elsewhere it is a part of what is said.
+    """
+    tag = _tag(tuple(speakers))
+    if not speakers and any(_is_tool(mark["speaker"]) for mark in tag.finditer(text)):
+        marks = _between_others(list(tag.finditer(text)))
+        before, spoken = cut_at_marks(text, marks)
+    else:
+        before, spoken = cut(text, tag)
     return before, [(name.casefold(), content.strip()) for name, content in spoken]
+
+
+def _is_tool(speaker: str) -> bool:
+    """Whether a tag names a tool, or a word that a text may begin a line with: `Tool:` and not `Tool output:`."""
+    return speaker.casefold() in ("tool", "function", "observation")
+
+
+def _between_others(marks: list[re.Match[str]]) -> list[re.Match[str]]:
+    kept: list[re.Match[str]] = []
+    for number, mark in enumerate(marks):
+        if _is_tool(mark["speaker"]):
+            after = next((other["speaker"] for other in marks[number:] if role_of(other["speaker"]) != "tool"), None)
+            before = next((other["speaker"] for other in reversed(kept) if role_of(other["speaker"]) != "tool"), None)
+            if before is None or after is None or before.casefold() != after.casefold():
+                continue
+        kept.append(mark)
+    return kept
 
 
 def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:

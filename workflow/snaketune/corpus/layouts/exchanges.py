@@ -55,7 +55,7 @@ def instruction_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange
     prompt, notes = instruction_of(raw)
     response = next((column for column in INSTRUCTION_RESPONSES if column in raw), "output")
     turns, (answer,), unwrapped_ = exchange(prompt, {response: column_of(raw, response)}, speakers)
-    add_to_prompt(raw, turns)
+    add_to_prompt(raw, turns, answer[0]["content"])
     add_to_response(raw, answer)
     return earlier_turns(raw, speakers) + turns, answer, unwrapped_ + notes
 
@@ -75,7 +75,7 @@ def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
         turns, completion, notes = [{"role": "user", "content": said}], [{"role": "assistant", "content": answer}], ()
     else:
         turns, (completion,), notes = exchange(said, {response: answer}, speakers)
-    add_to_prompt(raw, turns)
+    add_to_prompt(raw, turns, completion[0]["content"])
     add_to_response(raw, completion)
     return earlier_turns(raw, speakers) + turns, completion, notes
 
@@ -141,7 +141,7 @@ def pair_beside(raw: Raw, prompt: Any, chosen: Any, rejected: Any, speakers: Spe
         prompt: what `asked` found.
     """
     row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
-    add_to_prompt(raw, row.prompt)
+    add_to_prompt(raw, row.prompt, row.chosen[0]["content"])
     if not isinstance(raw.get("history"), str) or prompt is not None:
         row.prompt[:0] = earlier_turns(raw, speakers)
     return row

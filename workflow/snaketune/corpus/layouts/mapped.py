@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 from snaketune.config.corpora import Fields
-from snaketune.corpus.layouts.beside import add_to_prompt, add_to_response
+from snaketune.corpus.layouts.beside import NAMED_CONTEXT, NAMED_REASONING, add_to_prompt, add_to_response
 from snaketune.corpus.layouts.columns import column_of, plain_text
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.other_turns import loose_turns
 from snaketune.corpus.layouts.pairs import pair
 from snaketune.corpus.layouts.parts import kind_of, text_of
-from snaketune.corpus.layouts.tools import are_named_in, may_be_functions, tools_of
+from snaketune.corpus.layouts.tools import are_offered_in, may_be_functions, tools_of
 from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
@@ -22,7 +22,8 @@ def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row
     """A row by `fields` alone: what they don't name isn't read."""
     prompt = _filled(raw, fields.prompt)
     row: Row
-    beside = {name: _filled(raw, column) for name in ("context", "reasoning") if (column := getattr(fields, name))}
+    named = ((NAMED_CONTEXT, fields.context), (NAMED_REASONING, fields.reasoning))
+    beside = {name: _filled(raw, column) for name, column in named if column}
     if fields.response:
         turns, (answer,), notes = exchange(prompt, {"response": _filled(raw, fields.response)}, speakers)
         add_to_prompt(beside, turns)
@@ -41,18 +42,19 @@ def mapped(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row
 
 def renamed(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """A row whose conversation, context and reasoning have the names by which layouts know them."""
-    named = {name: column for name in ("messages", "context", "reasoning") if (column := getattr(fields, name))}
-    values = {name: _filled(raw, column) for name, column in named.items()}
+    named = (("messages", fields.messages), (NAMED_CONTEXT, fields.context), (NAMED_REASONING, fields.reasoning))
+    values = {name: _filled(raw, column) for name, column in named if column}
     if "messages" in values:
         values["messages"] = loose_turns(values["messages"])
-    return {column: value for column, value in raw.items() if column not in named.values()} | values
+    columns = {column for _, column in named}
+    return {column: value for column, value in raw.items() if column not in columns} | values
 
 
 def take_along(raw: dict[str, Any], row: Row, fields: Fields, *, but_answer: bool) -> None:
     """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
     begin_with(row, system_of(raw, fields))
     row.tools = tools_beside(raw, fields)
-    if row.tools and are_named_in(row.tools, row.opening[0]):
+    if row.tools and are_offered_in(row.tools, row.opening[0]):
         # A chat template would write them once more.
         row.tools = None
         row.notes += ("tools_in_system_turn",)
@@ -80,10 +82,12 @@ def tools_beside(raw: dict[str, Any], fields: Fields) -> str | None:
     """What the prompt offers to call: by `fields`, else the column `tools`, or `functions` where that holds some."""
     if fields.tools:
         return tools_of(_filled(raw, fields.tools), fields.tools)
-    column = next((column for column in TOOLS_COLUMNS if raw.get(column)), None)
-    if column is None or (column != "tools" and not may_be_functions(raw.get(column))):
-        return None
-    return tools_of(raw[column], column)
+    for column in TOOLS_COLUMNS:
+        if raw.get(column) and (column == "tools" or may_be_functions(raw.get(column))):
+            tools = tools_of(raw[column], column)
+            if tools is not None:
+                return tools
+    return None
 
 
 def columns_named(fields: Fields) -> frozenset[str]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from snaketune.corpus.layouts.columns import plain_text
 
-GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful"
-BAD = "incorrect|wrong|unsafe|toxic|harmful|invalid|bad|spam|flagged"
+GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful|success|pass|resolved"
+BAD = "incorrect|wrong|unsafe|toxic|harmful|invalid|bad|spam|flagged|hallucinations?|hallucinated"
 RATED = "helpfulness|correctness|truthfulness|honesty|harmlessness|quality|safety|score|rating|reward"
 # What each of them holds in the row of a bad one.
 AGAINST = {
-    re.compile(rf"(?:is_)?(?:{GOOD})", re.IGNORECASE): {"false", "no", "0"},
+    re.compile(rf"(?:is_)?(?:{GOOD})", re.IGNORECASE): {"false", "no", "0", "fail", "failed"},
     re.compile(rf"(?:is_)?(?:{BAD})", re.IGNORECASE): {"true", "yes", "1"},
     re.compile(RATED, re.IGNORECASE): {"0"},
 }
@@ -25,9 +25,11 @@ def marks_against(raw: dict[str, Any], unread: Iterable[str]) -> tuple[str, ...]
     ('is_correct: false', 'helpfulness: 0')
     """
     found = ((name, plain_text(raw.get(name)), _against(name)) for name in unread)
-    return tuple(
-        f"{name}: {text}" for name, text, against in found if text is not None and text.strip().lower() in against
-    )
+    return tuple(f"{name}: {text}" for name, text, against in found if text is not None and _spelled(text) in against)
+
+
+def _spelled(text: str) -> str:
+    return text.strip().lower().removesuffix(".0")
 
 
 @lru_cache(maxsize=4096)

@@ -1,24 +1,25 @@
 """Pictures, sounds and films beside a text: a row that has any is refused, since a text without them says something else."""
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.rows import Malformed
 
-KEYS = frozenset(
-    f"{name}{ending}"
-    for name in ("image", "picture", "photo", "audio", "video")
-    for ending in ("", "s", "_url", "_urls", "_path", "_paths", "_file", "_files", "_bytes")
+# Links to films and sounds are mostly where a text comes from.
+KEY = re.compile(
+    r"(?:image|picture|photo|img|audio|video)(?:s|_?\d+|_(?:paths?|files?|bytes))?|(?:image|picture|photo|img)_urls?",
+    re.IGNORECASE,
 )
 # Where a user's text shows one; as a tag with an end it is markup.
 PLACEHOLDER, END = "<image>", "</image>"
+OTHER_PLACEHOLDERS = re.compile(r"<(?:image|video|audio)[ _]?\d+>|^\s*<(?:video|audio)>|<(?:video|audio)>\s*\Z")
 
 
 def refuse_media(holder: Mapping[str, Any], where: str = "") -> None:
     """Raise Malformed if a row or a turn has a key of media that holds anything."""
-    if KEYS.isdisjoint(holder):
-        return
-    key = next((key for key in holder if key in KEYS and holder[key]), None)
+    key = next((key for key in media_keys(tuple(holder)) if _holds_any(holder[key])), None)
     if key is not None:
         raise Malformed(
             "unsupported_part",
@@ -28,4 +29,24 @@ def refuse_media(holder: Mapping[str, Any], where: str = "") -> None:
 
 def shows_media(text: str) -> bool:
     """Whether a user's text has a place where a picture was."""
-    return PLACEHOLDER in text and END not in text
+    if "<" not in text:
+        return False
+    return (PLACEHOLDER in text and END not in text) or OTHER_PLACEHOLDERS.search(text) is not None
+
+
+@lru_cache(maxsize=4096)
+def media_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that name media."""
+    return tuple(key for key in keys if KEY.fullmatch(key))
+
+
+def _holds_any(value: Any) -> bool:
+    match value:
+        case dict():
+            return any(map(_holds_any, value.values()))
+        case list():
+            return any(map(_holds_any, value))
+        case str():
+            # As tables write an empty cell.
+            return value.strip().lower() not in ("", "nan", "none", "null", "[]", "{}", "false", "0")
+    return bool(value)

@@ -24,6 +24,11 @@ NUMBER_KEYS = ("turn", "turn_id", "turn_idx", "turn_number", "index", "idx", "nu
 NUMBER = re.compile(r"\D*(\d+)")
 
 
+def is_contents(value: Any) -> bool:
+    """Whether a column `contents` holds turns as Gemini has them."""
+    return isinstance(value, list) and any(isinstance(item, dict) and "parts" in item for item in value)
+
+
 def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
     """Gemini's contents as messages."""
     messages = []
@@ -37,8 +42,11 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
         if results:
             messages += ({"role": "tool", "content": _spelled(result.get("response"))} for result in results)
             continue
+        thoughts = "".join(part["text"] for part in parts if _is_thought(part))
+        parts = [part for part in parts if not _is_thought(part)]
         calls = [part["functionCall"] for part in parts if isinstance(part, dict) and "functionCall" in part]
         message = {"role": item.get("role", "user"), "content": _text_of_parts(parts)}
+        message |= {"reasoning": thoughts} if thoughts else {}
         messages.append(message | ({"tool_calls": [_gemini_call(call) for call in calls]} if calls else {}))
     return messages
 
@@ -133,6 +141,10 @@ def _text_of_parts(parts: Any) -> str:
 
 def _listed(parts: Any) -> Iterable[Any]:
     return parts if isinstance(parts, list) else [parts]
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and bool(part.get("thought")) and isinstance(part.get("text"), str)
 
 
 def _gemini_call(call: Any) -> Any:

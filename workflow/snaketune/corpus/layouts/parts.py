@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.layouts.media import refuse_media
 from snaketune.corpus.rows import Malformed
 
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -65,6 +66,8 @@ def text_of(content: Any, where: str) -> str:
             continue
         kind = part.get("type", "text") if isinstance(part, dict) else kind_of(part)
         if kind in TEXT_TYPES:
+            refuse_media(part, f"{where}: ")
+        if kind in TEXT_TYPES:
             text += _string(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
             text += thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
@@ -116,7 +119,8 @@ def thought(reasoning: Any, where: str) -> str:
     """Reasoning in the tags that most chat models are trained on, as it stands before the answer; empty if there is none."""
     if not isinstance(reasoning, str):
         raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
-    return f"<think>\n{reasoning.strip()}\n</think>\n\n" if reasoning.strip() else ""
+    bare = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
+    return f"<think>\n{bare}\n</think>\n\n" if bare else ""
 
 
 def _joined(text: str, calls: str) -> str:

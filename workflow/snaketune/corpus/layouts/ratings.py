@@ -1,13 +1,21 @@
 """What a pair's row says of its two completions besides which was chosen: ratings of both, and a status."""
 
 import re
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.rows import Dropped, Malformed
 
+# Beside these, a text about a completion is often a judge's.
+JUDGES = frozenset(
+    ("score", "rating", "grade", "label", "verdict", "judge", "judge_model", "critique", "feedback", "kto_tag")
+)
 SIDE = re.compile(r"(?:^|(?<=[-_. ]))(chosen|rejected)(?=$|[-_. ])")
 RATING = re.compile(r"(?:^|[-_. ])(?:rating|score|reward|grade)s?(?:$|[-_. ])")
+# Ratings of something else, and those of which a lower one is better.
+OTHER = re.compile(r"rank|num|count|toxic|harm|unsafe|bias|length", re.IGNORECASE)
+UNRATED = -1
 STATUS, TIE = "status", "tie"
 
 
@@ -25,20 +33,25 @@ def check_ratings(raw: dict[str, Any], margin: float = 0) -> None:
     status = raw.get(STATUS)
     if isinstance(status, str) and status.strip().lower() == TIE:
         raise Dropped("tie")
+    differences = []
     for better, worse in rated_columns(tuple(raw)):
         higher, lower = number_of(raw[better]), number_of(raw[worse])
-        if higher is None or lower is None:
-            continue
-        if higher == lower:
-            raise Dropped("tie")
-        if 0 < higher - lower < margin:
-            raise Dropped("below_margin")
-        if higher < lower:
-            raise Malformed(
-                "rating_contradicts",
-                f"{better} is {raw[better]}, {worse} is {raw[worse]}: the rejected completion is rated higher; swap them, or "
-                "leave the columns out if a lower rating is better",
-            )
+        if higher is not None and lower is not None and not higher == lower == UNRATED:
+            differences.append((higher - lower, better, worse))
+    if not differences:
+        return
+    # Of several, one that agrees is enough: a better answer needn't be better in every respect.
+    largest, better, worse = max(differences)
+    if largest == 0:
+        raise Dropped("tie")
+    if 0 < largest < margin:
+        raise Dropped("below_margin")
+    if largest < 0:
+        raise Malformed(
+            "rating_contradicts",
+            f"{better} is {raw[better]}, {worse} is {raw[worse]}: the rejected completion is rated higher; swap them, or "
+            "leave the columns out if a lower rating is better",
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -48,9 +61,8 @@ def rated_columns(columns: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     >>> rated_columns(("chosen", "rejected", "score_rejected", "score_chosen", "chosen_length"))
     (('score_chosen', 'score_rejected'),)
     """
-    pairs = (
-        (column, SIDE.sub("rejected", column)) for column in columns if "chosen" in column and RATING.search(column)
-    )
+    rated = (column for column in columns if "chosen" in column and RATING.search(column) and not OTHER.search(column))
+    pairs = ((column, SIDE.sub("rejected", column)) for column in rated)
     return tuple((better, worse) for better, worse in pairs if worse != better and worse in columns)
 
 
@@ -59,7 +71,7 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     try:
-        number = float(value) if isinstance(value, (int, float, str)) else None
-    except ValueError:
+        number = float(value) if isinstance(value, (int, float, str, Decimal)) else None
+    except (ValueError, OverflowError):
         return None
     return None if number is None or number != number else number

@@ -8,14 +8,15 @@ from snaketune.corpus.layouts.columns import columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
 from snaketune.corpus.layouts.nearest import nearest
+from snaketune.corpus.layouts.other_turns import is_contents
 from snaketune.corpus.layouts.pairs import pair_columns
 from snaketune.corpus.layouts.rated import is_rated
 from snaketune.corpus.layouts.readers import LAYOUTS
 from snaketune.corpus.layouts.transcripts import is_transcript
 from snaketune.corpus.layouts.trees import is_message, is_nested_tree
 from snaketune.corpus.layouts.turns import may_spell_turns
-from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled
-from snaketune.corpus.layouts.votes import answer_columns
+from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, verdict
+from snaketune.corpus.layouts.votes import answer_columns, only_scored
 from snaketune.corpus.rows import Malformed
 
 # Beside these, a text that looks like a dialogue is what the row asks about.
@@ -45,7 +46,12 @@ def recognise(
     elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
         # How many turns there are.
         layout = _by_columns(tuple(column for column in columns if column != "turns"))
-    if kind == "preferences" and layout not in ("pairs", "votes") and is_rated(raw):
+    elif layout == "votes" and kind != "preferences" and only_scored(columns):
+        layout = _by_columns(tuple(column for column in columns if column not in only_scored(columns)))
+    if layout == "contents" and not is_contents(raw["contents"]):
+        layout = None
+    labelled = any(verdict(raw.get(column)) is not None for column in LABEL_COLUMNS)
+    if kind == "preferences" and layout not in ("pairs", "votes") and not labelled and is_rated(raw):
         return "rated"
     if layout is None:
         if is_nested_tree(raw):
@@ -108,10 +114,10 @@ def _by_columns(columns: tuple[str, ...]) -> str | None:
         return "alpaca"
     if "turns" in names:
         return "turns"
-    if "contents" in names:
-        return "contents"
     if names >= {"chat", "meta_instruction"}:
         return "moss"
     if is_message(names):
         return "message-tree"
-    return "prompt-response" if prompt_and_response(columns) else None
+    if prompt_and_response(columns):
+        return "prompt-response"
+    return "contents" if "contents" in names else None

@@ -63,6 +63,6 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
         if role == "user" and shows_media(content):
             raise Malformed(
                 "unsupported_part",
-                f"{where}turn {number} holds {PLACEHOLDER}, the place of a picture, which no text can hold",
+                f"{where}turn {number} has the place of a picture or a sound (such as {PLACEHOLDER}), which no text can hold",
             )
         before = role

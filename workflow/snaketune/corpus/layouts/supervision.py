@@ -5,7 +5,7 @@ from typing import Any
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import Malformed
 
-KEYS = ("loss_weight", "weight", "train", "loss", "training")
+KEYS = ("loss_weight", "weight", "train", "trainable", "loss", "loss_scale", "training", "output_with_loss")
 # Which characters of a turn are supervised.
 PARTS_KEY = "train_detail"
 

@@ -6,6 +6,7 @@ templates write them out in the order that they find; else the order is the sour
 """
 
 import json
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,10 @@ from snaketune.corpus.rows import Malformed, Message
 FIRST = ("name", "description", "parameters")
 # What other interfaces call the parameters.
 SCHEMA_KEYS = ("input_schema", "inputSchema")
+# One of which a function has beside its name.
+DESCRIBING = ("description", "parameters", *SCHEMA_KEYS)
+# Gemini's lists of functions.
+DECLARATIONS = ("functionDeclarations", "function_declarations")
 RENAME = "rename the column if it holds something else"
 EXPECTED = f"expected a list of functions, each with a name; {RENAME}"
 
@@ -40,16 +45,33 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
 def may_be_functions(value: Any) -> bool:
     """Whether what a column `functions` holds is meant as tools, and not, say, as source code."""
     if isinstance(value, str):
-        return value.lstrip()[:1] in ("[", "{") and '"name"' in value
-    return isinstance(value, dict) or (isinstance(value, list) and all(isinstance(item, dict) for item in value))
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+    items = [value] if isinstance(value, dict) else value
+    return isinstance(items, list) and all(map(_is_function, items))
 
 
-def are_named_in(tools: str, turn: Message) -> bool:
-    """Whether a system turn offers all of these tools by itself: it names each in quotes, as their JSON does."""
-    text = turn["content"]
+def _is_function(item: Any) -> bool:
+    function = item.get("function", item) if isinstance(item, dict) else None
+    return isinstance(function, dict) and "name" in function and any(key in function for key in DESCRIBING)
+
+
+def are_offered_in(tools: str, turn: Message) -> bool:
+    """Whether a system turn offers all of these tools by itself: their names and those of their parameters stand there in
+    quotes, as in their JSON."""
     return turn["role"] == "system" and all(
-        f'"{name}"' in text or f"'{name}'" in text for name in (tool["function"]["name"] for tool in json.loads(tools))
+        _is_spelled(tool["function"], turn["content"]) for tool in json.loads(tools)
     )
+
+
+def _is_spelled(function: dict[str, Any], text: str) -> bool:
+    parameters = function.get("parameters")
+    properties = parameters.get("properties", parameters) if isinstance(parameters, dict) else None
+    names = [*properties] if isinstance(properties, dict) else []
+    quoted = all(f'"{name}"' in text or f"'{name}'" in text for name in (function["name"], *names))
+    return quoted and re.search(rf"""["']name["']\s*:\s*["']{re.escape(function["name"])}["']""", text) is not None
 
 
 # Rows of one source share a few sets of tools.
@@ -69,11 +91,18 @@ def _spelled(value: Any, column: str) -> str | None:
     tools = value if isinstance(value, list) else [value]
     if value is None or not tools:
         return None
+    tools = [one for tool in tools for one in _declared(tool)]
     functions = [_function(_parsed(tool, column) if isinstance(tool, str) else tool, column) for tool in tools]
     try:
         return json.dumps(functions, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Malformed("bad_tools", f"{column}: {str(error)[:EXCERPT_LENGTH]}") from None
+
+
+def _declared(tool: Any) -> list[Any]:
+    if not isinstance(tool, dict):
+        return [tool]
+    return next((tool[key] for key in DECLARATIONS if isinstance(tool.get(key), list)), [tool])
 
 
 def _function(tool: Any, column: str) -> dict[str, Any]:

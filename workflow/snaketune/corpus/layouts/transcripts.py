@@ -20,9 +20,13 @@ def cut(text: str, marks: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
     Args:
         marks: what stands before a turn; its group `speaker` is who speaks.
     """
-    found = list(marks.finditer(text))
-    starts = [mark.start() for mark in found] + [len(text)]
-    return text[: starts[0]], [(mark["speaker"], text[mark.end() : end]) for mark, end in zip(found, starts[1:])]
+    return cut_at_marks(text, list(marks.finditer(text)))
+
+
+def cut_at_marks(text: str, marks: list[re.Match[str]]) -> tuple[str, list[tuple[str, str]]]:
+    """As `cut`, at marks that have been found."""
+    starts = [mark.start() for mark in marks] + [len(text)]
+    return text[: starts[0]], [(mark["speaker"], text[mark.end() : end]) for mark, end in zip(marks, starts[1:])]
 
 
 def is_transcript(text: Any) -> bool:

@@ -55,6 +55,8 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
                 turns.append({"role": "system", "content": text_of(system, f"{where}, item {number}, system")})
             for key, role in zip(both, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
+            if not is_supervised(item, f"{where}, item {number}"):
+                turns[-1]["supervised"] = False
             continue
         if holds_results(item):
             return turns_of(with_results_apart(value), where, speakers)

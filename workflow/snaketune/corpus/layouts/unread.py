@@ -12,6 +12,7 @@ from snaketune.corpus.layouts.beside import COLUMNS
 from snaketune.corpus.layouts.columns import Columns
 from snaketune.corpus.layouts.other_turns import GEMINI_COLUMNS
 from snaketune.corpus.layouts.parts import CALL_KEYS, PART_KEYS
+from snaketune.corpus.layouts.supervision import KEYS as WEIGHT_KEYS
 from snaketune.corpus.layouts.trees import MESSAGE_KEYS
 from snaketune.corpus.layouts.turns import SPEAKER_KEYS, exchange_keys, keys_read
 
@@ -67,7 +68,7 @@ def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[st
         elif where == "instances[].":
             yield from (where + key for key in item if key not in INSTANCE_KEYS and _holds(item[key]))
         elif both := exchange_keys(item):
-            yield from (where + key for key in item if key not in (*both, "system") and _holds(item[key]))
+            yield from (where + key for key in item if key not in (*both, "system", *WEIGHT_KEYS) and _holds(item[key]))
         elif any(item.get(key) is not None for key in SPEAKER_KEYS):
             yield from _unread_of_turn(item, where)
 

@@ -141,8 +141,8 @@ def _turns(template: Template, text: str, opening: re.Match[str]) -> list[Messag
 
 
 def _is_dialogue(turns: list[Message], is_open: bool) -> bool:
-    """Whether the user has the last word: before an open turn, or in one paragraph after an answer."""
-    return turns[-1]["role"] == "user" and (is_open or (len(turns) > 2 and "\n\n" not in turns[-1]["content"]))
+    """Whether the user has the last word: before an open turn, or in one line after an answer. More lines may be about it."""
+    return turns[-1]["role"] == "user" and (is_open or (len(turns) > 2 and "\n" not in turns[-1]["content"].strip()))
 
 
 def _bare(template: Template, content: str) -> str:

@@ -38,11 +38,19 @@ COMPARISON = re.compile(r"(a|b)_?(>>?|<<?|==?)_?(a|b)")
 @lru_cache(maxsize=4096)
 def answer_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
     """The two columns that hold the answers, where there is also somebody's verdict."""
-    judged = any(
-        column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or VOTER.fullmatch(column) for column in columns
-    )
     answers = two_answers(columns)
-    return answers if answers and (judged or score_columns(answers, columns)) else None
+    return answers if answers and (_is_judged(columns) or score_columns(answers, columns)) else None
+
+
+@lru_cache(maxsize=4096)
+def only_scored(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns of scores, where nothing else says which of two answers is better."""
+    answers = two_answers(columns)
+    return (answers and not _is_judged(columns) and score_columns(answers, columns)) or ()
+
+
+def _is_judged(columns: tuple[str, ...]) -> bool:
+    return any(column in VERDICT_COLUMNS or column in STRENGTH_COLUMNS or VOTER.fullmatch(column) for column in columns)
 
 
 @lru_cache(maxsize=4096)
@@ -84,7 +92,12 @@ def winner(raw: dict[str, Any]) -> int:
         said = ", ".join(f"{column} {raw[column]!r}" for column in columns)
         raise Malformed("verdicts_differ", f"{said}: not the same verdict; keep one of the columns")
     (first, most), *others = votes.most_common(2)
-    return 0 if others and others[0][1] == most else first
+    best = 0 if others and others[0][1] == most else first
+    if best and (scores := _scores(raw)) and (scores[0] - scores[1]) * (2 * best - 3) > 0:
+        raise Malformed(
+            "rating_contradicts", f"the scores, {scores[0]:g} and {scores[1]:g}, say the opposite of {columns[0]}"
+        )
+    return best
 
 
 def check_margin(raw: dict[str, Any], margin: float) -> None:

@@ -1,4 +1,4 @@
-"""Comma-separated files to raw rows. A damaged row costs that row, a quote that is never closed the file."""
+"""CSV files, whatever their delimiter, to raw rows. A damaged row costs that row, a quote that is never closed the file."""
 
 import csv
 import io
@@ -6,22 +6,29 @@ from collections.abc import Iterator
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.reading.encodings import advice
+from snaketune.corpus.reading.formats import HEAD_LENGTH, UNNAMED, Opening, TextKeys, csv_delimiter, suffix_of
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 LONGEST_CSV_CELL = 2**31 - 1
 
 
-def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
-    """Rows of a comma-separated file with a header; cells may span lines.
+def read_csv(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
+    """Rows of a CSV file; cells may span lines.
 
+    Args:
+        opening: opens the file at its beginning.
+        shown: its name in messages.
+        keys: its delimiter and its columns, where the source names them. Else the first rows tell the one, and the first row
+            names the others.
     Yields:
         Rows with the line that each begins on, or why there is none.
     Raises:
         SnaketuneError: a header with a name twice, or a quote that is never closed.
     """
     csv.field_size_limit(LONGEST_CSV_CELL)
+    delimiter = keys.delimiter or _delimiter(opening, shown, len(keys.header) or None)
     # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their row and not the file.
     with io.TextIOWrapper(opening(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         last = [""]
@@ -30,9 +37,9 @@ def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
             for last[0] in text:
                 yield last[0]
 
-        reader = csv.reader(lines(), strict=True)
+        reader = csv.reader(lines(), delimiter=delimiter, strict=True)
         try:
-            header = next((cells for cells in reader if cells), [])
+            header = list(keys.header) or next((cells for cells in reader if cells), [])
         except csv.Error as error:
             raise SnaketuneError(
                 f"{shown}: the header, line 1, is no CSV: {error}; mend its quotes, or fetch the file again"
@@ -58,10 +65,18 @@ def read_csv(opening: Opening, shown: str) -> Iterator[RawRow]:
                 yield RawRow("line", line, _csv_row(header, cells))
 
 
+def _delimiter(opening: Opening, shown: str, columns: int | None) -> str:
+    with opening() as file:
+        head = file.read(HEAD_LENGTH)
+    return csv_delimiter(head, shown, columns) or ("\t" if suffix_of(shown) == ".tsv" else ",")
+
+
 def _csv_row(header: list[str], cells: list[str]) -> dict[str, str] | Malformed:
     found = ",".join(cells)[:EXCERPT_LENGTH]
     if any("\udc80" <= character <= "\udcff" for cell in cells if not cell.isascii() for character in cell):
-        return Malformed("not_utf8", "a cell isn't UTF-8", found)
+        return Malformed(
+            "not_utf8", f"a cell isn't UTF-8; {advice(','.join(cells).encode(errors='surrogateescape'))}", found
+        )
     if len(cells) != len(header):
         return Malformed("wrong_number_of_cells", f"{len(cells)} cells, the header has {len(header)}", found)
     return dict(zip(header, cells))

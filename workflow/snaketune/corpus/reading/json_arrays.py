@@ -1,4 +1,4 @@
-"""The rows of one JSON document, an array or an object that wraps one, a block of the file at a time.
+"""The rows of one JSON document, block by block: an array, an object that wraps one, or objects one after another.
 
 An array is cut at commas between its elements, and each piece of about a block is parsed as an array of its own, so
 that memory stays the same however large the file is. The commas are found among the few bytes that structure JSON,
@@ -11,7 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from snaketune.corpus.reading.json_values import malformed_in, parse_document
+from snaketune.corpus.excerpts import say
+from snaketune.corpus.reading.json_values import malformed_in, marked, parse_document
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
@@ -19,6 +20,9 @@ BLOCK = 1 << 20
 # An object with one of these holding a list is a row itself; any other object around one list wraps rows.
 COLUMNS_OF_LISTS = {"messages", "conversations", "conversation", "turns", "instances", "replies", "chosen", "rejected"}
 COLUMNS_OF_LISTS |= {"chosen_messages", "rejected_messages", "prompt", "completion", "trajectory", "context", "history"}
+# Of splits in one object.
+SPLIT = "train"
+OTHER_SPLITS = {"test", "validation", "valid", "val", "dev", "eval", "evaluation"}
 
 QUOTE, COMMA, OPENS, CLOSES = 1, 2, 3, 4
 MARKS = bytes(
@@ -36,9 +40,10 @@ class Structure(NamedTuple):
 
 
 def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
-    """The elements of an array, alone or in an object with no other; or the one value that the document is.
+    """The elements of an array, alone or in an object; objects one after another; or the one value that the document is.
 
-    An object of more than a block counts as such a wrapper by its beginning, before its end is known.
+    An object of more than a block counts as such a wrapper by its beginning, before its end is known. Of several arrays in an
+    object, the one called `train` is read, and the log names the others.
 
     Args:
         shown: the name of the file in messages.
@@ -58,19 +63,52 @@ def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
             rest = file.read(BLOCK)
         return
     before = None if whole else _before_the_array(window)
+    if before is None and window.startswith(b"{"):
+        yield from _objects(file, window, shown)
+        return
     if before is None:
-        document, twice = parse_document(window + file.read())
-        yield from (_marked(row, twice) for row in _rows_of(document))
+        value, odd = parse_document(window + file.read())
+        yield _marked(value, odd)
         return
     rest = yield from _elements(file, window[len(before) + 1 :])
-    around, twice = parse_document(before + b"[]" + rest + file.read())
-    if twice:
+    around, odd = parse_document(before + b"[]" + rest + file.read())
+    if odd and malformed_in(around):
         raise Malformed("not_json", "the object around the rows has a key twice")
-    lists = [key for key, value in around.items() if isinstance(value, list)]
-    if len(lists) > 1:
+    lists = {key: value for key, value in around.items() if isinstance(value, list)}
+    if next(iter(lists)) == SPLIT:
+        _say_what_is_not_read(lists, shown)
+    elif len(lists) > 1:
         raise SnaketuneError(
-            f"{shown} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own"
+            f"{shown} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, or call one {SPLIT}"
         )
+
+
+def _objects(file: BinaryIO, window: bytes, shown: str) -> Iterator[Any]:
+    """The rows of the object that `window` begins with; or, where more follow without a comma, these objects."""
+    number = 0
+    while True:
+        found = _structure(window)
+        ends = (found.places[(found.depths == 0) & (found.marks == CLOSES)] + 1).tolist()
+        alone = not number and len(ends) == 1 and not window[ends[0] :].strip()
+        if not ends or alone:
+            # Twice as much each time, as for elements of an array.
+            more = file.read(max(BLOCK, len(window)))
+            if more:
+                window += more
+                continue
+            if window.strip():
+                try:
+                    document, odd = parse_document(window)
+                except Malformed as error:
+                    row = f"row {number + 1}: " if number else ""
+                    raise Malformed(error.reason, f"{row}{error.detail}", error.excerpt) from None
+                yield from (_marked(row, odd) for row in _rows_of(document, shown))
+            return
+        pieces = [window[start:end] for start, end in zip([0, *ends], ends)]
+        commas = np.cumsum([len(piece) + 1 for piece in pieces[:-1]]) - 1
+        yield from _parsed(b",".join(pieces), commas, number)
+        number += len(pieces)
+        window = window[ends[-1] :] + file.read(BLOCK)
 
 
 def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
@@ -106,7 +144,7 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
 def _parsed(piece: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
     """The elements in a piece of an array, parsed together; `before` of them came before."""
     try:
-        rows, twice = parse_document(b"[" + piece + b"]")
+        rows, odd = parse_document(b"[" + piece + b"]")
         if not rows:
             raise Malformed("not_json", "nothing stands there")
     except Malformed:
@@ -118,7 +156,7 @@ def _parsed(piece: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
                 raise Malformed(error.reason, f"row {number}: {error.detail}", error.excerpt) from None
             start = end + 1
         raise
-    return (_marked(row, twice) for row in rows)
+    return (_marked(row, odd) for row in rows)
 
 
 def _structure(text: bytes) -> Structure:
@@ -154,20 +192,35 @@ def _before_the_array(window: bytes) -> bytes | None:
         document, _ = parse_document(before + b"[]}")
     except Malformed:
         return None
-    wraps = isinstance(document, dict) and list(document)[-1] not in COLUMNS_OF_LISTS
-    return before if wraps and window[len(before) + 1 :].lstrip().startswith(b"{") else None
+    last = list(document)[-1] if isinstance(document, dict) else None
+    if last is None or last in COLUMNS_OF_LISTS or last in OTHER_SPLITS:
+        return None
+    return before if window[len(before) + 1 :].lstrip().startswith(b"{") else None
 
 
-def _rows_of(document: Any) -> list[Any]:
+def _rows_of(document: Any, shown: str) -> list[Any]:
     if isinstance(document, dict):
-        arrays = [(key, value) for key, value in document.items() if isinstance(value, list)]
-        if len(arrays) == 1:
-            key, array = arrays[0]
-            if key not in COLUMNS_OF_LISTS and all(isinstance(item, (dict, Malformed)) for item in array):
-                return array
+        arrays = {key: value for key, value in document.items() if isinstance(value, list)}
+        alone = len(arrays) == 1
+        key = next(iter(arrays)) if alone else SPLIT
+        array = arrays.get(key)
+        if (
+            (array or alone)
+            and key not in COLUMNS_OF_LISTS
+            and all(isinstance(item, (dict, Malformed)) for item in array)
+        ):
+            _say_what_is_not_read(arrays, shown)
+            return array
     return document if isinstance(document, list) else [document]
 
 
-def _marked(row: Any, twice: bool) -> Any:
-    """`row`, or what is wrong with it where a key may stand twice in it."""
-    return (malformed_in(row) if twice else None) or row
+def _say_what_is_not_read(arrays: dict[str, list[Any]], shown: str) -> None:
+    """Name the splits beside the one that is read, with their rows."""
+    others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
+    if SPLIT in arrays and others:
+        say(f"{shown}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
+
+
+def _marked(row: Any, odd: bool) -> Any:
+    """`row`, or what it is where a key may stand twice in it, or a NaN."""
+    return marked(row) if odd else row

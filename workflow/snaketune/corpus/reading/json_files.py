@@ -1,16 +1,20 @@
 """JSON and JSON lines to raw rows.
 
 What a file calls itself is only a hint: a .json with one object per line and a .jsonl with one array are both common.
-The first two lines decide. A damaged line costs that line, a damaged array costs the file. Either is read a little at a
+The first two lines decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are
+rows, on one line or on several. A damaged line costs that line, a damaged array costs the file. Either is read a little at a
 time, so that memory doesn't grow with the file.
 """
 
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any, BinaryIO, Literal
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw import RawRow
-from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, Opening
+from snaketune.corpus.raw import Noted, RawRow
+from snaketune.corpus.reading.encodings import UTF_8, not_in
+from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, UNNAMED, Opening, TextKeys, suffix_of
 from snaketune.corpus.reading.json_arrays import document_rows
 from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.rows import Malformed
@@ -18,14 +22,16 @@ from snaketune.errors import SnaketuneError
 
 # Of a longer first line, only the beginning is looked at: it may be a whole file.
 LONGEST_HEAD = 1 << 20
+TREE_KEYS = {"message_id", "parent_id"}
 
 
-def read_json(opening: Opening, shown: str) -> Iterator[RawRow]:
+def read_json(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
     """Rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
         opening: opens the file at its beginning, as often as it is called.
         shown: the name of the file in messages.
+        keys: its encoding, for messages.
     Yields:
         Rows, or why there is none. Blank lines are no rows.
     Raises:
@@ -41,12 +47,13 @@ def read_json(opening: Opening, shown: str) -> Iterator[RawRow]:
     try:
         with opening() as file:
             for number, row in enumerate(document_rows(file, shown, BYTE_ORDER_MARK), start=1):
-                yield RawRow("row", number, row if type(row) is dict else _object(row))
+                yield RawRow("row", number, row) if type(row) is dict else _row("row", number, row)
     except Malformed as error:
         if number or not _is_object(head[-1]):
-            raise SnaketuneError(
-                f"{shown} isn't whole JSON: {error.detail}. It may be cut off; fetch it again"
-            ) from None
+            what = f"{error.detail}. It may be cut off; fetch it again"
+            if error.reason == "not_utf8":
+                what = error.detail if keys.encoding == UTF_8 else not_in(keys.encoding)
+            raise SnaketuneError(f"{shown} isn't whole JSON: {what}") from None
         # Lines after all, and the first of them is damaged.
         yield from _json_lines(opening)
 
@@ -79,12 +86,15 @@ def _json_lines(opening: Opening) -> Iterator[RawRow]:
                 row = parse(line)
             except Malformed as error:
                 row = error
-            yield RawRow("line", number, row if type(row) is dict else _object(row))
+            if type(row) is dict:
+                yield RawRow("line", number, row)
+            else:
+                yield from (_row("line", number, value) for value in _on_one_line(line, row))
 
 
 def _is_lines(head: list[bytes], shown: str) -> bool:
     """Whether a file that begins with these lines is one JSON value per line."""
-    called_lines = shown.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
+    called_lines = suffix_of(shown) in (".jsonl", ".ndjson")
     first = head[0].strip()
     cut = len(head[0]) >= LONGEST_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
     if cut and first.startswith((b"{", b"[")):
@@ -94,18 +104,44 @@ def _is_lines(head: list[bytes], shown: str) -> bool:
     except Malformed:
         # The beginning of a document over several lines, or a damaged line.
         return called_lines and first != b"{" and not first.startswith(b"[")
-    return len(head) == 2 or (called_lines and isinstance(value, dict))
+    return len(head) == 2 or _is_messages(value) or (called_lines and isinstance(value, (dict, Noted)))
 
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(parse(line), dict)
+        value = parse(line)
     except Malformed:
         return False
+    return isinstance(value.found if isinstance(value, Noted) else value, dict)
 
 
-def _object(value: Any) -> dict[str, Any] | Malformed:
-    if isinstance(value, (dict, Malformed)):
-        return value
-    kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
-    return Malformed("not_an_object", f"found {kind}", excerpt(value))
+def _is_messages(value: Any) -> bool:
+    """Whether a value is a list of messages, which a tree's flat messages aren't: each of those is a row."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(
+            isinstance(item, dict) and ("role" in item or "from" in item) and not TREE_KEYS & item.keys()
+            for item in value
+        )
+    )
+
+
+def _on_one_line(line: bytes, value: Any) -> Iterable[Any]:
+    """`value` itself, or the objects of a line that is no JSON because it holds several."""
+    if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
+        with suppress(Malformed):
+            return list(document_rows(io.BytesIO(line), "", b""))
+    return (value,)
+
+
+def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:
+    notes: tuple[str, ...] = ()
+    if isinstance(value, Noted):
+        value, notes = value
+    if _is_messages(value):
+        value = {"messages": value}
+    if not isinstance(value, (dict, Malformed)):
+        kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
+        value = Malformed("not_an_object", f"found {kind}", excerpt(value))
+    return RawRow(unit, number, value, notes)

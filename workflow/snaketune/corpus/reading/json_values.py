@@ -1,34 +1,40 @@
 """Bytes to a JSON value: fast where all is well, exact about what is wrong where it isn't.
 
 orjson parses at some 500 MB/s, but takes the last of two equal keys without a word and rounds integers of 64 bits and
-more. Both are looked for, and the json module has the last word wherever orjson refuses or one of them may be there.
+more. Both are looked for, and the json module has the last word wherever orjson refuses or one of them may be there. It
+reads a bare NaN too, which Python's writers spell a missing number as, and which is null here.
 """
 
 import json
+import math
 from typing import Any
 
 import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
+from snaketune.corpus.raw import noted
+from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.rows import Malformed
 
 LARGEST_EXACT = 2**63
 
 
 def parse(data: bytes) -> Any:
-    """The value that `data` spells.
+    """The value that `data` spells; Noted if a NaN in it became null.
 
     Raises:
-        Malformed: not UTF-8, not JSON (NaN and Infinity aren't), or an object with the same key twice.
+        Malformed: not UTF-8, not JSON (Infinity isn't), or an object with the same key twice.
     """
-    value, twice = parse_document(data)
-    if twice:
-        raise malformed_in(value)
+    value, odd = parse_document(data)
+    if odd:
+        value = marked(value)
+        if isinstance(value, Malformed):
+            raise value
     return value
 
 
 def parse_document(data: bytes) -> tuple[Any, bool]:
-    """The value, and whether a key stands twice somewhere in it: such an object is a Malformed in the value.
+    """The value, and whether a key stands twice somewhere in it, or a NaN: the parts of such a value have to be `marked`.
 
     Raises:
         Malformed: not UTF-8 or not JSON.
@@ -44,8 +50,13 @@ def parse_document(data: bytes) -> tuple[Any, bool]:
     return _parse_slowly(data)
 
 
+def marked(row: Any) -> Any:
+    """`row`; what is wrong with it where a key stands twice in it; without the NaN in it, and Noted."""
+    return malformed_in(row) or noted(row)
+
+
 def malformed_in(value: Any) -> Malformed | None:
-    """The first object with a key twice in a value of `parse_document`."""
+    """The first object with a key twice in a value of `parse_document`, where it is a Malformed."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -90,30 +101,33 @@ def _keys_at_most(data: bytes) -> int:
 
 
 def _parse_slowly(data: bytes) -> tuple[Any, bool]:
-    twice = False
+    odd = False
 
     def object_of(pairs: list[tuple[str, Any]]) -> Any:
-        nonlocal twice
+        nonlocal odd
         made = dict(pairs)
         if len(made) == len(pairs):
             return made
-        twice = True
+        odd = True
         seen: set[str] = set()
         key = next(key for key, _ in pairs if key in seen or seen.add(key))
         return Malformed("duplicate_key", f"the key {key[:40]!r} stands twice in one object", excerpt(made))
 
+    def constant_of(spelled: str) -> float:
+        nonlocal odd
+        if spelled != "NaN":
+            raise ValueError(f"{spelled} is no JSON")
+        odd = True
+        return math.nan
+
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse, object_pairs_hook=object_of)
+        value = json.loads(data.decode(), parse_constant=constant_of, object_pairs_hook=object_of)
     except UnicodeDecodeError as error:
-        reason, detail = "not_utf8", f"byte {error.start + 1} isn't UTF-8 ({error.reason})"
+        reason, detail = "not_utf8", f"byte {error.start + 1} isn't UTF-8 ({error.reason}); {advice(data)}"
     except RecursionError:
         reason, detail = "not_json", "nested too deeply"
     except ValueError as error:
         reason, detail = "not_json", str(error)
     else:
-        return value, twice
+        return value, odd
     raise Malformed(reason, detail, data[: 4 * EXCERPT_LENGTH].decode(errors="backslashreplace")[:EXCERPT_LENGTH])
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")

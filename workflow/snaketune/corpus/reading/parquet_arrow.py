@@ -7,24 +7,26 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.raw import RawRow, without_nulls
+from snaketune.corpus.raw import Noted, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.formats import Opening
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 ROWS_PER_READ = 1024
+BYTES_PER_READ = 1 << 20
+LARGEST_UNPACKED = 1 << 30
 
 
 def read_parquet(opening: Opening, shown: str) -> Iterator[RawRow]:
     """Rows of a Parquet file; ArrowException or OSError if it is damaged, SnaketuneError if a column is there twice."""
     from pyarrow.parquet import ParquetFile
 
-    return _rows(ParquetFile(_buffer(opening)).iter_batches(ROWS_PER_READ), shown)
+    return _rows(ParquetFile(_buffer(opening, shown)).iter_batches(ROWS_PER_READ), shown)
 
 
 def read_arrow(opening: Opening, shown: str) -> Iterator[RawRow]:
     """Rows of an Arrow file or stream; raises what `read_parquet` raises."""
-    buffer = _buffer(opening)
+    buffer = _buffer(opening, shown)
     try:
         reader = pa.ipc.open_file(buffer)
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
@@ -34,13 +36,21 @@ def read_arrow(opening: Opening, shown: str) -> Iterator[RawRow]:
     return _rows(batches, shown)
 
 
-def _buffer(opening: Opening) -> pa.NativeFile:
+def _buffer(opening: Opening, shown: str) -> pa.NativeFile:
     """The file as it lies on disk where it isn't packed, else all of it in memory."""
     with opening() as file:
         raw = getattr(file, "raw", None)
         if isinstance(raw, io.FileIO):
             return pa.memory_map(str(raw.name))
-        return pa.BufferReader(file.read())
+        unpacked = pa.BufferOutputStream()
+        while block := file.read(BYTES_PER_READ):
+            if unpacked.tell() + len(block) > LARGEST_UNPACKED:
+                raise SnaketuneError(
+                    f"{shown} is a table of more than {LARGEST_UNPACKED >> 20} MB, packed, which would be unpacked in memory; "
+                    "unpack it, and it is read where it lies"
+                )
+            unpacked.write(block)
+        return pa.BufferReader(unpacked.getvalue())
 
 
 def _rows(batches: Iterable[pa.RecordBatch], shown: str) -> Iterator[RawRow]:
@@ -50,7 +60,7 @@ def _rows(batches: Iterable[pa.RecordBatch], shown: str) -> Iterator[RawRow]:
         for start in range(0, batch.num_rows, ROWS_PER_READ):
             for row in _python_rows(batch.slice(start, ROWS_PER_READ)):
                 number += 1
-                yield RawRow("row", number, row)
+                yield RawRow("row", number, *row) if type(row) is Noted else RawRow("row", number, row)
 
 
 def _check(batch: pa.RecordBatch, shown: str) -> None:
@@ -92,14 +102,27 @@ def _has_absent_keys(values: pa.Array) -> bool:
     return False
 
 
-def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Malformed]:
+def _has_nan(values: pa.Array) -> bool:
+    """Whether a NaN is in a column, at any depth."""
+    if pa.types.is_floating(values.type):
+        return values.is_nan().true_count > 0
+    if pa.types.is_struct(values.type):
+        return any(_has_nan(values.field(i)) for i in range(values.type.num_fields))
+    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type) or pa.types.is_fixed_size_list(values.type):
+        return _has_nan(values.values)
+    return False
+
+
+def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | Noted | Malformed]:
     try:
         rows = batch.to_pylist()
+        nan = any(map(_has_nan, batch.columns))
+        made = [nan_as_null(row) for row in rows] if nan else rows
         for column, values in zip(batch.schema.names, batch.columns):
-            if _has_absent_keys(values):
-                for row in rows:
+            if nan or _has_absent_keys(values):
+                for row in made:
                     row[column] = without_nulls(row[column])
-        return rows
+        return [row if row is old else Noted(row) for row, old in zip(made, rows)] if nan else rows
     except UnicodeDecodeError as error:
         why = Malformed("not_utf8", f"{error.reason} in a text column")
     except (OverflowError, ValueError, LookupError) as error:

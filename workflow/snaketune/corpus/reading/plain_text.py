@@ -11,7 +11,8 @@ from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.raw import RawRow
-from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, Opening
+from snaketune.corpus.reading.encodings import advice
+from snaketune.corpus.reading.formats import Opening
 from snaketune.corpus.rows import TEXT, Malformed
 
 # As many rows as a batch has, twice over, of four bytes per character, are still less than the 2 GB that Arrow holds in one.
@@ -42,27 +43,25 @@ def read_text(opening: Opening, shown: str) -> Iterator[RawRow]:
         opening: opens the file at its beginning.
         shown: its name, for the log.
     """
-    with opening() as file:
-        if file.read(len(BYTE_ORDER_MARK)) != BYTE_ORDER_MARK:
-            file.seek(0)
-        # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their piece and not the file.
-        with io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-            text, line, pieces = "", 1, 0
-            while True:
-                more = lines.read(LONGEST + 1 - len(text)) if len(text) <= LONGEST else ""
-                text += more
-                if not text:
-                    break
-                cut = cut_at(text)
-                piece, text = text[:cut], text[cut:]
-                pieces += 1
-                yield RawRow("line", line, _checked(piece))
-                line += piece.count("\n")
-            if pieces > 1:
-                print(f"{shown} is a long document, read in {pieces} pieces", flush=True)
+    # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their piece and not the file.
+    with io.TextIOWrapper(opening(), encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        text, line, pieces = "", 1, 0
+        while True:
+            more = lines.read(LONGEST + 1 - len(text)) if len(text) <= LONGEST else ""
+            text += more
+            if not text:
+                break
+            cut = cut_at(text)
+            piece, text = text[:cut], text[cut:]
+            pieces += 1
+            yield RawRow("line", line, _checked(piece))
+            line += piece.count("\n")
+        if pieces > 1:
+            print(f"{shown} is a long document, read in {pieces} pieces", flush=True)
 
 
 def _checked(piece: str) -> dict[str, Any] | Malformed:
     if not piece.isascii() and any("\udc80" <= character <= "\udcff" for character in piece):
-        return Malformed("not_utf8", "the text isn't UTF-8", piece[:EXCERPT_LENGTH])
+        why = f"the text isn't UTF-8; {advice(piece.encode(errors='surrogateescape'))}"
+        return Malformed("not_utf8", why, piece[:EXCERPT_LENGTH])
     return {TEXT: piece}

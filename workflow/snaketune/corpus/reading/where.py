@@ -49,19 +49,24 @@ def _fulfils(value: Any, condition: Condition, text: str) -> bool:
     if isinstance(value, str) and not isinstance(wanted, str):
         # As a CSV has truth values and numbers.
         value = _parsed(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is type(wanted):
-        return COMPARED[condition.operator](value, wanted)
-    if condition.operator in ("==", "!="):
-        return condition.operator == "!="
-    raise Malformed(
-        "wrong_type", f"{condition.column} holds {excerpt(value)[:40]}, which `where: {text}` can't be asked of"
-    )
+    if type(value) is not type(wanted) and value in (0, 1) and wanted in (0, 1):
+        # One is a truth value, the other a number.
+        value, wanted = int(value), int(wanted)
+    if _kind(value) is not _kind(wanted):
+        raise Malformed(
+            "wrong_type",
+            f"{condition.column} holds {excerpt(value)[:40]}, which can't be compared as `where: {text}` does",
+        )
+    return COMPARED[condition.operator](value, wanted)
+
+
+def _kind(value: Any) -> type:
+    """Of integers and other numbers the same."""
+    return float if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text.strip().lower())
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.sources import open_unpacked, read_file
+from snaketune.corpus.reading.sources import read_file
+from snaketune.corpus.reading.unpacking import open_unpacked
 from snaketune.corpus.rows import Malformed
 from snaketune.corpus.selecting.words import windows, words_of
 from snaketune.stages.progress import progress

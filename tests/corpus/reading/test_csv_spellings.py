@@ -1,0 +1,204 @@
+"""CSV as spreadsheets and databases write it: other delimiters, no header line, other encodings."""
+
+import gzip
+
+import pytest
+from pydantic import ValidationError
+
+from snaketune.config.corpora import Source
+from snaketune.corpus.reading.formats import TextKeys
+from snaketune.corpus.reading.sources import read_file
+from snaketune.corpus.rows import Malformed
+from snaketune.errors import SnaketuneError
+
+ROWS = [{"prompt": "Sum, of; a|b", "response": "x"}, {"prompt": "Größe?", "response": "5\nm"}]
+
+
+def read(tmp_path, name, content, *, plain=False, **keys):
+    path = tmp_path / name
+    path.write_bytes(content)
+    return [raw.found for raw in read_file(path, f"data/{name}", plain=plain, keys=TextKeys(**keys))]
+
+
+def spelled(delimiter, header="prompt{}response\n"):
+    return (header.format(delimiter) + f'"Sum, of; a|b"{delimiter}x\n"Größe?"{delimiter}"5\nm"\n').encode()
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
+@pytest.mark.parametrize("called", ["a.csv", "a.tsv", "a.txt", "a", "a.csv.gz"])
+def test_the_delimiter_is_recognised(tmp_path, delimiter, called):
+    content = spelled(delimiter)
+    assert read(tmp_path, called, gzip.compress(content) if called.endswith(".gz") else content) == ROWS
+
+
+@pytest.mark.parametrize(
+    "content, columns",
+    [
+        (b"prompt,response\na;b,c;d\ne;f,g;h\n", ["prompt", "response"]),
+        (b'"prompt;x",response\n"a;b",c\n', ["prompt;x", "response"]),
+        (b"prompt;x,response\na;b,c\nd;e,f\n", ["prompt;x", "response"]),
+        (b'prompt,response\n"a\tb","c|d"\n"e\tf","g|h"\n', ["prompt", "response"]),
+        (b"a|b,c|d\n1|2,3|4\n", ["a|b", "c|d"]),
+        # The first row is damaged; the header has one delimiter only.
+        (b"prompt,response\nlost\na;b,c\n", ["prompt", "response"]),
+        (b"text\none; two\nthree; four\n", ["text"]),
+        (b"text\none\tx\nthree\ty\n", ["text"]),
+        # Decimal commas, and commas within texts.
+        (b"id;price\n1;2,5\n2;3,5\n", ["id", "price"]),
+        (b"prompt\tresponse\nx, y, z\tw\nx\ty, z\n", ["prompt", "response"]),
+        (b"id;text, long;label\n1;a, b, c;x\n2;d;y\n", ["id", "text, long", "label"]),
+    ],
+)
+def test_a_delimiter_is_one_where_header_and_rows_agree(tmp_path, content, columns):
+    found = read(tmp_path, "a.csv", content)
+    assert next(list(row) for row in found if isinstance(row, dict)) == columns
+
+
+def test_prose_is_no_table(tmp_path):
+    with pytest.raises(SnaketuneError, match="none of the formats"):
+        read(tmp_path, "a.txt", b"Dear reader; hello\n\nI write; as you; may see\n")
+    content = b"one\ttwo\nthree\tfour\n"
+    assert read(tmp_path, "a.txt", content, plain=True) == [{"text": content.decode()}]
+    assert read(tmp_path, "a.tsv", b"text\tn\na\t1\n", plain=True) == [{"text": "a", "n": "1"}]
+
+
+@pytest.mark.parametrize("delimiter", ["~", ":", "\t", ";"])
+def test_a_delimiter_that_the_source_names(make, delimiter):
+    keys = {"delimiter": "tab" if delimiter == "\t" else delimiter}
+    built = make(b"prompt,x%sresponse\na,b%sc\n".replace(b"%s", delimiter.encode()), suffix=".csv", source={
+        **keys, "fields": {"prompt": "prompt,x", "response": "response"}
+    })  # fmt: skip
+    assert [turn["content"] for turn in built.train[0]["messages"]] == ["a,b", "c"]
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
+def test_a_header_that_the_source_gives(make, delimiter):
+    content = delimiter.join(("1", "Sum?", "{x}")) + "\n" + delimiter.join(("2", "Why?", "y")) + "\n"
+    built = make(content.encode(), suffix=".csv", source={"header": ["id", "prompt", "response"]})
+    assert sorted(built.prompts()) == ["Sum?", "Why?"]
+    assert built.counts["read"] == 2 and built.counts["sources"][0]["ignored"] == {"id": 2}
+
+
+def test_one_column_without_a_header(make):
+    built = make(
+        b"first, as it is\nsecond\n", kind="text", suffix=".csv", source={"header": ["text"], "delimiter": "tab"}
+    )
+    assert [row["messages"][0]["content"] for row in built.train] == ["first, as it is", "second"]
+
+
+def test_a_row_with_more_cells_than_the_header_costs_itself(tmp_path):
+    first, second = read(tmp_path, "a.csv", b"1,a,b\n2,c\n", header=("n", "prompt", "response"))
+    assert first == {"n": "1", "prompt": "a", "response": "b"} and second.reason == "wrong_number_of_cells"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-32", "cp437"])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.txt"])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_text_in_another_encoding(tmp_path, encoding, name, packed):
+    texts = {
+        "a.csv": 'prompt,response\n"Größe, ä?",é\n',
+        "a.tsv": "prompt\tresponse\nGröße, ä?\té\n",
+        "a.jsonl": '{"prompt": "Größe, ä?", "response": "é"}\n',
+        "a.json": '[{"prompt": "Größe, ä?",\n "response": "é"}]',
+        "a.txt": "Größe, ä?\n\né\n",
+    }
+    found = read(tmp_path, name, packed(texts[name].encode(encoding)), encoding=encoding, plain=name == "a.txt")
+    assert found == [{"text": texts[name]} if name == "a.txt" else {"prompt": "Größe, ä?", "response": "é"}]
+
+
+def test_long_text_in_another_encoding(tmp_path):
+    rows = [f'{{"prompt": "ä{i}", "response": "€"}}\n' for i in range(100_000)]
+    found = read(tmp_path, "a.jsonl", "".join(rows).encode("utf-16"), encoding="utf-16")
+    assert len(found) == 100_000 and found[-1] == {"prompt": "ä99999", "response": "€"}
+
+
+def test_what_the_encoding_has_no_character_for_costs_its_row(make):
+    content = b'{"prompt": "a", "response": "b"}\n{"prompt": "c\x81", "response": "d"}\n'
+    built = make(content, source={"encoding": "cp1252"}, max_quarantined_fraction=1.0)
+    (bad,) = built.quarantine
+    assert bad["line"] == 2 and bad["reason"] == "not_utf8" and "cp1252, the source's `encoding`" in bad["detail"]
+    assert built.prompts() == ["a"]
+    with pytest.raises(SnaketuneError, match="cp1252, the source's `encoding`") as error:
+        make(b'[{"prompt": "c\x81", "response": "d"}]', source={"encoding": "cp1252"})
+    assert "Windows-1252" not in str(error.value)
+
+
+def test_a_wrong_encoding_is_named(make):
+    with pytest.raises(SnaketuneError, match=r"none of the formats.*read as utf-16-le, the source's `encoding`"):
+        make(b'{"prompt": "a", "response": "b"}\n', source={"encoding": "utf-16-le"})
+    with pytest.raises(
+        SnaketuneError, match=r"data/0\.jsonl: not all of it is in utf-16, the source's `encoding`: .*BOM"
+    ):
+        make(b'{"prompt": "a", "response": "b"}\n', source={"encoding": "utf-16"})
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"prompt": "gr\xfc\xdfe", "response": "b"}\n{}\n', b"prompt,response\ngr\xfc\xdfe,b\n"]
+)
+def test_text_in_latin_1_names_the_key(make, content):
+    built = make(content, b'{"prompt": "a", "response": "b"}\n', suffix=".csv", max_quarantined_fraction=1.0)
+    assert "`encoding: cp1252`" in built.quarantine[0]["detail"]
+    with pytest.raises(SnaketuneError, match=r"row 1: byte 15 isn't UTF-8.*`encoding: cp1252`") as error:
+        make(b'[{"prompt": "gr\xfc\xdfe", "response": "b"}]')
+    assert "cut off" not in str(error.value)
+    texts = make("Käse\n".encode("latin-1"), b"a", kind="text", suffix=".txt", max_quarantined_fraction=1.0)
+    assert "`encoding: cp1252`" in texts.quarantine[0]["detail"]
+
+
+def test_bytes_that_are_no_windows_1252_name_the_key_alone(make):
+    content = '{"prompt": "日本語", "response": "b"}\n'.encode("shift_jis")
+    built = make(content, b'{"prompt": "a", "response": "b"}\n', max_quarantined_fraction=1.0)
+    assert "`encoding`" in built.quarantine[0]["detail"] and "cp1252" not in built.quarantine[0]["detail"]
+
+
+@pytest.mark.parametrize("key", [{"encoding": "cp1252"}, {"delimiter": ";"}, {"header": ["a"]}])
+def test_the_keys_are_of_files(key):
+    (name,) = key
+    with pytest.raises(ValidationError, match=f"{name} is for .*files"):
+        Source(hub={"path": "a/b", "revision": "main"}, **key)
+
+
+@pytest.mark.parametrize(
+    "key, says",
+    [
+        ({"encoding": "utf-99"}, "utf-99.*cp1252"),
+        ({"encoding": "rot13"}, "rot13"),
+        ({"encoding": "a\0b"}, "encoding"),
+        ({"delimiter": ";;"}, "one character, or tab"),
+        ({"delimiter": ""}, "one character, or tab"),
+        ({"delimiter": '"'}, "one character, or tab"),
+        ({"delimiter": "\n"}, "one character, or tab"),
+        ({"header": ["a", "a"]}, "'a' twice"),
+        ({"header": [""]}, "header"),
+    ],
+)
+def test_values_that_the_keys_cannot_have(key, says):
+    with pytest.raises(ValidationError, match=says):
+        Source(files=["a.csv"], **key)
+
+
+def test_spellings_of_the_keys_are_one():
+    given = Source(files=["a.csv"], encoding="Latin1", delimiter="tab")
+    assert (given.encoding, given.delimiter) == ("iso8859-1", "\t")
+    assert Source(**given.model_dump()) == given
+    assert Source(files=["a.csv"], encoding="UTF8") == Source(files=["a.csv"])
+
+
+@pytest.mark.parametrize("key", [{"delimiter": ";"}, {"header": ["prompt", "response"]}])
+def test_keys_of_csv_for_a_file_that_is_none(make, key):
+    with pytest.raises(SnaketuneError, match=f"{next(iter(key))}.*is for CSV.*JSON"):
+        make([{"prompt": "a", "response": "b"}], source=key)
+
+
+@pytest.mark.parametrize("key", [{"delimiter": ";"}, {"encoding": "cp1252"}])
+def test_keys_of_text_for_a_table(make, tmp_path, key):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "a")
+    with pytest.raises(SnaketuneError, match=f"{next(iter(key))}.*parquet"):
+        make((tmp_path / "a").read_bytes(), source=key)
+
+
+def test_malformed_rows_are_what_they_were(tmp_path):
+    assert isinstance(read(tmp_path, "a.tsv", b"a\tb\n1\t2\n1\t2\t3\n")[1], Malformed)

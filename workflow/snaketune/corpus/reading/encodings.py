@@ -1,0 +1,108 @@
+"""Text in other encodings than UTF-8: read as UTF-8 where the source names its encoding, recognised where it doesn't."""
+
+import codecs
+import io
+import re
+from typing import BinaryIO
+
+from snaketune.errors import SnaketuneError
+
+UTF_8 = "utf-8"
+BYTES_PER_READ = 1 << 20
+# What stands for bytes that the encoding has no character for: no UTF-8, so that it costs its row.
+NO_CHARACTER = b"\xff"
+ERRORS = "snaketune.no_character"
+MARKS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
+# Which of four bytes are zero where the characters are those of English.
+ZEROS = {
+    (False, True, True, True): "utf-32-le",
+    (True, True, True, False): "utf-32-be",
+    (False, True, False, True): "utf-16-le",
+    (True, False, True, False): "utf-16-be",
+}
+# More than Western languages have in a row.
+THREE_OTHERS = re.compile(rb"[\x80-\xff]{3}")
+FEWEST, LOOKED_AT = 16, 500
+
+
+def _no_character(error: UnicodeError) -> tuple[str | bytes, int]:
+    return ("\udcff" if isinstance(error, UnicodeDecodeError) else NO_CHARACTER), error.end
+
+
+codecs.register_error(ERRORS, _no_character)
+
+
+class _AsUtf8(io.RawIOBase):
+    def __init__(self, file: BinaryIO, encoding: str, shown: str):
+        self.file, self.shown, self.encoding, self.left = file, shown, encoding, b""
+        self.decoder = codecs.getincrementaldecoder(encoding)(ERRORS)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = b"more"
+        while data and not self.left:
+            data = self.file.read(BYTES_PER_READ)
+            try:
+                text = self.decoder.decode(data, final=not data)
+            except UnicodeError as error:
+                # No single character, but the whole: UTF-16 without its mark, say.
+                raise SnaketuneError(f"{self.shown}: {not_in(self.encoding)}: {error}") from None
+            self.left = text.encode("utf-8", ERRORS)
+        taken = self.left[: len(buffer)]
+        self.left = self.left[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def as_utf8(file: BinaryIO, encoding: str, shown: str) -> BinaryIO:
+    """A file in another encoding as one in UTF-8. What the encoding has no character for is no UTF-8 there either."""
+    return io.BufferedReader(_AsUtf8(file, encoding, shown), BYTES_PER_READ)
+
+
+def other_unicode(head: bytes) -> str | None:
+    """UTF-16 or UTF-32, where a file begins as text in it does.
+
+    >>> other_unicode("some text".encode("utf-16-be"))
+    'utf-16-be'
+    """
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            return encoding
+    start = head[: min(len(head), LOOKED_AT) // 4 * 4]
+    if len(start) < FEWEST:
+        return None
+    return ZEROS.get(tuple(start[place::4].count(0) > len(start) / 8 for place in range(4)))
+
+
+def advice(data: bytes) -> str:
+    """What to do about text that isn't UTF-8.
+
+    >>> advice("schön".encode("latin-1"))
+    'if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that'
+    """
+    if not data.decode("utf-8", "ignore").isascii():
+        return "other text beside it is; mend it, or fetch the file again"
+    try:
+        data.decode("cp1252")
+        western = not THREE_OTHERS.search(data)
+    except UnicodeDecodeError:
+        western = False
+    if western:
+        return "if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that"
+    return "if the file is in another encoding, set the `encoding` of its source to have it read as that"
+
+
+def not_in(encoding: str) -> str:
+    """What is wrong with text that isn't in the encoding that its source names."""
+    return f"not all of it is in {encoding}, the source's `encoding`"
