@@ -91,6 +91,10 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
             "ignored     id (9 rows, such as 0)",
         ],
     ),
+    "turns in a column of another name": (
+        _lines("chats.jsonl", [{"uid": i, "exchange": turns(f"q{i}", "a")} for i in range(9)]),
+        ["conversations: reads all 9 rows with the `fields` suggested below", "fields: {messages: exchange}"],
+    ),
     "one column missing": (
         _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),
         ["none: no kind of corpus can read these rows", "nearest: pairs", "`rejected` is missing"],

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 from snaketune.config.corpora import Fields
+from snaketune.corpus.layouts.turns import SPEAKER_KEYS
 from snaketune.preview.sample import Sample
 
 # For each field the words by which columns are called that hold it, the likeliest first.
@@ -25,6 +27,8 @@ DOCUMENT = 200
 
 def suggested(samples: list[Sample]) -> tuple[str, Fields] | None:
     """The kind and the `fields` by which rows could be read; None where no columns come near."""
+    if column := _column_of_turns(samples):
+        return "conversations", Fields(messages=column)
     texts = _text_columns(samples)
     for group in GROUPS:
         left = dict(texts)
@@ -44,6 +48,20 @@ def suggested(samples: list[Sample]) -> tuple[str, Fields] | None:
             order = {field: found[field] for field in NAMES if field in found}
             return KIND_OF[group[1] if len(group) > 1 else group[0]], Fields(**order)
     return None
+
+
+def _column_of_turns(samples: list[Sample]) -> str | None:
+    """The first column that holds turns, as lists of objects that name a speaker."""
+    rows = (raw.found for sample in samples for raw in sample.raws if isinstance(raw.found, dict))
+    return next((column for row in rows for column, value in row.items() if _are_turns(value)), None)
+
+
+def _are_turns(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(turn, dict) and any(turn.get(key) is not None for key in SPEAKER_KEYS) for turn in value)
+        and len(value) > 1
+    )
 
 
 def _text_columns(samples: list[Sample]) -> dict[str, float]:

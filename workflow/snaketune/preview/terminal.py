@@ -22,7 +22,7 @@ from snaketune.preview.written import Piece, Shown, Written
 BOLD, DIM, GREEN, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 WIDTH, LABEL = 108, 12
 COLUMNS_SHOWN, REASONS_SHOWN, REFUSALS_SHOWN = 12, 8, 3
-VALUE_LENGTH, DETAIL_LENGTH = 60, 300
+VALUE_LENGTH, DETAIL_LENGTH, REFUSAL_LENGTH = 60, 300, 160
 
 
 def has_colours(output: TextIO) -> bool:
@@ -201,7 +201,7 @@ def _template(written: Written, reading: Reading) -> Iterator[str]:
         told = f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
         yield from _fact("refused", f"{told}, or with `on_template_error: quarantine` of the tokenizer is left out")
     for place, why in written.refused[:REFUSALS_SHOWN]:
-        yield from _fact("", f"{place}: {_cut(why, DETAIL_LENGTH)}")
+        yield from _fact("", f"{place}: {_cut(why, REFUSAL_LENGTH)}")
 
 
 def _row(shown: Shown, paint: _Paint) -> Iterator[str]:
