@@ -2,28 +2,46 @@
 
 import json
 import re
-from typing import NamedTuple
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema, model_validator
+
+from snaketune.config.base import Model
 
 CONDITION = re.compile(r"(?P<column>[^=!<>]+?)\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?P<value>[^=\s].*)")
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
-class Condition(NamedTuple):
-    """A column, a comparison, and the value to compare with: a truth value, a number, a text, or None for null."""
+class Condition(Model):
+    """A column, a comparison, and the value to compare with; a config spells it as one text.
+
+    >>> str(Condition.model_validate("helpfulness>=3")), Condition.model_validate("source != web crawl").value
+    ('helpfulness >= 3', 'web crawl')
+    """
 
     column: str
-    operator: str
+    operator: Literal["==", "!=", "<=", ">=", "<", ">"]
     value: bool | int | float | str | None
+    """A truth value, a number, a text, or None for null."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        return _parsed(value) if isinstance(value, str) else value
+
+    def __str__(self) -> str:
+        return f"{self.column} {self.operator} {json.dumps(self.value, ensure_ascii=False)}"
 
 
-def condition_of(text: str) -> Condition:
-    """The condition that a text spells; its value is JSON, or else a text as it stands there.
+TEXT = {"type": "string"}
+Conditions = Annotated[tuple[Condition, ...], WithJsonSchema({"anyOf": [TEXT, {"type": "array", "items": TEXT}]})]
 
-    >>> condition_of("helpfulness >= 3"), condition_of("source != web crawl").value
-    (Condition(column='helpfulness', operator='>=', value=3), 'web crawl')
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The parts of a condition; its value is JSON, or else a text as it stands there.
 
     Raises:
-        ValueError: it spells none.
+        ValueError: it is none.
     """
     found = CONDITION.fullmatch(text.strip())
     if found is None:
@@ -40,5 +58,5 @@ def condition_of(text: str) -> Condition:
     if isinstance(value, (list, dict)):
         raise ValueError(f"{text!r} compares with a list or an object; expected true, false, null, a number or a text")
     if (value is None or isinstance(value, bool)) and found["operator"] not in ("==", "!="):
-        raise ValueError(f"{text!r}: {found['value']} has no order; compare with == or !=")
-    return Condition(found["column"], found["operator"], value)
+        raise ValueError(f"{text!r}: {spelled} has no order; compare with == or !=")
+    return {"column": found["column"], "operator": found["operator"], "value": value}

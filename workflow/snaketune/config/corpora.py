@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveInt, Revision, ShortText
-from snaketune.config.conditions import condition_of
+from snaketune.config.conditions import Conditions
 from snaketune.config.paths import LocalPath
 
 Layout = Literal[
@@ -113,7 +113,7 @@ class Source(Model):
     fields: Fields = Fields()
     speakers: dict[str, Role] = {}
     """Who speaks, for speakers or tags that don't say it themselves: `{Agent: assistant, Caller: user}`."""
-    where: tuple[ShortText, ...] = ()
+    where: Conditions = ()
     """Only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one or a
     list. A null fulfils `!=` alone."""
     margin: Annotated[float, Field(ge=0)] = 0.0
@@ -129,13 +129,6 @@ class Source(Model):
     @classmethod
     def _one_or_several(cls, where: Any) -> Any:
         return (where,) if isinstance(where, str) else where
-
-    @field_validator("where")
-    @classmethod
-    def _are_conditions(cls, where: tuple[str, ...]) -> tuple[str, ...]:
-        for text in where:
-            condition_of(text)
-        return where
 
     @field_validator("encoding")
     @classmethod

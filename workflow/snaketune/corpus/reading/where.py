@@ -4,7 +4,7 @@ import json
 import operator
 from typing import Any
 
-from snaketune.config.conditions import Condition, condition_of
+from snaketune.config.conditions import Condition
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import Dropped, Malformed
 
@@ -16,8 +16,8 @@ COMPARED = {
 class Where:
     """The conditions of one source, for the rows of one file."""
 
-    def __init__(self, conditions: tuple[str, ...]):
-        self.conditions = {text: condition_of(text) for text in conditions}
+    def __init__(self, conditions: tuple[Condition, ...]):
+        self.conditions = {str(condition): condition for condition in conditions}
         self.absent = dict.fromkeys(self.conditions)
 
     def check(self, raw: dict[str, Any]) -> None:
