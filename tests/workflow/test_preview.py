@@ -12,7 +12,7 @@ def test_a_config_is_looked_at_before_anything_is_made_and_again_whenever_that_i
     (fresh.folder / "data/more.jsonl").write_text(
         '{"question": "a{b}?", "answer": "c", "is_correct": false}\n', encoding="utf-8"
     )
-    fresh.config["corpora"]["chat"]["sources"].append({"files": ["data/more.jsonl"]})
+    fresh.config["corpora"]["chat"]["sources"].append({"files": ["data/more.jsonl"], "where": "is_correct != false"})
     for _ in range(2):
         said = fresh.snakemake("preview")
         assert rules_in(said) == {"preview"}
@@ -20,6 +20,7 @@ def test_a_config_is_looked_at_before_anything_is_made_and_again_whenever_that_i
         assert "conversations: as the config says; reads" in said
         assert "too short; line" in said
         assert "chat, source 2: data/more.jsonl" in said
+        assert "1 row, where is_correct != false; line 1" in said
         assert "pairs: data/preferences.jsonl" in said
         assert "template    data/chatml.jinja" in said
         assert "no row longer than 256" in said

@@ -135,7 +135,9 @@ def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = ""
     for reason, count in counts.most_common(REASONS_SHOWN):
         example = reading.examples[reason]
         detail = f": {_cut(example.detail, DETAIL_LENGTH)}" if example.detail else ""
-        yield from _fact(label, f"{_rows(count)}, {reason.replace('_', ' ')}; {about}{example.place}{detail}")
+        # The condition of a `where` names a column.
+        what = reason if reason.startswith("where ") else reason.replace("_", " ")
+        yield from _fact(label, f"{_rows(count)}, {what}; {about}{example.place}{detail}")
         label = ""
     if len(counts) > REASONS_SHOWN:
         yield from _fact("", f"and {len(counts) - REASONS_SHOWN} reasons more")
