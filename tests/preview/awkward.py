@@ -38,6 +38,11 @@ def _csv(folder: Path) -> Path:
     return folder / "faq.csv"
 
 
+def _written(path: Path, text: str, encoding: str) -> Path:
+    path.write_text(text, encoding=encoding)
+    return path
+
+
 def _parquet(folder: Path) -> Path:
     rows = pa.table({"question": [f"q{i}" for i in range(5000)], "answer": [f"a{i}" for i in range(5000)]})
     write_table(rows, folder / "qa.parquet")
@@ -94,6 +99,28 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "turns in a column of another name": (
         _lines("chats.jsonl", [{"uid": i, "exchange": turns(f"q{i}", "a")} for i in range(9)]),
         ["conversations: reads all 9 rows with the `fields` suggested below", "fields: {messages: exchange}"],
+    ),
+    "a table with tabs, in another language": (
+        lambda folder: _written(folder / "fragen.tsv", "Frage\tAntwort\n" + "Wie?\tSo, und so.\n" * 9, "utf-8"),
+        ["reads all 9 rows with the `fields` suggested below", "fields: {prompt: Frage, response: Antwort}"],
+    ),
+    "a table with semicolons in Windows-1252": (
+        lambda folder: _written(folder / "alt.csv", "prompt;response\n" + "Schön?;Für dich, täglich.\n" * 9, "cp1252"),
+        ["conversations: reads all 9 rows", "Schön?<|im_end|>", "encoding: cp1252"],
+    ),
+    "ratings that contradict": (
+        _lines(
+            "rated.jsonl",
+            [
+                {"prompt": f"p{i}", "chosen": "c", "rejected": "r", "score_chosen": i, "score_rejected": 2}
+                for i in range(9)
+            ],
+        ),
+        [
+            "preferences: reads 6 of 9 rows",
+            "2 rows, rating contradicts; line 1: score_chosen is 0",
+            "1 row, tie; line 3",
+        ],
     ),
     "one column missing": (
         _lines("half.jsonl", [{"prompt": f"p{i}", "chosen": "c"} for i in range(9)]),

@@ -12,7 +12,9 @@ from snaketune.config.corpora import CorpusContent, Source
 from snaketune.preview.reading import Reading
 
 NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
-DATA_SUFFIXES = re.compile(r"(\.(jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md|gz|zst))+$", re.IGNORECASE)
+DATA_SUFFIXES = re.compile(
+    r"(\.(jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md|gz|xz|zst|zip|tar|tgz|txz))+$", re.IGNORECASE
+)
 # What a corpus may quarantine where its config doesn't say it.
 MOST_QUARANTINED = CorpusContent.model_fields["max_quarantined_fraction"].default
 

@@ -42,6 +42,9 @@ def suggested(samples: list[Sample]) -> tuple[str, Fields] | None:
         if group == ("text",) and not found and texts:
             longest = max(texts, key=texts.__getitem__)
             found = {"text": longest} if texts[longest] >= DOCUMENT else {}
+        if group == ("prompt", "response") and not found and len(texts) == 2:
+            # In another language, say: what is asked mostly stands first.
+            found = dict(zip(group, texts))
         if len(found) == len(group):
             if group != ("text",) and (system := _nearest(left, ["system"])):
                 found["system"] = system

@@ -15,7 +15,7 @@ from snaketune.config.corpora import Source
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.raw import Noted, RawRow
 from snaketune.corpus.reading.archives import is_tar, is_zip
-from snaketune.corpus.reading.encodings import UTF_8, other_unicode
+from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
 from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.reading.sources import NOT_THERE_OR_BROKEN, hub_name, read_files, read_hub
@@ -77,9 +77,17 @@ def samples_of(source: Source, kind: str | None) -> list[Sample]:
 def encoding_of(path: Path) -> str:
     """The encoding that a text file is in, as far as its first bytes give it away."""
     try:
-        return other_unicode(_head(path)) or UTF_8
+        head = _head(path)
     except NOT_THERE_OR_BROKEN:
         return UTF_8
+    if encoding := other_unicode(head):
+        return encoding
+    try:
+        # The last line may be cut within a character.
+        head[: head.rfind(b"\n") + 1].decode()
+        return UTF_8
+    except UnicodeDecodeError:
+        return "cp1252" if may_be_western(head) else UTF_8
 
 
 def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_characters: int) -> Iterator[Sample]:

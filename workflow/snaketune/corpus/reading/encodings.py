@@ -93,14 +93,22 @@ def advice(data: bytes) -> str:
     """
     if not data.decode("utf-8", "ignore").isascii():
         return "other text beside it is; mend it, or fetch the file again"
-    try:
-        data.decode("cp1252")
-        western = not THREE_OTHERS.search(data)
-    except UnicodeDecodeError:
-        western = False
-    if western:
+    if may_be_western(data):
         return "if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that"
     return "if the file is in another encoding, set the `encoding` of its source to have it read as that"
+
+
+def may_be_western(data: bytes) -> bool:
+    """Whether bytes that aren't UTF-8 look like text in Windows-1252, of which Latin-1 is a part.
+
+    >>> may_be_western("schön".encode("latin-1")), may_be_western("текст".encode("koi8-r"))
+    (True, False)
+    """
+    try:
+        data.decode("cp1252")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in data and not THREE_OTHERS.search(data)
 
 
 def not_in(encoding: str) -> str:
