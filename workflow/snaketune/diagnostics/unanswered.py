@@ -9,7 +9,7 @@ from snaketune.tables import read_table
 
 
 def exact_match_of_nothing(evaluations: Iterable[PreflightEvaluation], evaluated: list[Artifact]) -> list[Finding]:
-    """Which rows have an answer is known once they are read; the config alone tells less (`config.workflow`)."""
+    """Which rows have an answer is known once they are read; the config alone knows less (`config.workflow`)."""
     corpora = {corpus.folder.parent.name: corpus for corpus in evaluated}
     found = []
     for one in evaluations:

@@ -10,14 +10,14 @@ from snaketune.preview.look import Look, look_at_source
 from snaketune.preview.written import writer_of
 
 
-def look_at_config(told: str) -> Iterator[Look]:
+def look_at_config(content: str) -> Iterator[Look]:
     """A look at each source of what `corpora_of` gives.
 
     Raises:
         SnaketuneError: a template or tokenizer that can't be read.
     """
     known_writer = cache(writer_of)
-    for one in json.loads(told):
+    for one in json.loads(content):
         corpus = PreviewedCorpus.model_validate(one)
         template = Path(corpus.chat_template) if corpus.chat_template else None
         # Made already; or as it will be adopted, where that is a folder.

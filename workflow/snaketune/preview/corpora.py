@@ -43,15 +43,15 @@ def corpora_of(graph: JobGraph) -> str:
         lengths.setdefault(corpus, set()).update(job.spec.lengths)
     found = []
     for job in graph.stage("corpus"):
-        told = {"corpus": job.name, "content": job.spec.model_dump(mode="json", exclude_defaults=True)}
+        entry = {"corpus": job.name, "content": job.spec.model_dump(mode="json", exclude_defaults=True)}
         if job.name in tokens:
             (tokenizer,) = tokens[job.name].artifacts["tokenizer"]
-            told |= {
+            entry |= {
                 "train_on": tokens[job.name].spec.train_on,
                 "chat_template": next(iter(tokenizer.files["chat_template"]), None),
                 "tokenizer": tokenizer.payload,
                 "adopt": tokenizer.spec.adopt,
                 "lengths": sorted(lengths.get(job.name, ())),
             }
-        found.append(told)
+        found.append(entry)
     return json.dumps(found, ensure_ascii=False, sort_keys=True)

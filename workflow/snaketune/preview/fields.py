@@ -86,7 +86,7 @@ def _nearest(columns: Iterable[str], names: list[str]) -> str | None:
     """
     words = {column: _words(column) for column in columns}
     for name in names:
-        # The last word says what it is: `question_title` is a title, `title_of_question` nobody can tell.
+        # The last word says what it is: `question_title` is a title, `title_of_question` is anything.
         for column, own in words.items():
             if own[-1:] == [name]:
                 return column

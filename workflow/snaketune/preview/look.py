@@ -145,10 +145,10 @@ def _why(reading: Reading, counts: dict[str, int], looked_at: int, *, by_fields:
         return f"reads {_of(reading.used, looked_at)} with the `fields` suggested below; no layout is known"
     others = {kind: count for kind, count in counts.items() if kind not in (reading.kind, TEXT)}
     reads = [f"{kind}: {count:,}" for kind, count in others.items() if count]
-    told = ", ".join(reads) if reads else "no other kind reads any" if others else ""
+    reads_too = ", ".join(reads) if reads else "no other kind reads any" if others else ""
     mixed = reading.quarantined.get("wrong_kind", 0) and reads
     advice = "; a corpus holds one kind, so split the file" if mixed else ""
-    return f"reads {_of(reading.used, looked_at)}" + (f" ({told})" if told else "") + advice
+    return f"reads {_of(reading.used, looked_at)}" + (f" ({reads_too})" if reads_too else "") + advice
 
 
 def _of(count: int, rows: int) -> str:

@@ -91,12 +91,12 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
         yield from _fact("columns", _listed({name: excerpt(value) for name, value in look.columns.items()}))
         yield from _fact("layout", f"none is known; {look.nearest}")
     elif layouts := reading.layouts.most_common():
-        told = ", ".join(f"{name} ({_rows(count)})" if len(layouts) > 1 else name for name, count in layouts)
-        yield from _fact("layout", told)
+        summary = ", ".join(f"{name} ({_rows(count)})" if len(layouts) > 1 else name for name, count in layouts)
+        yield from _fact("layout", summary)
     if reading.ignored:
         ignored = reading.ignored.most_common()
-        told = {name: f"{_rows(count)}, such as {excerpt(reading.values.get(name))}" for name, count in ignored}
-        yield from _fact("ignored", _listed(told))
+        summary = {name: f"{_rows(count)}, such as {excerpt(reading.values.get(name))}" for name, count in ignored}
+        yield from _fact("ignored", _listed(summary))
     if reading.marked:
         marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
         where = conditions(reading)[0][0]
@@ -105,8 +105,8 @@ def _facts(look: Look, paint: _Paint) -> Iterator[str]:
     if reading.repeated and reading.repeats:
         example = reading.repeats
         what = f"what an earlier one says ({example.place} as {example.detail})"
-        told = f"{_rows(reading.repeated)} with {what}; the first is used"
-        yield from _fact("repeated", told)
+        summary = f"{_rows(reading.repeated)} with {what}; the first is used"
+        yield from _fact("repeated", summary)
     if look.written:
         yield from _tokens(look.written, look.lengths, look.estimated)
         yield from _template(look.written, reading)
@@ -126,8 +126,8 @@ def _left_out(look: Look) -> Iterator[str]:
         return
     further = look.further
     if lost := further.quarantined.total() + further.dropped.total():
-        told = f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
-        yield from _fact("further on", told)
+        summary = f"of {further.used + lost:,} rows from the rest of the file, {lost:,} can't be used"
+        yield from _fact("further on", summary)
         yield from _reasons("", further, further.quarantined + further.dropped, about="about ")
 
 
@@ -147,29 +147,29 @@ def _files(look: Look, paint: _Paint) -> Iterator[str]:
     several = len(look.samples) > 1
     for sample in look.samples[:COLUMNS_SHOWN]:
         size = [] if sample.bytes is None else [_size(sample.bytes)]
-        told = ", ".join([part for part in (sample.format, *size) if part])
+        summary = ", ".join([part for part in (sample.format, *size) if part])
         if sample.raws:
             looked_at = len(sample.raws)
             if sample.whole:
-                told += f"; {_rows(looked_at)}"
+                summary += f"; {_rows(looked_at)}"
             elif sample.rows:
                 about = "about " if sample.estimated else ""
                 rows = _round(sample.rows, sample.estimated)
-                told += f"; {about}{rows:,} rows, of which the first {looked_at:,} are looked at"
+                summary += f"; {about}{rows:,} rows, of which the first {looked_at:,} are looked at"
             else:
-                told += f"; the first {_rows(looked_at)} are looked at"
+                summary += f"; the first {_rows(looked_at)} are looked at"
         if several:
-            told = f"{sample.name}: {told}"
-        if told:
-            yield paint(DIM, printable(told))
+            summary = f"{sample.name}: {summary}"
+        if summary:
+            yield paint(DIM, printable(summary))
     if len(look.samples) > COLUMNS_SHOWN:
         yield paint(DIM, f"and {len(look.samples) - COLUMNS_SHOWN} files more")
 
 
 def _listed(found: dict[str, str]) -> str:
     """Names, each with what there is to say of it, as many as people read."""
-    told = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(found.items())[:COLUMNS_SHOWN]]
-    return ", ".join(told) + (f" and {len(found) - COLUMNS_SHOWN} more" if len(found) > COLUMNS_SHOWN else "")
+    summary = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(found.items())[:COLUMNS_SHOWN]]
+    return ", ".join(summary) + (f" and {len(found) - COLUMNS_SHOWN} more" if len(found) > COLUMNS_SHOWN else "")
 
 
 def _tokens(written: Written, lengths: tuple[int, ...], estimated: str) -> Iterator[str]:
@@ -184,9 +184,9 @@ def _tokens(written: Written, lengths: tuple[int, ...], estimated: str) -> Itera
         f"{supervised}",
     )
     longer = written.longer(lengths)
-    told = ", ".join(f"{length:,}: {_rows(count)}" for length, count in longer.items() if count)
+    summary = ", ".join(f"{length:,}: {_rows(count)}" for length, count in longer.items() if count)
     first = next(iter(longer))
-    yield from _fact("", f"longer than {told}" if told else f"no row longer than {first:,}")
+    yield from _fact("", f"longer than {summary}" if summary else f"no row longer than {first:,}")
     if written.unsupervised:
         yield from _fact("", f"{_rows(written.unsupervised)} with nothing supervised")
     if estimated:
@@ -200,8 +200,8 @@ def _template(written: Written, reading: Reading) -> Iterator[str]:
         rows = _rows(written.control_text)
         yield from _fact("", f"{rows} in which a text holds what looks like a control token; there it stays text")
     if written.refused:
-        told = f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
-        yield from _fact("refused", f"{told}, or with `on_template_error: quarantine` of the tokenizer is left out")
+        summary = f"{len(written.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
+        yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is left out")
     for place, why in written.refused[:REFUSALS_SHOWN]:
         yield from _fact("", f"{place}: {_cut(why, REFUSAL_LENGTH)}")
 
@@ -221,9 +221,9 @@ def _indented(text: str, indent: str) -> Iterator[str]:
     return (indent + line for line in text.rstrip("\n").split("\n"))
 
 
-def _fact(label: str, told: str, plain: str = "") -> Iterator[str]:
+def _fact(label: str, summary: str, plain: str = "") -> Iterator[str]:
     """A label, and beside it what there is to say, on as many lines as that takes."""
-    lines = textwrap.wrap(printable(told), WIDTH - LABEL, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(printable(summary), WIDTH - LABEL, break_on_hyphens=False) or [""]
     padding = " " * (LABEL - len(plain or label))
     yield f"{label}{padding}{lines[0]}"
     yield from (" " * LABEL + line for line in lines[1:])

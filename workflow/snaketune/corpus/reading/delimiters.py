@@ -1,4 +1,4 @@
-"""What separates the cells of a CSV file: a comma, a tab, a semicolon or a bar, told by its first rows."""
+"""What separates the cells of a CSV file: a comma, a tab, a semicolon or a bar, found by its first rows."""
 
 import csv
 import io
