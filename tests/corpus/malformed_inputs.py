@@ -69,7 +69,20 @@ SOUND: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "message-tree": (message(1, None, "q"), CONVERSATIONS, ("message_id", "parent_id", "role", "text")),
 }
 WRONG_VALUES = (3, -0.5, False, None, [], {}, [3], {"x": 1}, [[["x"]]], [{"role": "user"}], "", " \n")
-# What these layouts may hold in these columns.
+# What these layouts may hold in these columns; numbers are texts where a text is due.
+TEXTS = {
+    "prompt",
+    "question",
+    "instruction",
+    "input",
+    "output",
+    "response",
+    "completion",
+    "answer",
+    "chosen",
+    "rejected",
+}
+TEXTS |= {"response1", "response2"}
 RIGHT_AFTER_ALL = {
     "unpaired": {"label": (False,)},
     "message-tree": {"message_id": (3, False, "", " \n"), "parent_id": (None,), "text": ()},
@@ -91,6 +104,8 @@ def wrong_values() -> list[Input]:
     for layout, (row, _, columns) in SOUND.items():
         for column in columns:
             for value in WRONG_VALUES:
+                if column in TEXTS and type(value) in (int, float):
+                    continue
                 if value not in RIGHT_AFTER_ALL.get(layout, {}).get(column, ()):
                     made.append(_between(layout, line(row | {column: value, "n": 3})))
         made.append(_between(layout, line({"n": 3})))
@@ -132,7 +147,7 @@ def wrong_turns() -> list[Input]:
         ({"role": 3, "content": "x"}, "wrong_type"),
         ({"role": "user"}, "missing_column"),
         ({"role": "user", "content": None}, "non_string_content"),
-        ({"role": "user", "content": 3}, "non_string_content"),
+        ({"role": "user", "content": {"a": 3}}, "non_string_content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "unsupported_part"),
         ({"role": "assistant", "content": "", "tool_calls": [{}]}, "bad_tool_call"),
         ("x", "wrong_type"),

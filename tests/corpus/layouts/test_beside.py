@@ -78,6 +78,14 @@ READ = {
     ),
     "reasoning that the response begins with": ({"prompt": "q", "response": "t u. So r", "cot": "t u."}, "U q|A t u. So r"),
     "reasoning in its tags": ({"prompt": "q", "response": "r", "reasoning": "<think>\nt u\n</think>"}, f"U q|A {THOUGHT}r"),
+    "mmlu": (
+        {"question": "q", "subject": "s", "choices": ["x", "y", "z", "w"], "answer": 2},
+        "U q\n\nA. x\nB. y\nC. z\nD. w|A C",
+    ),
+    "boolq": ({"question": "q", "passage": "c d", "answer": True}, "U q\n\nc d|A true"),
+    "an answer that is a number": ({"question": "1 + 1?", "answer": 2}, "U 1 + 1?|A 2"),
+    "numbers of all kinds": ({"instruction": 7, "input": 0.5, "output": 3.0}, "U 7\n\n0.5|A 3"),
+    "a number as a message": ({"messages": [*turns("U q"), {"role": "assistant", "content": 42}]}, "U q|A 42"),
     "columns of letters": (
         {"question": "q", "A": "x", "B": "y", "C": "z", "D": 4, "answer": "C"},
         "U q\n\nA. x\nB. y\nC. z\nD. 4|A C",

@@ -279,7 +279,7 @@ def test_every_instance_is_a_row():
         "instruction": "Add",
         "name": "sum",
         "task": "t",
-        "instances": [{"input": "1", "output": "1"}, {"input": 2, "output": "2"}, "3", {"input": "", "output": "4"}],
+        "instances": [{"input": "1", "output": "1"}, {"input": [2], "output": "2"}, "3", {"input": "", "output": "4"}],
     }
     made = read_all([raw, {"instruction": "Add", "instances": []}])
     assert reasons(made) == ["row", "wrong_type", "wrong_type", "row", "no_instances"]

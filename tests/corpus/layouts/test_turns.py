@@ -59,7 +59,7 @@ def test_content_as_text(turn, content):
     "turn, reason, says",
     [
         ({"content": None}, "non_string_content", "turn 2.*null"),
-        ({"content": 3}, "non_string_content", "turn 2.*int"),
+        ({"content": True}, "non_string_content", "turn 2.*bool"),
         ({"content": {"text": "x"}}, "non_string_content", "dict"),
         ({"content": [{"type": "text"}]}, "non_string_content", "null"),
         ({"content": [{"type": "text", "text": ["x"]}]}, "non_string_content", "list"),

@@ -79,7 +79,7 @@ def test_whole_conversations():
         (annotated(1) | {"response1": True}, "wrong_type", "chosen holds bool"),
         (annotated(1) | {"response2": ""}, "empty_completion", "rejected"),
         (annotated(1) | {"response2": "3"}, "identical_chosen_and_rejected", ""),
-        (annotated(1) | {"instruction": 3}, "wrong_type", "instruction"),
+        (annotated(1) | {"instruction": [3]}, "wrong_type", "instruction"),
         ({"response1": "x", "response2": "y", "label": 1}, "missing_column", "prompt"),
     ],
 )
@@ -137,8 +137,8 @@ def test_labelled_completions_as_turns_and_in_templates():
         (single("a", "x", None), "missing_column"),
         (single(None, "x", True), "missing_column"),
         (single("a", None, True), "missing_column"),
-        (single(3, "x", True), "wrong_type"),
-        (single("a", 3, True), "wrong_type"),
+        (single(True, "x", True), "wrong_type"),
+        (single("a", False, True), "wrong_type"),
         (single("USER: ASSISTANT:", "x", True), "baked_in_template"),
     ],
 )

@@ -51,6 +51,19 @@ def choices_text(raw: dict[str, Any], prompt: str, response: str) -> list[str]:
     return ["\n".join(f"{label}. {text}" if label else text for label, text in choices)]
 
 
+def letter_of(raw: dict[str, Any], answer: int) -> int | str:
+    """The letter of a choice that an answer gives by its place, from 0; the answer itself where it is none, or is a choice.
+
+    >>> letter_of({"choices": ["x", "y", "z"]}, 2), letter_of({"choices": [2, 4]}, 4), letter_of({}, 2)
+    ('C', 4, 2)
+    """
+    choices = next((raw[column] for column in CHOICES_COLUMNS if isinstance(raw.get(column), list)), [])
+    texts = [plain_text(choice) for choice in choices]
+    if None in texts or str(answer) in texts or not 0 <= answer < min(len(texts), len(ascii_uppercase)):
+        return answer
+    return ascii_uppercase[answer]
+
+
 def _stands_in(prompt: str, choice: str) -> bool:
     """Whether a choice stands on a line of its own, or behind a label or a mark."""
     behind = rf"(?:^|[\s(](?:{LABEL.pattern})\s?[).:]|[-*•])\s*{re.escape(choice.strip())}(?!\w)"

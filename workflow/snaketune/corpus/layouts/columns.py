@@ -30,6 +30,16 @@ class Columns(dict[str, Any]):
         return dict.__getitem__(self, column)
 
 
+def text_if_number(value: Any) -> Any:
+    """A number as text, where a text is due; anything else as it is.
+
+    >>> text_if_number(3.0), text_if_number(True), text_if_number([3])
+    ('3', True, [3])
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return plain_text(value) if is_number and plain_text(value) is not None else value
+
+
 def note_read(raw: dict[str, Any], column: str) -> None:
     """Note that a column which was looked at is read."""
     if isinstance(raw, Columns):

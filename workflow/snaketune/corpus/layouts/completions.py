@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from snaketune.corpus.layouts.columns import text_if_number
 from snaketune.corpus.layouts.parts import text_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.layouts.templates import without_end
@@ -22,6 +23,7 @@ def exchange(
         prompt: a text, or turns.
         completions: by the column that each comes from.
     """
+    prompt = text_if_number(prompt)
     spelled = not isinstance(prompt, str) or may_spell_turns(prompt)
     answers = [completion_turns(value, where, speakers, spelled=spelled) for where, value in completions.items()]
     if spelled:
@@ -49,6 +51,7 @@ def completion_turns(
     Args:
         spelled: whether a text that spells turns is taken for them. An answer may well be some JSON with roles in it.
     """
+    value = text_if_number(value)
     if isinstance(value, str) and not (spelled and may_spell_turns(value)):
         return [{"role": "assistant", "content": value}]
     if value == []:

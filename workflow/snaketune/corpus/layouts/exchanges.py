@@ -7,7 +7,8 @@ from typing import Any
 from snaketune.corpus.layouts.beside import add_to_prompt, add_to_response
 from snaketune.corpus.layouts.calls import COLUMNS as CALLS_COLUMNS
 from snaketune.corpus.layouts.calls import called
-from snaketune.corpus.layouts.columns import column_of, columns_of
+from snaketune.corpus.layouts.choices import letter_of
+from snaketune.corpus.layouts.columns import column_of, columns_of, plain_text, text_if_number
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.pairs import completed_pair
 from snaketune.corpus.layouts.parts import kind_of
@@ -67,6 +68,11 @@ def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
         raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
     prompt, response = columns
     said, answer = raw[prompt], raw[response]
+    if isinstance(answer, bool) and response == "answer":
+        # Of a question with yes or no.
+        answer = plain_text(answer)
+    elif isinstance(answer, int):
+        answer = letter_of(raw, answer)
     if response in CALLS_COLUMNS:
         answer = called(answer, response)
         # Conversations in a list of their own.
@@ -176,7 +182,7 @@ def _ends_on(conversation: Any, prompt: str, speakers: Speakers) -> bool:
 
 
 def _text(raw: Raw, column: str) -> str:
-    value = column_of(raw, column)
+    value = text_if_number(column_of(raw, column))
     if not isinstance(value, str):
         raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text")
     return value

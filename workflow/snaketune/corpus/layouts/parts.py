@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
+from snaketune.corpus.layouts.columns import text_if_number
 from snaketune.corpus.layouts.media import refuse_media
 from snaketune.corpus.rows import Malformed
 
@@ -52,6 +53,7 @@ def text_of(content: Any, where: str) -> str:
     >>> text_of([{"type": "thinking", "thinking": "1 + 1"}, {"type": "text", "text": "2"}], "turn 2")
     '<think>\\n1 + 1\\n</think>\\n\\n2'
     """
+    content = text_if_number(content)
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
