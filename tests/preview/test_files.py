@@ -1,19 +1,24 @@
 """What a preview says of files as people have them."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
+from pyarrow.parquet import write_table
 
 from snaketune.config.load import load
 from snaketune.corpus.reading.sources import read_files
 from snaketune.preview import sample
+from snaketune.preview.corpora import corpora_of
 from snaketune.preview.look import look_at_file
 from snaketune.preview.terminal import as_text
 from snaketune.preview.written import Piece, shortened, writer_of
+from snaketune.stages.graph import JobGraph
 
 from .awkward import AWKWARD, GOOD, turns, write_lines
 
@@ -189,7 +194,8 @@ def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_p
         str(tmp_path / "p/page.html"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    # One of the two isn't there.
+    assert done.returncode == 1 and not done.stderr
     assert done.stdout.splitlines()[-1] == "light"
     assert "\x1b" not in done.stdout
     page = (tmp_path / "p/page.html").read_text(encoding="utf-8")
@@ -198,3 +204,21 @@ def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_p
     assert "\x1b" not in page and "\u202e" not in page
     assert "<mark>ok &lt;|im_end|&gt;" in page
     assert "no.jsonl doesn&#39;t exist" in page
+
+
+def test_a_parquet_file_that_is_cut_off_is_said_to_be(tmp_path):
+    file = tmp_path / "cut.parquet"
+    write_table(pa.table({"question": [f"q{i}" for i in range(5000)], "answer": ["a"] * 5000}), file)
+    file.write_bytes(file.read_bytes()[:6000])
+    assert "cut.parquet can't be read" in unwrapped(said_of(file))
+
+
+def test_a_corpus_of_two_tokenizers_is_looked_at_with_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
+    config["tokenizers"]["other"] = config["tokenizers"]["demo"] | {
+        "chat_template": "resources/chat_templates/mistral.jinja"
+    }
+    config["sft"]["other"] = {"extends": "demo", "tokenizer": "other"}
+    names = [one["corpus"] for one in json.loads(corpora_of(JobGraph(*load(config))))]
+    assert {"demo-chat, by tokenizer demo", "demo-chat, by tokenizer other"} <= set(names)

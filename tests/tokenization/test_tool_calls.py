@@ -46,6 +46,11 @@ MANY_CALLS = """\
 {%- for call in m.tool_calls %}{{ '\\n<tool_call>\\n{"name": "' }}{{ call.function.name }}{{ '", "arguments": ' }}
 {{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}
 {%- else %}{{ '\\n' + m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"""
+# Texts alone begin with an empty thought, whose tag begins as that of a call.
+THOUGHTFUL = MANY_CALLS.replace(
+    "{{ '\\n' + m.content }}{% endif %}{{ '<|im_end|>",
+    ("{{ '\\n' + ('<think></think>' if m.role == 'assistant' else '') + m.content }}{% endif %}{{ '<|im_end|>"),
+)
 # In the way of Mistral: ids of nine characters, control tokens inside the turn, users and assistants in turn.
 WITH_IDS = """\
 {% set plain = messages | rejectattr('role', 'equalto', 'tool') | rejectattr('tool_calls', 'defined') | list %}
@@ -134,6 +139,12 @@ def test_text_beside_calls_and_several_calls_are_kept_where_the_template_has_a_p
     assert said == [two + "<|im_end|>", "Both.<|im_end|>"]
     assert len(ends) == len(TWO) and text.count("<tool_call>") == 2
     assert encoded(chat(MANY_CALLS), ONE)[1][0] == spelled % IN_KÖLN + "<|im_end|>"
+    assert "<think>" in THOUGHTFUL
+    supervised = encoded(chat(THOUGHTFUL), ONE)[1]
+    assert (
+        supervised[0].lstrip("\n") == (spelled % IN_KÖLN).lstrip("\n") + "<|im_end|>"
+        and supervised[1] == "It's dry.<|im_end|>"
+    )
 
 
 def test_ids_tie_results_to_calls(chat):

@@ -12,6 +12,8 @@ def test_a_config_is_looked_at_before_anything_is_made_and_again_whenever_that_i
     (fresh.folder / "data/more.jsonl").write_text(
         '{"question": "a{b}?", "answer": "c", "is_correct": false}\n', encoding="utf-8"
     )
+    # Braces in a config are no wildcards.
+    fresh.config["corpora"]["chat"]["answer_pattern"] = r"Answer: (.{1,99})"
     fresh.config["corpora"]["chat"]["sources"].append({"files": ["data/more.jsonl"], "where": "is_correct != false"})
     for _ in range(2):
         said = fresh.snakemake("preview")

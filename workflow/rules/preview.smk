@@ -3,6 +3,11 @@
 from snaketune.preview.corpora import corpora_of
 
 
+def previewed_corpora(wildcards):
+    """What a preview looks at. By a function, since braces in a config are no wildcards."""
+    return corpora_of(graph)
+
+
 rule preview:
     input:
         previewed,
@@ -14,6 +19,6 @@ rule preview:
     conda:
         "../../envs/data.yaml"
     params:
-        corpora=corpora_of(graph),
+        corpora=previewed_corpora,
     shell:
         "python -m snaketune preview --corpora {params.corpora:q} --html {output:q} 2>&1 | tee {log:q}"

@@ -8,6 +8,7 @@ if __name__ == "__main__":
 # isort: split
 import argparse
 import json
+import os
 import shlex
 import signal
 import sys
@@ -42,8 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("$ python -m snaketune", shlex.join(given), flush=True)
     try:
         if options.command == "preview":
-            _preview(options)
-            return 0
+            return _preview(options)
         if options.command == "clean":
             from snaketune.stages.clean import clean
 
@@ -100,6 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
         # Libraries repeat addresses, and these may hold a password.
         print(f"error: {without_secrets(str(error))}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Cut off by `| head`, say; what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except Exception as error:
         if not (told := disk_trouble(error)):
             raise
@@ -108,8 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _preview(options: argparse.Namespace) -> None:
-    """Print what there is to say of files, or of a config's sources; and write it as a page."""
+def _preview(options: argparse.Namespace) -> int:
+    """Print what there is to say of files, or of a config's sources; and write it as a page.
+
+    Returns:
+        The exit status: 1 where one can't be read, or holds no row that can be used.
+    """
     from snaketune.preview.configured import look_at_config
     from snaketune.preview.look import look_at_file
     from snaketune.preview.terminal import as_text, has_colours
@@ -117,6 +125,8 @@ def _preview(options: argparse.Namespace) -> None:
 
     if bool(options.files) == bool(options.corpora):
         raise SnaketuneError("preview: name files to look at (for the sources of a config: snakemake preview)")
+    if options.html and options.html.is_dir():
+        raise SnaketuneError(f"--html: {options.html} is a folder; name a file in it")
     if options.corpora:
         looks = look_at_config(options.corpora)
     else:
@@ -133,6 +143,8 @@ def _preview(options: argparse.Namespace) -> None:
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(page(seen), encoding="utf-8")
         print(f"The same as a page: {options.html}", flush=True)
+    # A rule that fails would lose its page.
+    return 0 if options.corpora else int(any(look.trouble or not look.reading.used for look in seen))
 
 
 def _told(arguments: list[str]) -> list[str]:
@@ -194,9 +206,8 @@ def _parser() -> argparse.ArgumentParser:
         help="with tokenizer.json; counts tokens exactly (default: estimated)",
     )
     preview.add_argument("--html", type=Path, metavar="FILE", help="write the same as a page")
-    preview.add_argument(
-        "--corpora", metavar="JSON", help="what `corpora:` says, as the rule does, in the place of files"
-    )
+    # By the rule, in the place of files.
+    preview.add_argument("--corpora", help=argparse.SUPPRESS)
     clean = commands.add_parser("clean", help="old work: say what removing it frees, or remove it")
     clean.add_argument("--remove", action="store_true", help="remove it; without this, only tell")
     export = commands.add_parser(

@@ -21,6 +21,10 @@ READ = {
         {"question": "q", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answer": "1"},
         "U q\n\n1. x\n2. y|A 1",
     ),
+    "arc": (
+        {"question": "q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "B"},
+        "U q\n\nA. x\nB. y|A B",
+    ),
     "choices by letter": ({"question": "q", "options": {"A": "x", "B": 7}, "answer": "B"}, "U q\n\nA. x\nB. 7|A B"),
     "choices as objects": (
         {"question": "q", "choices": [{"label": "A", "text": "x"}, {"label": "B", "text": "y"}], "answer": "B"},

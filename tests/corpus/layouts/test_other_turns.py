@@ -154,6 +154,7 @@ def test_a_template_takes_a_list_line_by_line():
     ("fields", "says"),
     [
         ({"messages": "m", "prompt": "p", "response": "r"}, "messages is a whole conversation"),
+        ({"messages": "m", "context": "c"}, "messages holds a whole conversation"),
         ({"prompt": "p", "chosen": "c", "rejected": "r", "reasoning": "t"}, "reasoning stands before a response"),
     ],
 )

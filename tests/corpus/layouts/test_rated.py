@@ -44,8 +44,8 @@ def test_the_best_against_each_lower_one_or_against_the_worst(raw):
 def test_equal_ratings_make_no_pair_and_a_margin_asks_for_more():
     assert pairs(rated([3, 3, 1])) == ["a>c"]
     assert pairs(rated([3, 3, 3])) == ["tie"]
-    assert pairs(rated([5, 4, 1]), margin=2) == ["a>c"]
-    assert pairs(rated([5, 4, 4.5]), margin=2) == ["below_margin"]
+    assert pairs(rated([5, 4, 1]), margin=2) == ["a>c", "below_margin"]
+    assert pairs(rated([5, 4, 4.5]), margin=2) == ["below_margin", "below_margin"]
     assert pairs(rated([5, None, "none"])) == ["unread_ratings"]
     assert pairs({"prompt": "q", "responses": ["a", "b", "c"], "scores": [1, 2]}) == ["unread_ratings"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from snaketune.corpus.rows import Dropped, Malformed
 from snaketune.errors import SnaketuneError
-from tests.corpus.row_spelling import PREFERENCES, read, turns
+from tests.corpus.row_spelling import PREFERENCES, read, read_all, turns
 
 PAIR = {"prompt": "q", "chosen": "x", "rejected": "y"}
 NAMES = [
@@ -53,6 +53,13 @@ def test_of_several_ratings_one_that_agrees_is_enough():
         PAIR | {"chosen_toxicity_score": 0.1, "rejected_toxicity_score": 0.9, "chosen_score_rank": 1}, PREFERENCES
     )
     assert read(PAIR | {"chosen_score": 10**400, "rejected_score": 3}, PREFERENCES)
+
+
+def test_ratings_with_decimal_commas_are_read_and_words_are_named():
+    with pytest.raises(Dropped, match="tie"):
+        read(PAIR | {"chosen_rating": "3,0", "rejected_rating": "3"}, PREFERENCES)
+    (made,) = read_all([PAIR | {"chosen_rating": "good", "rejected_rating": "good"}], PREFERENCES)
+    assert made.ignored == ("chosen_rating", "rejected_rating")
 
 
 def test_columns_that_count_something_else_rate_nothing():
@@ -127,6 +134,8 @@ def test_a_condition_that_cannot_be_meant_is_refused(make):
         ("a = 1", "is no condition"),
         ("a > true", "has no order"),
         ("a == [1]", "a list"),
+        ("a == b and c == d", "more than one condition"),
+        ("a != false or b", "more than one condition"),
     ],
 )
 def test_what_is_no_condition_is_refused_by_the_config(where, says):

@@ -9,6 +9,8 @@ from pydantic import WithJsonSchema, model_validator
 from snaketune.config.base import Model
 
 CONDITION = re.compile(r"(?P<column>[^=!<>]+?)\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?P<value>[^=\s].*)")
+# In a text without quotes.
+SEVERAL = re.compile(r"^[^'\"].*(?:\s(?:and|or)\s|&&|\|\||[=!<>]=|[<>])", re.IGNORECASE)
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
@@ -53,6 +55,10 @@ def _parsed(text: str) -> dict[str, Any]:
         # True and None as Python has them, too.
         value = json.loads(CONSTANTS.get(spelled.lower(), spelled))
     except (ValueError, RecursionError):
+        if SEVERAL.search(spelled):
+            raise ValueError(
+                f"{text!r} is more than one condition; write a list of them, or the value in quotes"
+            ) from None
         quoted = len(spelled) > 1 and spelled[0] == spelled[-1] == "'"
         value = spelled[1:-1] if quoted else spelled
     if isinstance(value, (list, dict)):

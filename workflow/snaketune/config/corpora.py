@@ -88,6 +88,10 @@ class Fields(Model):
             raise ValueError("map either prompt and response, or prompt, chosen and rejected")
         if self.messages and self.prompt:
             raise ValueError("messages is a whole conversation; leave prompt out")
+        if self.messages and (self.context or self.reasoning):
+            raise ValueError(
+                "context and reasoning belong to a prompt and its response; messages holds a whole conversation"
+            )
         if self.reasoning and self.chosen:
             raise ValueError("reasoning stands before a response; a pair has none")
         return self

@@ -33,25 +33,31 @@ class PreviewedCorpus(Model):
 
 
 def corpora_of(graph: JobGraph) -> str:
-    """All corpora of a config. One that several tokenizers read is looked at with the first."""
-    tokens: dict[str, Job] = {}
+    """All corpora of a config, each once for every tokenizer that reads it."""
+    tokens: dict[str, dict[str, Job]] = {}
     lengths: dict[str, set[int]] = {}
     for job in graph.stage("tokenize"):
-        tokens.setdefault(job.artifacts["corpus"][0].name, job)
+        tokens.setdefault(job.artifacts["corpus"][0].name, {}).setdefault(job.artifacts["tokenizer"][0].name, job)
     for job in graph.stage("plan"):
         corpus = job.artifacts["tokens"][0].artifacts["corpus"][0].name
         lengths.setdefault(corpus, set()).update(job.spec.lengths)
     found = []
     for job in graph.stage("corpus"):
         entry = {"corpus": job.name, "content": job.spec.model_dump(mode="json", exclude_defaults=True)}
-        if job.name in tokens:
-            (tokenizer,) = tokens[job.name].artifacts["tokenizer"]
-            entry |= {
-                "train_on": tokens[job.name].spec.train_on,
-                "chat_template": next(iter(tokenizer.files["chat_template"]), None),
-                "tokenizer": tokenizer.payload,
-                "adopt": tokenizer.spec.adopt,
-                "lengths": sorted(lengths.get(job.name, ())),
-            }
-        found.append(entry)
+        read_by = tokens.get(job.name, {})
+        for tokenized in read_by.values():
+            (tokenizer,) = tokenized.artifacts["tokenizer"]
+            found.append(
+                entry
+                | {
+                    "corpus": job.name if len(read_by) == 1 else f"{job.name}, by tokenizer {tokenizer.name}",
+                    "train_on": tokenized.spec.train_on,
+                    "chat_template": next(iter(tokenizer.files["chat_template"]), None),
+                    "tokenizer": tokenizer.payload,
+                    "adopt": tokenizer.spec.adopt,
+                    "lengths": sorted(lengths.get(job.name, ())),
+                }
+            )
+        if not read_by:
+            found.append(entry)
     return json.dumps(found, ensure_ascii=False, sort_keys=True)

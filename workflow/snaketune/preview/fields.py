@@ -73,7 +73,7 @@ def _text_columns(samples: list[Sample]) -> dict[str, float]:
     rows = [raw.found for sample in samples for raw in sample.raws if isinstance(raw.found, dict)]
     for row in rows:
         for column, value in row.items():
-            if isinstance(value, str) and value.strip():
+            if column and isinstance(value, str) and value.strip():
                 lengths.setdefault(column, []).append(len(value))
     return {column: sum(own) / len(own) for column, own in lengths.items() if 2 * len(own) >= len(rows)}
 

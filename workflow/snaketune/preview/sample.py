@@ -6,7 +6,7 @@ several begins with the first.
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,9 @@ def _rows_in_all(path: Path, form: str, compression: str | None, raws: list[RawR
     if compression is None and form == "parquet":
         from pyarrow.parquet import read_metadata
 
-        return read_metadata(path).num_rows, False
+        with suppress(*NOT_THERE_OR_BROKEN):
+            return read_metadata(path).num_rows, False
+        return None, False
     if compression is None and raws and raws[-1].unit == "line" and form != TEXT:
         with path.open("rb") as file:
             head = file.read(MOST_CHARACTERS)

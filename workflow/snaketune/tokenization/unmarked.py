@@ -113,6 +113,10 @@ def _turn_with_calls(
     with_calls = rendered([*before, *_bracketed([last], bracket, inside=False)])
     with_text = rendered([*before, {"role": "assistant", "content": bracket}]).split(bracket)[0]
     start = next((at for at, (one, other) in enumerate(zip(with_calls, with_text)) if one != other), len(with_text))
+    if start < len(with_text):
+        # `<tool_call>` and `<think>` begin alike: the two part after a control token, or on a new line.
+        frame = with_calls[:start]
+        start = max(frame.rfind("\n") + 1, *(mark.end() for mark in ends.finditer(frame)), 0)
     turn = with_calls[start:].replace(bracket, "")
     *_, closing = [None, *ends.finditer(turn)]
     if closing is None:

@@ -20,7 +20,7 @@ from snaketune.corpus.rows import Malformed, Message, spoken
 
 # Where `fields` say which column it is.
 NAMED_CONTEXT, NAMED_REASONING = "fields.context", "fields.reasoning"
-CONTEXT_COLUMNS = ("context", "passage", "article", "paragraph")
+CONTEXT_COLUMNS = ("context", "contexts", "passage", "article", "paragraph")
 # These are as often a number or a name: of the article in a magazine, say.
 DOUBTFUL = {"article", "paragraph"}
 # A judge's reasoning is called so too.

@@ -26,6 +26,7 @@ PROMPT_AND_RESPONSE = (
     # Before the answer, which is what of the solution can be checked.
     ("question", "solution"),
     ("question", "answer"),
+    ("question", "answerKey"),
     ("query", "response"),
     ("query", "answer"),
     ("query", "answers"),

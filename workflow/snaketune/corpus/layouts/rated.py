@@ -46,13 +46,17 @@ def rated_pairs(
     rated = _rated(raw, *columns)
     best = max(rating for _, rating in rated)
     first = next(text for text, rating in rated if rating == best)
-    lower = [(text, rating) for text, rating in rated if best - rating >= margin and rating < best]
-    lower.sort(key=lambda one: one[1])
+    lower = sorted(((text, rating) for text, rating in rated if rating < best), key=lambda one: one[1])
     if not lower:
-        return [Dropped("tie" if all(rating == best for _, rating in rated) else "below_margin")]
+        return [Dropped("tie")]
+    if pairing == "worst":
+        lower = lower[:1]
     prompt, notes = asked(raw)
     pairs: list[Row | Malformed | Dropped] = []
-    for text, _ in lower[: 1 if pairing == "worst" else None]:
+    for text, rating in lower:
+        if best - rating < margin:
+            pairs.append(Dropped("below_margin"))
+            continue
         try:
             row = pair_beside(raw, prompt, first, text, speakers)
         except Malformed as error:

@@ -5,6 +5,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from snaketune.corpus.layouts.columns import note_read
 from snaketune.corpus.rows import Dropped, Malformed
 
 # Beside these, a text about a completion is often a judge's.
@@ -16,6 +17,7 @@ RATING = re.compile(r"(?:^|[-_. ])(?:rating|score|reward|grade)s?(?:$|[-_. ])")
 # Ratings of something else, and those of which a lower one is better.
 OTHER = re.compile(r"rank|num|count|toxic|harm|unsafe|bias|length", re.IGNORECASE)
 UNRATED = -1
+DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 STATUS, TIE = "status", "tie"
 
 
@@ -35,8 +37,12 @@ def check_ratings(raw: dict[str, Any], margin: float = 0) -> None:
         raise Dropped("tie")
     differences = []
     for better, worse in rated_columns(tuple(raw)):
-        higher, lower = number_of(raw[better]), number_of(raw[worse])
-        if higher is not None and lower is not None and not higher == lower == UNRATED:
+        higher, lower = number_of(raw.get(better)), number_of(raw.get(worse))
+        if higher is None or lower is None:
+            continue
+        note_read(raw, better)
+        note_read(raw, worse)
+        if not higher == lower == UNRATED:
             differences.append((higher - lower, better, worse))
     if not differences:
         return
@@ -70,6 +76,9 @@ def number_of(value: Any) -> float | None:
     """A rating as a number; None if it is none."""
     if isinstance(value, bool):
         return None
+    if isinstance(value, str) and DECIMAL_COMMA.fullmatch(value):
+        # As spreadsheets of many countries write it.
+        value = value.replace(",", ".")
     try:
         number = float(value) if isinstance(value, (int, float, str, Decimal)) else None
     except (ValueError, OverflowError):
