@@ -13,6 +13,7 @@ from pyarrow.parquet import write_table
 
 from snaketune.config.load import load
 from snaketune.corpus.reading.sources import read_files
+from snaketune.errors import SnaketuneError
 from snaketune.preview import sample
 from snaketune.preview.corpora import corpora_of
 from snaketune.preview.look import look_at_file
@@ -222,3 +223,11 @@ def test_a_corpus_of_two_tokenizers_is_looked_at_with_each(tmp_path, monkeypatch
     config["sft"]["other"] = {"extends": "demo", "tokenizer": "other"}
     names = [one["corpus"] for one in json.loads(corpora_of(JobGraph(*load(config))))]
     assert {"demo-chat, by tokenizer demo", "demo-chat, by tokenizer other"} <= set(names)
+
+
+def test_a_template_that_the_tokenizer_stage_refuses_is_refused(tmp_path):
+    template = tmp_path / "silent.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
+    file = write_lines(tmp_path / "rows.jsonl", GOOD)
+    with pytest.raises(SnaketuneError, match=r"silent\.jinja.*: .*the model would never stop"):
+        said_of(file, template=template)

@@ -19,6 +19,7 @@ from snaketune.preview.bytes_tokenizer import bytes_tokenizer
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode import encode_turns, holds_control
 from snaketune.tokenization.encoded import EncodedBatch, concatenated
+from snaketune.tokenization.making.check import check
 from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import SHIPPED
 from snaketune.tokenization.token_rows import of_completions, of_conversations, of_pairs
@@ -107,8 +108,17 @@ def writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
     """From a template's file, ChatML where none is named, and a tokenizer's folder, whose own template comes before ChatML.
 
     Raises:
-        SnaketuneError: one of them can't be read.
+        SnaketuneError: one of them can't be read, or the `tokenizer` stage would refuse the template.
     """
+    writer = _writer_of(template, tokenizer)
+    try:
+        check(writer.chat, [])
+    except SnaketuneError as error:
+        raise SnaketuneError(f"{writer.template}: {error}") from None
+    return writer
+
+
+def _writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
     if tokenizer is None:
         text = _text_of(template or CHATML)
         chat = ChatTokenizer(*bytes_tokenizer(text), text)
