@@ -7,7 +7,7 @@ import pytest
 from snaketune.config.task_files import task_files
 from snaketune.corpus.selecting.evaluated import evaluated_file
 from snaketune.errors import SnaketuneError
-from snaketune.report.html import _environment
+from snaketune.report.html import environment
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import template
@@ -52,7 +52,7 @@ def test_a_template_gets_no_further_than_the_conversation(text, mark, tmp_path):
 def test_what_people_say_is_no_template():
     (said,), _ = render("{% for m in messages %}{{ m.content }}{% endfor %}", [TURNS], {})
     assert said.startswith("{{ 7 * 7 }}{% raise %}{{ ''.__class__ }}")
-    shown = _environment().from_string("{{ said }}").render(said=TURNS[0]["content"] + "<script>")
+    shown = environment().from_string("{{ said }}").render(said=TURNS[0]["content"] + "<script>")
     assert shown == "{{ 7 * 7 }}{% raise %}{{ &#39;&#39;.__class__ }}&lt;script&gt;"
 
 

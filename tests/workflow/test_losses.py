@@ -21,7 +21,12 @@ def test_losses_share_what_they_have_in_common_and_none_has_what_it_does_not_nee
     ]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in marked)
     (project.folder / "data/marked.jsonl").write_text(text, encoding="utf-8")
-    project.config["corpora"]["marked"] = {"kind": "unpaired", "sources": [{"files": ["data/marked.jsonl"]}]}
+    project.config["corpora"]["marked"] = {
+        "kind": "unpaired",
+        "sources": [{"files": ["data/marked.jsonl"]}],
+        # As of the pairs, so that none of their held-out prompts is learned here.
+        "held_out": 0.2,
+    }
     run = project.config["dpo"].pop("run") | {"training": TRAINING}
     project.config["dpo"] = {
         "pairs": run | {"grid": {"loss": ["orpo"]}},
