@@ -3,11 +3,6 @@
 from snaketune.preview.corpora import corpora_of
 
 
-def previewed_corpora(wildcards):
-    """What a preview looks at. By a function, since braces in a config are no wildcards."""
-    return corpora_of(graph)
-
-
 rule preview:
     input:
         previewed,
@@ -19,6 +14,7 @@ rule preview:
     conda:
         "../../envs/data.yaml"
     params:
-        corpora=previewed_corpora,
+        # By a function: braces in a config are no wildcards.
+        corpora=lambda wildcards: corpora_of(graph),
     shell:
         "python -m snaketune preview --corpora {params.corpora:q} --html {output:q} 2>&1 | tee {log:q}"
