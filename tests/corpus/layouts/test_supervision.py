@@ -31,6 +31,13 @@ def test_other_weights_are_quarantined_with_a_sentence(make, weight):
     assert "turn 2" in record["detail"] and "1 or 0" in record["detail"]
 
 
+@pytest.mark.parametrize("mask", [0, 1, True, False])
+def test_a_mask_that_may_mean_either_is_quarantined(make, mask):
+    built = make([{"messages": turns("-", value, key="mask")} for value in (mask, None)], max_quarantined_fraction=1.0)
+    (record,) = built.quarantine
+    assert record["reason"] == "unsupported_weight" and "turn 2: mask may mean" in record["detail"]
+
+
 @pytest.mark.parametrize("key", ["output_with_loss", "loss", "weight"])
 def test_an_answer_in_an_exchange_is_left_out_too(make, key):
     exchanges = [{"input": "a", "output": "b", key: 0}, {"input": "c", "output": "d", key: 1}]

@@ -81,7 +81,7 @@ def test_a_text_about_a_template_stays(name, prompt, inside, around):
     [
         ("User: a\nBot: b\nUser: c\nd\nBot:", "U a|A b|U c\nd"),
         ("<user>: a\n<bot>: b\n\n<user>: c", "U a|A b|U c"),
-        ("user: a\nassistant: b\nuser: c", "U a|A b|U c"),
+        ("user: a\nassistant: b\nuser: c\nassistant:", "U a|A b|U c"),
         ("User: a\nAI: ", "U a"),
     ],
 )
@@ -103,6 +103,7 @@ def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
         "Human: a\nAI: b\nHuman: c\nRate the AI from 1 to 5.",
         "Bot: a\nUser: b\nBot:",
         "user: root\nai: b\nc",
+        "user: alice\nbot: true\nuser: bob",
     ],
 )
 def test_a_text_with_speakers_that_is_no_whole_dialogue_stays(prompt):

@@ -8,6 +8,7 @@ from snaketune.corpus.rows import Malformed
 KEYS = ("loss_weight", "weight", "train", "trainable", "loss", "loss_scale", "training", "output_with_loss")
 # Which characters of a turn are supervised.
 PARTS_KEY = "train_detail"
+MASK_KEY = "mask"
 
 
 def is_supervised(item: dict[str, Any], where: str) -> bool:
@@ -19,6 +20,11 @@ def is_supervised(item: dict[str, Any], where: str) -> bool:
     Raises:
         Malformed: another weight than 0 and 1, or two that contradict each other.
     """
+    if item.get(MASK_KEY) is not None:
+        raise Malformed(
+            "unsupported_weight",
+            f"{where}: {MASK_KEY} may mean that a turn is supervised, or that it isn't; say which with train: true or false",
+        )
     if item.get(PARTS_KEY):
         raise Malformed(
             "unsupported_weight",

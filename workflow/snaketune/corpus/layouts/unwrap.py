@@ -52,7 +52,7 @@ def unwrapped(prompt: str, *, alone: bool = False) -> tuple[list[Message], str] 
         is_open = bool(turns) and turns[-1]["role"] == "assistant" and not turns[-1]["content"].strip()
         if is_open:
             turns.pop()
-        if template.plain and not (turns and _is_dialogue(turns, is_open) and _is_clean(template, turns)):
+        if template.plain and not (turns and _is_dialogue(turns, prompt, is_open) and _is_clean(template, turns)):
             continue
         if not turns or turns[-1]["role"] != "user" or not _is_clean(template, turns):
             raise Malformed("baked_in_template", f"a {template.name} template frames the prompt and can't be taken off")
@@ -140,9 +140,11 @@ def _turns(template: Template, text: str, opening: re.Match[str]) -> list[Messag
     return turns
 
 
-def _is_dialogue(turns: list[Message], is_open: bool) -> bool:
+def _is_dialogue(turns: list[Message], prompt: str, is_open: bool) -> bool:
     """Whether the user has the last word: before an open turn, or in one line after an answer. More lines may be about it."""
-    return turns[-1]["role"] == "user" and (is_open or (len(turns) > 2 and "\n" not in turns[-1]["content"].strip()))
+    # `user: alice`, in small letters, is as often a line of YAML.
+    closed = len(turns) > 2 and "\n" not in turns[-1]["content"].strip() and not prompt.lstrip()[:1].islower()
+    return turns[-1]["role"] == "user" and (is_open or closed)
 
 
 def _bare(template: Template, content: str) -> str:
