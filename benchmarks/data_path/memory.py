@@ -1,6 +1,5 @@
 """How much memory each job takes at ten million sequences."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data_path.rows import FILES, ROOT, ROW_LENGTH, made_tokenizer
+from benchmarks.jobs import job_command, job_of
 
 
 def memory(folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4) -> dict[str, Any]:
@@ -24,9 +24,7 @@ def memory(folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4
     seconds: dict[str, float] = {}
 
     def job(name: str, spec: dict[str, Any], out: str, **inputs: list[Any]) -> Path:
-        command = [sys.executable, "-m", "snaketune", name, "--spec", json.dumps(spec), "--out", out]
-        for role, paths in inputs.items():
-            command += [f"--{role}", *map(str, paths)]
+        command = job_command(job_of(name, spec, inputs, out), folder)
         started = time.perf_counter()
         process = subprocess.Popen(command, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT / "workflow")})
         _, status, usage = os.wait4(process.pid, 0)

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from benchmarks.jobs import job_of
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
-from snaketune.stages.code import code_digest
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.encoded import EncodedBatch
 from snaketune.tokenization.token_rows import of_conversations
@@ -85,16 +82,7 @@ def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> P
 
 def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: str) -> None:
     """Run one stage in this process, below the working directory."""
-    code = code_digest(STAGES[name].module)
-    run(
-        name,
-        spec=json.dumps(spec),
-        code=code,
-        inputs=inputs,
-        out=Path(out).resolve(),
-        operation=Execution(),
-        tracking=Tracking(),
-    )
+    run(job_of(name, spec, inputs, str(Path(out).resolve())))
 
 
 def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH, held_out: float = 0) -> Path:

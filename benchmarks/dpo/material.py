@@ -18,13 +18,12 @@ from benchmarks.data_path.rows import ROOT, ROW_LENGTH
 from benchmarks.sft.material import LEARNING_RATE, made_model
 
 from snaketune.config.load import load
-from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import documents
-from snaketune.stages.code import code_digest
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.job_files import JobFile
 from snaketune.stages.jobs import Job, result_at
 from snaketune.stages.run import run
-from snaketune.stages.specs import canonical
+from snaketune.stages.status import inputs_by_role
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
 
@@ -128,20 +127,19 @@ def _make(job: Job) -> None:
         for one in some:
             _make(one)
     stage = STAGES[job.stage]
-    inputs = {role: [Path(one.manifest) for one in some] for role, some in job.artifacts.items()}
 
     def launch(name: str, *, spec, operation, work, artifacts, files, **_):
         return import_module(stage.module).build(spec, work, operation=operation, **stage.arguments(artifacts, files))
 
     with patch.object(import_module(stage.launcher), "launch", launch) if stage.launcher else nullcontext():
         run(
-            job.stage,
-            spec=canonical(job.spec),
-            code=code_digest(stage.module),
-            inputs=inputs | {role: [Path(file) for file in files] for role, files in job.files.items()},
-            out=Path(job.folder).resolve(),
-            operation=job.operation,
-            tracking=Tracking(),
+            JobFile(
+                stage=job.stage,
+                spec=job.spec.model_dump(mode="json"),
+                inputs=inputs_by_role(job),
+                out=str(Path(job.folder).resolve()),
+                operation=job.operation.model_dump(mode="json"),
+            )
         )
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import chdir
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from benchmarks.data_path.rows import ROOT, chain, made_tokenizer, stage
+from benchmarks.jobs import job_command, job_of
 
 # As config/config.yaml has the demo's.
 BASE = {
@@ -55,11 +55,8 @@ def _resumed(folder: Path, pack: Path, tokenizer: Path, checkpoint_steps: int, d
     folder.mkdir()
     training = TRAINING | {"epochs": 1, "deterministic": deterministic}
     spec = {"base": BASE, "training": training, "lora": None, "quantization": None}
-    command = [
-        *(sys.executable, "-m", "snaketune", "sft", "--spec", json.dumps(spec), "--out", "sft"),
-        *("--pack", str(pack), "--tokenizer", str(tokenizer)),
-        *("--checkpoint-steps", str(checkpoint_steps), "--log-steps", "1", "--micro-batch-rows", "2"),
-    ]
+    operation = {"checkpoint_steps": checkpoint_steps, "log_steps": 1, "micro_batch_rows": 2}
+    command = job_command(job_of("sft", spec, {"pack": pack, "tokenizer": tokenizer}, "sft", **operation), folder)
     folders = {name: folder / name for name in ("undisturbed", "killed")}
     for own in folders.values():
         own.mkdir()
@@ -123,10 +120,8 @@ def _calibrated(folder: Path, pack: Path, tokenizer: Path) -> dict[str, Any]:
     folder.mkdir()
     run = {"base": None, "training": TRAINING | {"batch_rows": CALIBRATED_ROWS}, "lora": None, "quantization": None}
     spec = {"base": BASE, "run": run, "gradient_checkpointing": "auto", "processes": 1, "launch": "single"}
-    command = [
-        *(sys.executable, "-m", "snaketune", "calibrate", "--spec", json.dumps(spec | {"zero_stage": None})),
-        *("--out", "calibrate", "--pack", str(pack), "--tokenizer", str(tokenizer)),
-    ]
+    inputs = {"pack": pack, "tokenizer": tokenizer}
+    command = job_command(job_of("calibrate", spec | {"zero_stage": None}, inputs, "calibrate"), folder)
     limit = {"PYTORCH_ALLOC_CONF": f"per_process_memory_fraction:{SHARE_OF_MEMORY}"}
     seconds = _run(command, folder, limit)
     curve = json.loads((folder / "calibrate/curve/curve.json").read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """From the start of the process to the end of the first step, each side preparing the data by its own means."""
 
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data_path.rows import ROW_LENGTH, chain
+from benchmarks.jobs import job_command, job_of
 from benchmarks.processes import one_core, until_first_step
 from benchmarks.sft.material import Material, numbered
 from benchmarks.sft.sides import sft_spec
@@ -20,8 +20,8 @@ def startup(rounds: int, folder: Path, material: Material, conversations: int = 
     many = replace(material, raw=numbered(material.raw, folder / "many.jsonl", conversations))
     later = replace(many, pack=chain(folder / "chain", [many.raw], many.tokenizer))
     sides: dict[str, Callable[[Path], list[list[str]]]] = {
-        "snaketune": lambda room: first_start(many),
-        "snaketune, shards there": lambda room: [training(later)],
+        "snaketune": lambda room: first_start(many, room),
+        "snaketune, shards there": lambda room: [training(later, room)],
         "trl": lambda room: trl(many, room),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -42,7 +42,7 @@ def startup(rounds: int, folder: Path, material: Material, conversations: int = 
     }
 
 
-def first_start(material: Material) -> list[list[str]]:
+def first_start(material: Material, room: Path) -> list[list[str]]:
     """The stages as the rules run them, each a process: raw file to shards, then the training."""
     made = {name: Path(name, "manifest.json") for name in ("corpus", "tokens", "plan", "shards", "pack")}
     corpus = {"kind": "conversations", "sources": [{"files": [str(material.raw)]}], "held_out": 0}
@@ -50,25 +50,20 @@ def first_start(material: Material) -> list[list[str]]:
     plan = {"kind": "sft", "lengths": [ROW_LENGTH], "strategy": "best-fit-decreasing", "overflow": "truncate"}
     write = {"part": 1, "parts": 1}
     pack = {"kind": "sft", "length": ROW_LENGTH, "overflow": "truncate"}
-    return [
-        command("corpus", corpus, "corpus", files=material.raw),
-        command("tokenize", tokens, "tokens", corpus=made["corpus"], tokenizer=material.tokenizer),
-        command("plan", plan, "plan", tokens=made["tokens"]),
-        command("write", write, "shards", plan=made["plan"], tokens=made["tokens"]),
-        command("pack", pack, "pack", plan=made["plan"], shards=made["shards"]),
-        training(replace(material, pack=made["pack"])),
+    jobs = [
+        job_of("corpus", corpus, {"files": material.raw}, "corpus"),
+        job_of("tokenize", tokens, {"corpus": made["corpus"], "tokenizer": material.tokenizer}, "tokens"),
+        job_of("plan", plan, {"tokens": made["tokens"]}, "plan"),
+        job_of("write", write, {"plan": made["plan"], "tokens": made["tokens"]}, "shards"),
+        job_of("pack", pack, {"plan": made["plan"], "shards": made["shards"]}, "pack"),
     ]
+    return [*(job_command(job, room) for job in jobs), training(replace(material, pack=made["pack"]), room)]
 
 
-def training(material: Material) -> list[str]:
+def training(material: Material, room: Path) -> list[str]:
     """The `sft` stage, launched as its rule launches it."""
-    return command("sft", sft_spec(material), "sft", pack=material.pack, tokenizer=material.tokenizer)
-
-
-def command(stage: str, spec: dict[str, Any], out: str, **inputs: Path) -> list[str]:
-    """A stage by its command line."""
-    given = [text for role, path in inputs.items() for text in (f"--{role}", str(path))]
-    return [sys.executable, "-m", "snaketune", stage, "--spec", json.dumps(spec), "--out", out, *given]
+    inputs = {"pack": material.pack, "tokenizer": material.tokenizer}
+    return job_command(job_of("sft", sft_spec(material), inputs, "sft"), room)
 
 
 def trl(material: Material, room: Path) -> list[list[str]]:

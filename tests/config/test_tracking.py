@@ -1,6 +1,7 @@
 """`tracking:`: what it refuses, above all keys and tokens, which no message of ours repeats."""
 
 import importlib.util
+import json
 
 import pytest
 
@@ -42,11 +43,11 @@ def test_a_secret_is_refused_and_not_repeated(given, told, capfd):
 
 
 def test_by_hand_too(capfd, tmp_path):
-    words = ["sft", "--spec", "{}", "--out", str(tmp_path), "--tracking"]
-    assert main([*words, '{"wandb": {"entity": 5}}']) == 1
-    assert "error: --tracking doesn't fit: wandb.entity: Input should be a valid string" in capfd.readouterr().err
-    assert main([*words, "{"]) == 1
-    assert "error: --tracking doesn't fit: " in capfd.readouterr().err
+    job_file = tmp_path / "sft.json"
+    content = {"stage": "sft", "out": "sft", "spec": {}, "inputs": {}, "tracking": {"wandb": {"entity": 5}}}
+    job_file.write_text(json.dumps(content), encoding="utf-8")
+    assert main(["sft", str(job_file)]) == 1
+    assert "sft.json is no job file: tracking.wandb.entity: Input should be a valid string" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

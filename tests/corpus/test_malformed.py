@@ -108,6 +108,12 @@ def test_bytes_gone_wrong_anywhere(tmp_path, seed, given):
             assert row.reason if isinstance(row, Malformed | Dropped) else row.kind == CONVERSATIONS
 
 
+def job_file(spec: dict, out: Path, path: Path) -> str:
+    job = {"stage": "corpus", "spec": spec, "out": str(out), "inputs": {"files": [str(path)]}}
+    Path("job.json").write_text(json.dumps(job), encoding="utf-8")
+    return "job.json"
+
+
 SAMPLE = [*damaged_files()[::3], *damaged_lines()[1::9], *damaged_csv()[::3], *wrong_turns()[::12], *wrong_trees()[:2]]
 
 
@@ -120,7 +126,7 @@ def test_the_command_line_makes_nothing_by_halves(tmp_path, monkeypatch, capsys,
     sources = [{"files": [str(path)], "layout": given.layout}]
     spec = {"kind": given.kind, "sources": sources, "held_out": 0.0, "max_quarantined_fraction": 1.0}
     out = Path("results/corpus/broken")
-    status = main(["corpus", "--spec", json.dumps(spec), "--out", str(out), "--files", str(path)])
+    status = main(["corpus", job_file(spec, out, path)])
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if status:
@@ -144,5 +150,5 @@ def test_the_command_line_without_a_file(tmp_path, monkeypatch, capsys, what):
     elif what == "pipe":
         os.mkfifo(path)
     spec = {"kind": CONVERSATIONS, "sources": [{"files": [str(path)]}]}
-    assert main(["corpus", "--spec", json.dumps(spec), "--out", "out", "--files", str(path)]) == 1
+    assert main(["corpus", job_file(spec, Path("out"), path)]) == 1
     assert "rows.jsonl" in capsys.readouterr().err and not Path("out").exists()

@@ -11,6 +11,7 @@ from snaketune.config.load import load
 from snaketune.config.operation import Execution
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.specs import WriteSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import launch
@@ -103,7 +104,9 @@ def test_messages_of_libraries_lose_what_is_secret(monkeypatch, capsys, tmp_path
         raise SnaketuneError(f"a/b can't be loaded: https://me:word@host:80/x?token={HF} isn't there")
 
     monkeypatch.setattr(__main__, "run", failing)
-    assert __main__.main(["plan", "--spec", "{}", "--out", str(tmp_path)]) == 1
+    job_file = tmp_path / "plan.json"
+    write_job_file(job_file, JobFile(stage="plan", out=str(tmp_path), spec={}, inputs={}), None)
+    assert __main__.main(["plan", str(job_file)]) == 1
     assert capsys.readouterr().err == "error: a/b can't be loaded: https://…@host:80/x?token=… isn't there\n"
 
 

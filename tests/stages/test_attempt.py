@@ -12,17 +12,15 @@ import pytest
 
 from snaketune.__main__ import main
 from snaketune.config.base import Model
-from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages import fingerprint, once
 from snaketune.stages import run as stages
 from snaketune.stages.accepted import accept
 from snaketune.stages.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.locks import locked
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import PlanSpec, canonical
 from snaketune.stages.table import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -300,8 +298,10 @@ def test_once_imported_it_may_be_edited(own_code):
 
 def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    spec = canonical(PlanSpec(kind="sft", lengths=(8,), strategy="best-fit-decreasing", overflow="drop"))
-    assert main(["plan", "--spec", spec, "--code", "0" * 16, "--out", "results/plan/x"]) == 1
+    spec = {"kind": "sft", "lengths": [8], "strategy": "best-fit-decreasing", "overflow": "drop"}
+    job = JobFile(stage="plan", spec=spec, code="0" * 16, out="results/plan/x", inputs={})
+    write_job_file(Path("plan.json"), job, None)
+    assert main(["plan", "plan.json"]) == 1
     assert "error: the code of the plan stage changed since this run was planned" in capsys.readouterr().err
     assert not list(tmp_path.glob("results/**/manifest.json"))
 
@@ -316,7 +316,7 @@ def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch,
     stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec, libraries=lambda spec, artifacts: ())
     monkeypatch.setitem(STAGES, stage, stage_of_any_spec)
     with pytest.raises(SnaketuneError, match=f"the code of the {stage} stage changed"):
+        inputs = {role: (str(tmp_path),) for role in one}
         stages.run(
-            stage, spec="{}", code="0" * 16, inputs={role: [tmp_path] for role in one}, out=tmp_path,
-            operation=Execution(gpus=0), tracking=Tracking(),
-        )  # fmt: skip
+            JobFile(stage=stage, spec={}, code="0" * 16, inputs=inputs, out=str(tmp_path), operation={"gpus": 0})
+        )

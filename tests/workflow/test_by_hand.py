@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -12,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import write_manifest
+from snaketune.stages.locks import try_lock
 
-from .conftest import Project, rules_in
+from .conftest import ROOT, Project, rules_in
 from .reruns import CARD, CORPUS, DPO, EVAL, REPORT, SFT, TOKENIZER
 
 pytestmark = pytest.mark.workflow
@@ -136,6 +139,7 @@ BY_HAND: dict[str, tuple[Callable[[Project], None], set[str], str]] = {
     "an older file by mv": (replace_by_an_older_file(os.replace), CORPUS, "corpus/chat: changed input (data/chat.jsonl)"),
     "a file that keeps its time": (keep_its_time, CORPUS, "corpus/pairs: changed input (data/preferences.jsonl)"),
     "all is touched": (touch_all(time.time() + 60), set(), ""),
+    "all is from tomorrow, and a learning rate": (both(touch_all(time.time() + 86400), put("sft.run.training.learning_rate", 0.004)), SFT, "sft/run: spec differs"),
     "all is old": (touch_all(LONG_AGO), set(), ""),
     "data copied over themselves": (copy_over_itself, set(), ""),
     "results elsewhere": (results_in_another_project, set(), ""),
@@ -153,7 +157,7 @@ BY_HAND: dict[str, tuple[Callable[[Project], None], set[str], str]] = {
 
 # Of these, rows or settings change, which is looked at before anything trains on them.
 LOOKED_AT = {
-    "learning rate", "vocabulary", "an older file by cp -p", "an older file by mv", "a file that keeps its time",
+    "learning rate", "all is from tomorrow, and a learning rate", "vocabulary", "an older file by cp -p", "an older file by mv", "a file that keeps its time",
     "results elsewhere, then a learning rate", "shards removed", "a manifest removed", "a record removed",
 }  # fmt: skip
 
@@ -161,6 +165,7 @@ LOOKED_AT = {
 WITH_NOTES = [
     "nothing",
     "learning rate",
+    "all is from tomorrow, and a learning rate",
     "paths spelled otherwise",
     "an older file by mv",
     "all is touched",
@@ -196,6 +201,44 @@ def test_a_removed_result_comes_back_at_once_from_its_work_folder(project):
     assert computed(said) == set()
     assert project.read("results/dpo/run/manifest.json") == before
     assert (project.folder / "results/dpo/run/model/model.safetensors").is_file()
+
+
+def test_the_same_damage_twice_is_mended_twice(project):
+    """Snakemake leaves out a job whose inputs have the content of its last run, however new they are."""
+    for _ in range(2):
+        (project.folder / "results/dpo/run/model/config.json").unlink()
+        said = project.snakemake("results/dpo/run/manifest.json")
+        assert "dpo: nothing to compute" in said
+        assert "Updated input files: results/.jobs/dpo/run.json" in said
+        assert (project.folder / "results/dpo/run/model/config.json").is_file()
+
+
+def test_a_dry_run_of_another_config_beside_a_run_leaves_its_job_files_alone(project):
+    project.stale()
+    before = project.read("results/.jobs/sft/run.json")
+    project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
+    running = try_lock(project.folder / "results/.jobs/.lock")
+    with running:
+        assert project.stale() == SFT | {"preflight"}
+    assert project.read("results/.jobs/sft/run.json") == before
+    assert not list(project.folder.glob("results/.jobs/.beside-*"))
+    assert project.stale() == SFT | {"preflight"}
+    assert "0.004" in project.read("results/.jobs/sft/run.json")
+
+
+def test_a_job_by_hand_is_one_short_command(project):
+    project.config["dpo"]["run"]["beta"] = 0.2
+    assert project.stale("results/dpo/run/manifest.json") == {"dpo"}
+    command = [sys.executable, "-m", "snaketune", "dpo", "results/.jobs/dpo/run.json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
+    done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.stale("results/dpo/run/manifest.json") == set()
+    done = subprocess.run(
+        [*command[:3], "sft", command[4]], cwd=project.folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "results/.jobs/dpo/run.json is of stage dpo, not sft" in done.stderr
 
 
 def test_force_still_means_everything_below(project):

@@ -47,7 +47,7 @@ def test_a_rule_runs_in_the_image(clone, monkeypatch):
     (imported,) = re.findall(r"PYTHONPATH=(\S+)", job["command"][-1])
     assert Path(shlex.split(imported)[0]) == clone.code / "workflow"
     # What computed is the image's.
-    assert (image / "pythons").read_text(encoding="utf-8").startswith("-m snaketune corpus --spec")
+    assert (image / "pythons").read_text(encoding="utf-8") == "-m snaketune corpus results/.jobs/corpus/chat.json\n"
     # How it was made changes nothing in what it is.
     assert "Nothing to be done" in clone.snakemake(CORPUS)
 
@@ -58,7 +58,7 @@ def test_an_image_that_isnt_there_is_told_before_anything_runs(clone, monkeypatc
     said = clone.snakemake("--sdm=apptainer", CORPUS, check=False)
     assert f"{clone.code}/envs/snaketune.sif isn't there" in said
     assert "docs/platforms.md" in said
-    assert not (clone.folder / "results").exists()
+    assert not (clone.folder / "results/corpus").exists()
 
 
 def test_blanks_in_the_checkouts_path_hinder_nobody_else(tmp_path):
@@ -74,7 +74,7 @@ def test_a_rule_runs_in_its_conda_environment(clone, monkeypatch, tmp_path):
     (activated,) = re.findall(r"Activating conda environment: (\S+)", said)
     environment = clone.folder / activated
     assert (environment / "environment.yaml").read_text() == (ROOT / "envs/data.yaml").read_text()
-    assert (environment / "jobs").read_text(encoding="utf-8").startswith("-m snaketune corpus --spec")
+    assert (environment / "jobs").read_text(encoding="utf-8") == "-m snaketune corpus results/.jobs/corpus/chat.json\n"
     assert "Nothing to be done" in clone.snakemake(CORPUS)
 
 

@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import re
-import shlex
 import shutil
 import time
 import types
@@ -21,6 +20,7 @@ from snaketune.config.workflow import Workflow
 from snaketune.stages import code
 from snaketune.stages.code import code_digest
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.job_files import job_file_of
 from snaketune.stages.specs import canonical
 from snaketune.stages.status import Results
 from snaketune.stages.table import STAGES
@@ -126,36 +126,28 @@ def test_snakemake_reruns_exactly_the_rules_of_the_row(ready, key):
     assert ready.stale() == TABLE[key][1] | (set() if key in NOTHING_TO_LOOK_AT else {"preflight"})
 
 
-def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch):
+def test_every_command_names_a_job_file_that_holds_what_the_plan_says(ready, monkeypatch):
     # What a shell, or Snakemake, would take for its own.
     ready.config["tracking"] = {"mlflow": {"tracking_uri": "sqlite:///my {runs}'s.db"}}
     said = ready.snakemake("--dry-run", "--forceall", "--printshellcmds")
     monkeypatch.chdir(ready.folder)
     plan = JobGraph(*load(ready.config))
-    commands = {}
-    for line in said.splitlines():
-        if "python -m snaketune" in line:
-            command = re.sub(r"\$\(dirname (\S+?)\)", r"\1", line.split("python -m snaketune")[1].split(" 2>&1")[0])
-            # What is told by file.
-            command = re.sub(r"@<\(printf '%s\\n' (.*)\)$", r"\1", command)
-            words = shlex.split(command)
-            commands[words[words.index("--out") + 1]] = words
-    # Its portions are chosen by hand, so that nothing is measured.
+    commands = re.findall(r"python -m snaketune (\S+) (\S+) 2>&1", said)
+    files = {Path(path): (stage, json.loads(Path(path).read_text(encoding="utf-8"))) for stage, path in commands}
+    # Its batches are chosen by hand, so that nothing is measured.
     jobs = [job for job in plan.jobs.values() if job.stage not in ("calibrate", "trial", "audit")]
-    assert commands.keys() == {job.manifest for job in jobs}
+    assert files.keys() == {job_file_of(job.stage, job.name) for job in jobs}
     for job in jobs:
-        words = commands[job.manifest]
-        assert words[0] == job.stage
-        assert words[words.index("--spec") + 1] == canonical(job.spec)
-        assert words[words.index("--code") + 1] == code_digest(STAGES[job.stage].module)
+        stage, held = files[job_file_of(job.stage, job.name)]
+        assert held["stage"] == stage == job.stage
+        assert held["out"] == job.folder
+        assert held["spec"] == json.loads(canonical(job.spec))
+        assert held["code"] == code_digest(STAGES[job.stage].module)
         if STAGES[job.stage].launcher:
-            assert words[words.index("--tracking") + 1] == canonical(plan.config.tracking)
+            assert held["tracking"] == {"mlflow": {"tracking_uri": "sqlite:///my {runs}'s.db"}}
         if not STAGES[job.stage].tells:
             read = {role: [other.manifest for other in some] for role, some in job.artifacts.items()} | job.files
-            for role, paths in read.items():
-                if paths:
-                    at = words.index(f"--{role.replace('_', '-')}") + 1
-                    assert words[at : at + len(paths)] == list(paths), role
+            assert held["inputs"] == {role: list(paths) for role, paths in read.items() if paths}
 
 
 def test_nothing_reruns_for_what_changes_no_meaning(project):

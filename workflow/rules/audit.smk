@@ -5,21 +5,21 @@ rule audit:
     input:
         unpack(inputs_of("audit")),
     output:
-        **outputs_of("audit"),
+        manifest="results/audit/{name}/manifest.json",
+        payload=directory("results/audit/{name}/audit"),
+        run="results/audit/{name}/run.json",
     log:
-        log_of("audit"),
+        "results/logs/audit/{name}.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("audit")
+    threads: 1
     resources:
         **resources_of("audit"),
-    params:
-        **params_of("audit"),
     shell:
-        command_of("audit")
+        "python -m snaketune audit {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule doctor:
     input:
-        audits,
+        results_of("audit"),

@@ -5,20 +5,20 @@ rule calibrate:
     input:
         unpack(inputs_of("calibrate")),
     output:
-        **outputs_of("calibrate"),
+        manifest="results/calibrate/{name}/manifest.json",
+        payload=directory("results/calibrate/{name}/curve"),
+        run="results/calibrate/{name}/run.json",
     log:
-        log_of("calibrate"),
+        "results/logs/calibrate/{name}.log",
     conda:
         "../../envs/train.yaml"
     threads: threads_of("calibrate")
     resources:
         **resources_of("calibrate"),
-    params:
-        **params_of("calibrate"),
     shell:
-        command_of("calibrate")
+        "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule calibrations:
     input:
-        calibrations,
+        results_of("calibrate"),

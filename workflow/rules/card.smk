@@ -3,18 +3,18 @@
 
 rule card:
     input:
-        unpack(told_inputs("card")),
+        unpack(inputs_of("card")),
     output:
-        **outputs_of("card"),
+        manifest="results/card/{model}/manifest.json",
+        payload=directory("results/card/{model}/card"),
+        run="results/card/{model}/run.json",
     log:
-        log_of("card"),
+        "results/logs/card/{model}.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("card")
+    threads: 1
     resources:
         **resources_of("card"),
-    params:
-        **params_of("card"),
     shell:
-        command_of("card")
+        "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

@@ -5,20 +5,20 @@ rule convert:
     input:
         unpack(inputs_of("convert")),
     output:
-        **outputs_of("convert"),
+        manifest="results/convert/{name}/manifest.json",
+        payload=directory("results/convert/{name}/gguf"),
+        run="results/convert/{name}/run.json",
     log:
-        log_of("convert"),
+        "results/logs/convert/{name}.log",
     conda:
         "../../envs/train.yaml"
-    threads: threads_of("convert")
+    threads: 1
     resources:
         **resources_of("convert"),
-    params:
-        **params_of("convert"),
     shell:
-        command_of("convert")
+        "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule gguf:
     input:
-        gguf_files,
+        results_of("convert", key="gguf"),

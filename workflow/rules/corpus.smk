@@ -5,17 +5,17 @@ rule corpus:
     input:
         unpack(inputs_of("corpus")),
     output:
-        **outputs_of("corpus"),
+        manifest="results/corpus/{name}/manifest.json",
+        payload=directory("results/corpus/{name}/rows"),
+        run="results/corpus/{name}/run.json",
     log:
-        log_of("corpus"),
+        "results/logs/corpus/{name}.log",
     group:
         group_of("corpus")
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("corpus")
+    threads: 1
     resources:
         **resources_of("corpus"),
-    params:
-        **params_of("corpus"),
     shell:
-        command_of("corpus")
+        "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

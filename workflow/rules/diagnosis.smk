@@ -5,21 +5,21 @@ rule diagnosis:
     input:
         unpack(inputs_of("diagnosis")),
     output:
-        **outputs_of("diagnosis"),
+        manifest="results/diagnosis/{name}/manifest.json",
+        payload=directory("results/diagnosis/{name}/attribution"),
+        run="results/diagnosis/{name}/run.json",
     log:
-        log_of("diagnosis"),
+        "results/logs/diagnosis/{name}.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("diagnosis")
+    threads: 1
     resources:
         **resources_of("diagnosis"),
-    params:
-        **params_of("diagnosis"),
     shell:
-        command_of("diagnosis")
+        "python -m snaketune diagnosis {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule diagnose:
     input:
-        diagnoses,
+        results_of("diagnosis", key="diagnose"),

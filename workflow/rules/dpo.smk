@@ -5,9 +5,11 @@ rule dpo:
     input:
         unpack(inputs_of("dpo")),
     output:
-        **outputs_of("dpo"),
+        manifest="results/dpo/{name}/manifest.json",
+        payload=directory("results/dpo/{name}/model"),
+        run="results/dpo/{name}/run.json",
     log:
-        log_of("dpo"),
+        "results/logs/dpo/{name}.log",
     group:
         group_of("dpo")
     conda:
@@ -15,7 +17,5 @@ rule dpo:
     threads: threads_of("dpo")
     resources:
         **resources_of("dpo"),
-    params:
-        **params_of("dpo"),
     shell:
-        command_of("dpo")
+        "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | tee {log:q}"

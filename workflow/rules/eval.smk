@@ -5,9 +5,11 @@ rule eval:
     input:
         unpack(inputs_of("eval")),
     output:
-        **outputs_of("eval"),
+        manifest="results/eval/{evaluation}/{model}/manifest.json",
+        payload=directory("results/eval/{evaluation}/{model}/scores"),
+        run="results/eval/{evaluation}/{model}/run.json",
     log:
-        log_of("eval"),
+        "results/logs/eval/{evaluation}/{model}.log",
     group:
         group_of("eval")
     conda:
@@ -15,7 +17,5 @@ rule eval:
     threads: threads_of("eval")
     resources:
         **resources_of("eval"),
-    params:
-        **params_of("eval"),
     shell:
-        command_of("eval")
+        "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

@@ -5,16 +5,16 @@ rule pack:
     input:
         unpack(inputs_of("pack")),
     output:
-        **outputs_of("pack"),
+        manifest="results/pack/{name}/manifest.json",
+        payload=directory("results/pack/{name}/shards"),
+        run="results/pack/{name}/run.json",
     log:
-        log_of("pack"),
+        "results/logs/pack/{name}.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("pack")
+    threads: 1
     resources:
         **resources_of("pack"),
-    params:
-        **params_of("pack"),
     shell:
-        command_of("pack")
+        "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

@@ -5,17 +5,17 @@ rule plan:
     input:
         unpack(inputs_of("plan")),
     output:
-        **outputs_of("plan"),
+        manifest="results/plan/{name}/manifest.json",
+        payload=directory("results/plan/{name}/plan"),
+        run="results/plan/{name}/run.json",
     log:
-        log_of("plan"),
+        "results/logs/plan/{name}.log",
     group:
         group_of("plan")
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("plan")
+    threads: 1
     resources:
         **resources_of("plan"),
-    params:
-        **params_of("plan"),
     shell:
-        command_of("plan")
+        "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

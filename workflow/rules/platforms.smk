@@ -1,7 +1,13 @@
-"""Where jobs run, other than this machine as it is: in an image, with a default storage."""
+"""Where jobs run, other than this machine as it is: in an image, with a default storage, in several processes."""
+
+from snaketune.config.shipped_tasks import check_shipped_tasks
+from snaketune.publishing.convert import find_converter
+from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 
 # What envs/Containerfile makes.
 IMAGE = PACKAGE_ROOT.parent / "envs/snaketune.sif"
+RUNS = PLANS and workflow.executor_plugin is not None and not workflow.dryrun
+launches = set()
 
 
 def image():
@@ -9,17 +15,9 @@ def image():
     if DeploymentMethod.APPTAINER not in METHODS:
         return None
     # Of a job's files, apptainer shows those below the working directory. The package may be elsewhere.
-    workflow.deployment_settings.apptainer_args += f" --bind {shlex.quote(str(PACKAGE_ROOT.parent))}"
+    bound = [os.environ.get("APPTAINER_BIND"), str(PACKAGE_ROOT.parent)]
+    os.environ["APPTAINER_BIND"] = ",".join(filter(None, bound))
     return os.path.relpath(IMAGE)
-
-
-def check_image():
-    """Refuse to run where the image of `--sdm apptainer` isn't there, before anything runs."""
-    runs = workflow.executor_plugin is not None and not workflow.dryrun
-    if runs and DeploymentMethod.APPTAINER in METHODS and not IMAGE.exists():
-        raise WorkflowError(
-            f"{IMAGE} isn't there, the image of --sdm apptainer; docs/platforms.md says how it is built"
-        )
 
 
 def check_storage():
@@ -28,10 +26,7 @@ def check_storage():
     Results would be where no manifest can be read while planning, nor half-done work be found, and what is stale be missed.
     """
     settings = workflow.storage_settings
-    provider = settings and settings.default_storage_provider
-    if provider is None:
-        return
-    prefix = settings.default_storage_prefix
+    provider, prefix = settings.default_storage_provider, settings.default_storage_prefix
     if provider != "fs" or Path(prefix or "").resolve() != Path.cwd():
         raise WorkflowError(
             f"--default-storage-provider {provider} --default-storage-prefix {prefix}: results have to be in the working "
@@ -39,10 +34,38 @@ def check_storage():
         )
 
 
-if DECIDES:
-    check_storage()
+def check_before_run(job):
+    """Refuse, before anything runs, a stale job that could never run; log what each node runs of a training in several processes."""
+    if job.manifest in launches:
+        return
+    launches.add(job.manifest)
+    requests.ask(job)
+    for line in planned(job):
+        logger.info(line)
+    if RUNS and DeploymentMethod.APPTAINER in METHODS and not IMAGE.exists():
+        raise SnaketuneError(
+            f"{IMAGE} isn't there, the image of --sdm apptainer; docs/platforms.md says how it is built"
+        )
+    if job.stage == "convert" and not DEPLOYS:
+        find_converter()
+    if not RUNS or "launch" not in STAGES[job.stage].operation:
+        return
+    # Pods know nothing of each other.
+    if workflow.local_exec or workflow.executor_plugin.name == "kubernetes":
+        check_nodes(job.operation)
+    if workflow.local_exec:
+        check_limit(job.operation, workflow.global_resources.get("gpu").value)
+    if not DEPLOYS:
+        check_installed(job.operation)
 
-if workflow.storage_settings and workflow.storage_settings.default_storage_provider:
+
+if PLANS and not DEPLOYS:
+    with plain_errors():
+        check_shipped_tasks(graph.config)
+
+if LINKS_INPUTS:
+    if PLANS:
+        check_storage()
 
     # A job is shown by links what it reads on the volume, instead of copies.
     inputflags:

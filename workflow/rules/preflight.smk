@@ -5,15 +5,15 @@ rule preflight:
     input:
         unpack(inputs_of("preflight")),
     output:
-        **outputs_of("preflight"),
+        manifest="results/preflight/{name}/manifest.json",
+        payload=directory("results/preflight/{name}/findings"),
+        run="results/preflight/{name}/run.json",
     log:
-        log_of("preflight"),
+        "results/logs/preflight/{name}.log",
     conda:
         "../../envs/train.yaml"
-    threads: threads_of("preflight")
+    threads: 1
     resources:
         **resources_of("preflight"),
-    params:
-        **params_of("preflight"),
     shell:
-        command_of("preflight")
+        "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

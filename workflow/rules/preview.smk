@@ -1,13 +1,14 @@
-"""What the files of all corpora hold, as the model would see it: `snakemake preview`, before anything is made."""
+"""What the files of all corpora hold, as the model would see it: `snakemake preview`, before anything is made.
+
+It has no output, so it is made anew whenever it is called.
+"""
 
 from snaketune.preview.corpora import corpora_of
 
 
 rule preview:
     input:
-        previewed,
-    output:
-        "results/preview/preview.html",
+        lambda wildcards: [file for job in graph.stage("corpus") for file in job.files["files"]],
     log:
         "results/logs/preview.log",
     localrule: True
@@ -17,4 +18,4 @@ rule preview:
         # By a function: braces in a config are no wildcards.
         corpora=lambda wildcards: corpora_of(graph),
     shell:
-        "python -m snaketune preview --corpora {params.corpora:q} --html {output:q} 2>&1 | tee {log:q}"
+        "python -m snaketune preview --corpora {params.corpora:q} --html results/preview/preview.html 2>&1 | tee {log:q}"

@@ -1,15 +1,17 @@
 """Models to the Hub, each with its card: `snakemake push`, and nothing else."""
 
+from snaketune.publishing.push import as_json
+
 
 rule push:
     input:
-        unpack(pushed),
+        pushed,
     log:
         "results/logs/push.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
     params:
-        models=push_spec(),
+        models=as_json(graph.config.push),
     shell:
         "python -m snaketune push --models {params.models:q} 2>&1 | tee {log:q}"

@@ -5,9 +5,11 @@ rule ref_logps:
     input:
         unpack(inputs_of("ref_logps")),
     output:
-        **outputs_of("ref_logps"),
+        manifest="results/ref_logps/{name}/manifest.json",
+        payload=directory("results/ref_logps/{name}/logps"),
+        run="results/ref_logps/{name}/run.json",
     log:
-        log_of("ref_logps"),
+        "results/logs/ref_logps/{name}.log",
     group:
         group_of("ref_logps")
     conda:
@@ -15,7 +17,5 @@ rule ref_logps:
     threads: threads_of("ref_logps")
     resources:
         **resources_of("ref_logps"),
-    params:
-        **params_of("ref_logps"),
     shell:
-        command_of("ref_logps")
+        "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

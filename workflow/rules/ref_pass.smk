@@ -5,9 +5,11 @@ rule ref_pass:
     input:
         unpack(inputs_of("ref_pass")),
     output:
-        **outputs_of("ref_pass"),
+        manifest="results/ref_pass/{name}/{part}/manifest.json",
+        payload=directory("results/ref_pass/{name}/{part}/logps"),
+        run="results/ref_pass/{name}/{part}/run.json",
     log:
-        log_of("ref_pass"),
+        "results/logs/ref_pass/{name}/{part}.log",
     group:
         group_of("ref_pass")
     conda:
@@ -15,7 +17,5 @@ rule ref_pass:
     threads: threads_of("ref_pass")
     resources:
         **resources_of("ref_pass"),
-    params:
-        **params_of("ref_pass"),
     shell:
-        command_of("ref_pass")
+        "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

@@ -1,9 +1,11 @@
 """Figures and tables of everything that ran, as pages, and in `snakemake --report results/report.html`."""
 
+from snaketune.report.pages import files_to_judge, pages_of
+
 
 rule report:
     input:
-        unpack(told_inputs("report")),
+        unpack(inputs_of("report")),
     output:
         **link_to_best(),
         manifest="results/report/manifest.json",
@@ -19,14 +21,12 @@ rule report:
         ],
         judged=[f"results/report/pages/{name}" for name in files_to_judge(graph)],
     log:
-        log_of("report"),
+        "results/logs/report.log",
     localrule: True
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("report")
+    threads: 1
     resources:
         **resources_of("report"),
-    params:
-        **params_of("report"),
     shell:
-        command_of("report")
+        "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

@@ -5,9 +5,11 @@ rule sft:
     input:
         unpack(inputs_of("sft")),
     output:
-        **outputs_of("sft"),
+        manifest="results/sft/{name}/manifest.json",
+        payload=directory("results/sft/{name}/model"),
+        run="results/sft/{name}/run.json",
     log:
-        log_of("sft"),
+        "results/logs/sft/{name}.log",
     group:
         group_of("sft")
     conda:
@@ -15,7 +17,5 @@ rule sft:
     threads: threads_of("sft")
     resources:
         **resources_of("sft"),
-    params:
-        **params_of("sft"),
     shell:
-        command_of("sft")
+        "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | tee {log:q}"

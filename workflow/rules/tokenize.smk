@@ -5,17 +5,17 @@ rule tokenize:
     input:
         unpack(inputs_of("tokenize")),
     output:
-        **outputs_of("tokenize"),
+        manifest="results/tokenize/{name}/{part}/manifest.json",
+        payload=directory("results/tokenize/{name}/{part}/tokens"),
+        run="results/tokenize/{name}/{part}/run.json",
     log:
-        log_of("tokenize"),
+        "results/logs/tokenize/{name}/{part}.log",
     group:
         group_of("tokenize")
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("tokenize")
+    threads: 1
     resources:
         **resources_of("tokenize"),
-    params:
-        **params_of("tokenize"),
     shell:
-        command_of("tokenize")
+        "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

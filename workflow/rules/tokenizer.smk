@@ -5,9 +5,11 @@ rule tokenizer:
     input:
         unpack(inputs_of("tokenizer")),
     output:
-        **outputs_of("tokenizer"),
+        manifest="results/tokenizer/{name}/manifest.json",
+        payload=directory("results/tokenizer/{name}/tokenizer"),
+        run="results/tokenizer/{name}/run.json",
     log:
-        log_of("tokenizer"),
+        "results/logs/tokenizer/{name}.log",
     group:
         group_of("tokenizer")
     conda:
@@ -15,7 +17,5 @@ rule tokenizer:
     threads: threads_of("tokenizer")
     resources:
         **resources_of("tokenizer"),
-    params:
-        **params_of("tokenizer"),
     shell:
-        command_of("tokenizer")
+        "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

@@ -5,15 +5,15 @@ rule trial:
     input:
         unpack(inputs_of("trial")),
     output:
-        **outputs_of("trial"),
+        manifest="results/trial/{name}/{variant}/{repeat}/manifest.json",
+        payload=directory("results/trial/{name}/{variant}/{repeat}/measured"),
+        run="results/trial/{name}/{variant}/{repeat}/run.json",
     log:
-        log_of("trial"),
+        "results/logs/trial/{name}/{variant}/{repeat}.log",
     conda:
         "../../envs/train.yaml"
     threads: threads_of("trial")
     resources:
         **resources_of("trial"),
-    params:
-        **params_of("trial"),
     shell:
-        command_of("trial")
+        "trap '' TERM; python -m snaketune trial {input.job:q} 2>&1 | tee {log:q}"

@@ -5,17 +5,17 @@ rule write:
     input:
         unpack(inputs_of("write")),
     output:
-        **outputs_of("write"),
+        manifest="results/write/{name}/{part}/manifest.json",
+        payload=directory("results/write/{name}/{part}/shards"),
+        run="results/write/{name}/{part}/run.json",
     log:
-        log_of("write"),
+        "results/logs/write/{name}/{part}.log",
     group:
         group_of("write")
     conda:
         "../../envs/data.yaml"
-    threads: threads_of("write")
+    threads: 1
     resources:
         **resources_of("write"),
-    params:
-        **params_of("write"),
     shell:
-        command_of("write")
+        "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

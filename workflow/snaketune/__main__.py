@@ -1,4 +1,4 @@
-"""`python -m snaketune <stage> ...`: run one stage by hand, with the arguments that its rule logs."""
+"""`python -m snaketune <stage> ...`: run one stage by hand, by the file of one of its jobs, as its rule does."""
 
 from snaketune.interrupts import install
 
@@ -14,27 +14,24 @@ import signal
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from snaketune.cluster.ends import noted
 from snaketune.config.confidential import without_secrets
 from snaketune.config.files import check_file
-from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import accept
 from snaketune.stages.code import code_digest
 from snaketune.stages.disk import disk_trouble
+from snaketune.stages.job_files import read_job_file
 from snaketune.stages.jobs import result_at
 from snaketune.stages.libraries import quiet_libraries
 from snaketune.stages.run import run
-from snaketune.stages.table import STAGES, option
+from snaketune.stages.table import STAGES
 from snaketune.stages.work import WORK_ROOT
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 with a plain message on standard error."""
-    given = _told(sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
     quiet_libraries()
     # A shell that waits for a training ignores it, and so would this.
@@ -84,18 +81,11 @@ def main(arguments: list[str] | None = None) -> int:
             said = nodes.differing(found) or [f"no node is more than {nodes.APART:.0%} from the median"]
             print(nodes.table(found), "", *said, sep="\n")
             return 0
-        stage = STAGES[options.command]
-        with noted(options.out):
-            run(
-                options.command,
-                spec=options.spec,
-                code=options.code or code_digest(stage.module),
-                inputs={role: getattr(options, role) for role in (*stage.one, *stage.many, *stage.files)},
-                out=options.out,
-                reruns_on=options.reruns_on,
-                operation=_operation({key: getattr(options, key) for key in stage.operation}),
-                tracking=_tracking(options.tracking) if stage.launcher else Tracking(),
-            )
+        job = read_job_file(options.job_file)
+        if job.stage != options.command:
+            raise SnaketuneError(f"{options.job_file} is of stage {job.stage}, not {options.command}")
+        with noted(Path(job.out)):
+            run(job)
     except SnaketuneError as error:
         # Libraries repeat addresses, and these may hold a password.
         print(f"error: {without_secrets(str(error))}", file=sys.stderr)
@@ -147,53 +137,12 @@ def _preview(options: argparse.Namespace) -> int:
     return 0 if options.corpora else int(any(look.trouble or not look.reading.used for look in seen))
 
 
-def _told(arguments: list[str]) -> list[str]:
-    """The arguments; those after the command line by line in a file, where they are more than a command line holds: @FILE."""
-    if len(arguments) != 2 or not arguments[1].startswith("@"):
-        return arguments
-    return [arguments[0], *Path(arguments[1][1:]).read_text(encoding="utf-8").splitlines()]
-
-
-def _operation(given: dict[str, str | None]) -> Execution:
-    """From options; what isn't given, or given as `none`, keeps its default."""
-    try:
-        return Execution.model_validate_strings(
-            {key: value for key, value in given.items() if value not in (None, "none")}
-        )
-    except ValidationError as error:
-        raise SnaketuneError(f"an option doesn't fit: {error}") from None
-
-
-def _tracking(given: str) -> Tracking:
-    try:
-        return Tracking.model_validate_json(given)
-    except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
-        raise SnaketuneError(f"--tracking doesn't fit: {told}") from None
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m snaketune", description="Run one stage of the workflow by hand.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, stage in STAGES.items():
+    for name in STAGES:
         command = commands.add_parser(name, help=f"the {name} stage")
-        command.add_argument("--spec", required=True, help="the stage's spec as JSON")
-        command.add_argument("--code", help="digest of the stage's code (default: computed now)")
-        command.add_argument(
-            "--reruns-on",
-            choices=("code", "versions"),
-            default="code",
-            help="versions: don't take a result that was made with other versions of the stage's libraries",
-        )
-        command.add_argument("--out", required=True, type=Path, help="folder to publish the result in")
-        for role in (*stage.one, *stage.many):
-            command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="MANIFEST")
-        for role in stage.files:
-            command.add_argument(option(role), nargs="*", type=Path, default=[], metavar="FILE")
-        for key in stage.operation:
-            command.add_argument(option(key), help=f"as {key} in the config (default: {getattr(Execution(), key)!r})")
-        if stage.launcher:
-            command.add_argument("--tracking", default="{}", help="as tracking in the config, as JSON (default: {})")
+        command.add_argument("job_file", type=Path, metavar="JOB_FILE", help="such as results/.jobs/sft/demo.json")
     preview = commands.add_parser("preview", help="what files hold, as the model would see it, and lines for a config")
     preview.add_argument("files", nargs="*", metavar="FILE", help="data, in any format and layout")
     preview.add_argument(

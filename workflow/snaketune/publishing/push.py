@@ -4,6 +4,7 @@ All files of a model are one commit, so that a repository holds a whole model or
 was killed, or hasn't changed since, isn't sent again. The token is HF_TOKEN's, and is neither written nor said.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from snaketune.config.names import unknown
 from snaketune.config.publishing import Push
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.package import Package, package_of
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.jobs import Job
 
 TOKEN = "HF_TOKEN"
 # Of these a loader takes whatever lies there: those of the model before must not stay beside the new ones.
@@ -48,6 +51,19 @@ def models_asked_for(names: list[str], config: Path, told: str | None) -> dict[s
     if lacking := [name for name in names if name not in found]:
         raise SnaketuneError(f"there is no {lacking[0]!r} under `push:`{unknown(lacking[0], found)}")
     return {name: push for name, push in found.items() if name in (names or found)}
+
+
+def as_json(models: dict[str, Push]) -> str:
+    """`push:` as one text, for `models_asked_for`."""
+    return json.dumps({name: push.model_dump() for name, push in models.items()}, sort_keys=True)
+
+
+def pushed_jobs(graph: JobGraph) -> list[Job]:
+    """The jobs that make the models which `push:` names, and their cards; SnaketuneError if it names none."""
+    if not graph.config.push:
+        raise SnaketuneError("the config has no `push:`, so nothing is to be pushed (docs/publishing.md)")
+    names = [push.model.split(":") for push in graph.config.push.values()]
+    return [graph.job(*one) for kind, run in names for one in ((kind, run), ("card", f"{kind}-{run}"))]
 
 
 def push(models: dict[str, Push], *, dry_run: bool) -> None:

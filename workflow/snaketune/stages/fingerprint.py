@@ -13,7 +13,6 @@ from snaketune.artifacts.digests import digest_json
 from snaketune.artifacts.manifest import Artifact, rebuild_command
 from snaketune.errors import SnaketuneError
 from snaketune.stages.outside import entries, read_outside
-from snaketune.stages.table import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ def read_files(files: dict[str, list[Path]], work_root: Path) -> dict[str, list[
     """
     for role, path in ((role, path) for role, found in files.items() for path in found):
         if not path.is_file():
-            raise SnaketuneError(f"{option(role)}: {path} is not a file")
+            raise SnaketuneError(f"{role}: {path} is not a file")
     return {role: entries(role, found, lambda path: read_outside(path, work_root)) for role, found in files.items()}
 
 

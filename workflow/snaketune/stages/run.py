@@ -1,4 +1,4 @@
-"""Run one stage from paths and texts, as its rule and the command line give them."""
+"""Run one job, as its file describes it."""
 
 import json
 import os
@@ -8,15 +8,18 @@ from contextlib import nullcontext, suppress
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base import Model
+from snaketune.config.names import unknown
 from snaketune.config.operation import Execution
-from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.code import check_code, import_checked, templates
+from snaketune.stages.code import check_code, code_digest, import_checked, templates
 from snaketune.stages.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.job_files import JobFile
 from snaketune.stages.jobs import result_at
 from snaketune.stages.linked import link_payload
 from snaketune.stages.needs import needs_of_gpu, tell
@@ -25,6 +28,8 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 from snaketune.stages.work import WorkFolder
+
+M = TypeVar("M", bound=Model)
 
 
 def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -> None:
@@ -46,33 +51,20 @@ def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -
                 os.utime(path)
 
 
-def run(
-    stage_name: str,
-    *,
-    spec: str,
-    code: str,
-    inputs: dict[str, list[Path]],
-    out: Path,
-    operation: Execution,
-    tracking: Tracking,
-    reruns_on: str = "code",
-) -> None:
-    """Run one stage from paths, as the command line does.
+def run(job: JobFile) -> None:
+    """Run one job.
 
-    Args:
-        spec: the spec as JSON.
-        inputs: by role, manifests of artifacts or files from outside.
-        out: folder that the result is published in.
-        tracking: where the curves of a launched stage go.
-        reruns_on: `versions` if a result made with other versions of the stage's libraries isn't taken.
     Raises:
-        SnaketuneError: a spec or an input that doesn't fit the stage.
+        SnaketuneError: a spec, an operation or an input that doesn't fit the stage.
     """
-    stage = STAGES[stage_name]
-    try:
-        typed = stage.spec.model_validate_json(spec)
-    except ValidationError as error:
-        raise SnaketuneError(f"--spec doesn't fit stage {stage_name}: {error}") from None
+    if job.stage not in STAGES:
+        raise SnaketuneError(f"there is no stage {job.stage!r}{unknown(job.stage, STAGES)}")
+    stage, stage_name, out = STAGES[job.stage], job.stage, Path(job.out)
+    code = job.code or code_digest(stage.module)
+    typed, operation = _fitting(stage.spec, job.spec, "spec"), _fitting(Execution, job.operation, "operation")
+    if strange := sorted(job.inputs.keys() - {*stage.one, *stage.many, *stage.files}):
+        raise SnaketuneError(f"inputs: stage {stage_name} reads no {', '.join(strange)}")
+    inputs = {role: [Path(path) for path in paths] for role, paths in job.inputs.items()}
     artifacts = {role: [result_at(path) for path in inputs.get(role, [])] for role in (*stage.one, *stage.many)}
     for role in stage.one:
         if len(artifacts[role]) != 1:
@@ -91,7 +83,7 @@ def run(
                     stage_name,
                     spec=typed,
                     operation=operation,
-                    tracking=tracking,
+                    tracking=job.tracking,
                     work=work,
                     out=out,
                     artifacts=artifacts,
@@ -122,7 +114,7 @@ def run(
             payload=stage.payload,
             build=build,
             libraries=stage.libraries(typed, artifacts),
-            reruns_on=reruns_on,
+            reruns_on=job.reruns_on,
             anew=stage.measures,
             device=device,
             keys=keys,
@@ -131,3 +123,11 @@ def run(
     if stage.links:
         # Also where there was nothing to compute: what an older result names may have been linked since.
         link_payload(out, stage.links)
+
+
+def _fitting(model: type[M], content: dict[str, Any], key: str) -> M:
+    try:
+        return model.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, issue['loc']))}: {issue['msg']}" for issue in error.errors())
+        raise SnaketuneError(f"{key} doesn't fit: {found}") from None

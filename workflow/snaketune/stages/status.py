@@ -180,12 +180,16 @@ def made_from(job: Job) -> Iterable[Job]:
     return chain.from_iterable(job.artifacts.values())
 
 
-def told_of(job: Job) -> dict[str, list[str]]:
-    """By role, the files that a job reads which tells of results; of the report also of those that it compares them with.
+def inputs_by_role(job: Job) -> dict[str, list[str]]:
+    """The paths that a job reads; of a report also those of the results that it is compared with.
 
     Raises:
         SnaketuneError: what is to be compared isn't there.
     """
+    if not STAGES[job.stage].tells:
+        return {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()} | {
+            role: list(files) for role, files in job.files.items()
+        }
     jobs = list(made_from(job))
     files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
     if job.stage == "report":
@@ -214,7 +218,7 @@ def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
         role: [
             (path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else "") for path in paths
         ]
-        for role, paths in told_of(job).items()
+        for role, paths in inputs_by_role(job).items()
     }
 
 

@@ -41,7 +41,6 @@ class Stage:
         told: whether `build` takes the operation though nothing is launched.
         through: roles of which another input is made as well, and with which they are there: of parts that each read all parts
             there is the square of edges, and none of them tells Snakemake anything.
-        by_file: whether a job is told so much, of so many others, that no command line holds it.
         name: the folder of one of its jobs below `results/<stage>/`, as a pattern of wildcards.
     """
 
@@ -61,7 +60,6 @@ class Stage:
     keyed: str = ""
     told: bool = False
     through: tuple[str, ...] = ()
-    by_file: bool = False
 
     def arguments(self, artifacts: dict[str, list[Artifact]], files: dict[str, list[Path]]) -> dict[str, Any]:
         """What `build` takes by role: one artifact, a list of them, or files."""
@@ -144,7 +142,6 @@ STAGES: dict[str, Stage] = {
         files=("base",),
         operation=("gpus",),
         measures=True,
-        by_file=True,
     ),
     "calibrate": Stage(
         spec=specs.CalibrateSpec,
@@ -262,19 +259,9 @@ STAGES: dict[str, Stage] = {
         spec=specs.ReportSpec,
         payload="pages",
         name="",
-        by_file=True,
         module="snaketune.report.report",
         files=("manifests", "runs", "compared", "compared_runs", "compared_evals"),
         links="best",
         libraries=always("matplotlib", "jinja2"),
     ),
 }
-
-
-def option(name: str) -> str:
-    """What a role or a key of the operation is called on the command line.
-
-    >>> option("ref_logps")
-    '--ref-logps'
-    """
-    return f"--{name.replace('_', '-')}"

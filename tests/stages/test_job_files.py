@@ -1,0 +1,120 @@
+"""Job files: what they hold, what their times say, and what is said of a wrong one."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from snaketune.errors import SnaketuneError
+from snaketune.stages.job_files import JOBS, LONG_AGO, JobFile, job_file_of, own_folder, read_job_file, write_job_file
+from snaketune.stages.run import run
+
+JOB = JobFile(stage="plan", out="results/plan/x", spec={"kind": "sft"}, inputs={"tokens": ("results/t/manifest.json",)})
+PATH = job_file_of("plan", "x")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_current_job_has_an_old_file_that_is_written_once():
+    write_job_file(PATH, JOB, None)
+    assert PATH.stat().st_mtime == LONG_AGO
+    first = PATH.stat().st_ino
+    # As a copy of the repository leaves it.
+    os.utime(PATH)
+    write_job_file(PATH, JOB, None)
+    assert PATH.stat().st_mtime == LONG_AGO
+    assert PATH.stat().st_ino == first
+    assert read_job_file(PATH) == JOB
+
+
+def test_a_stale_job_has_a_new_file_of_other_content_each_time():
+    before = time.time() - 1
+    found = set()
+    for _ in range(3):
+        write_job_file(PATH, JOB, ["spec differs"])
+        assert PATH.stat().st_mtime >= before
+        found.add(PATH.read_text(encoding="utf-8"))
+    assert len(found) == 3
+    job = read_job_file(PATH)
+    assert job.stale == ("spec differs",)
+    assert job.model_copy(update={"stale": (), "planned": None}) == JOB
+
+
+def test_a_result_from_the_future_is_older_than_the_file_of_its_stale_job():
+    manifest = Path(JOB.out) / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}", encoding="utf-8")
+    os.utime(manifest, (time.time() + 86400,) * 2)
+    write_job_file(PATH, JOB, None)
+    assert manifest.stat().st_mtime > time.time()
+    write_job_file(PATH, JOB, ["spec differs"])
+    assert manifest.stat().st_mtime < PATH.stat().st_mtime <= time.time() + 1
+
+
+def test_of_two_processes_one_has_the_folder():
+    mine, lock = own_folder()
+    assert mine == JOBS
+    other, none = own_folder()
+    assert other == JOBS / f".beside-{os.getpid()}"
+    assert none is None
+    lock.close()
+    again, lock = own_folder()
+    assert again == JOBS
+    lock.close()
+
+
+def test_outputs_are_where_a_default_storage_expects_them():
+    shown = Path(".snakemake/storage/fs/mnt/volume") / PATH
+    write_job_file(shown, JOB, None)
+    assert read_job_file(shown).out == ".snakemake/storage/fs/mnt/volume/results/plan/x"
+    assert read_job_file(shown.absolute()).out == JOB.out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "Invalid JSON"),
+        (json.dumps({"stage": "plan"}), "out: Field required; spec: Field required; inputs: Field required"),
+        (JOB.model_dump_json().replace("inputs", "imputs"), "imputs: Extra inputs are not permitted"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name_and_key(content, said):
+    PATH.parent.mkdir(parents=True)
+    PATH.write_text(content, encoding="utf-8")
+    with pytest.raises(SnaketuneError, match=f"(?s)results/.jobs/plan/x.json is no job file: .*{said}"):
+        read_job_file(PATH)
+
+
+def test_a_file_that_is_not_there_says_what_writes_it():
+    with pytest.raises(SnaketuneError, match=r"results/.jobs/plan/x.json can't be read \(No such file.*snakemake -n"):
+        read_job_file(PATH)
+
+
+def test_a_folder_that_cannot_be_written_is_named():
+    Path("results").write_text("", encoding="utf-8")
+    with pytest.raises(SnaketuneError, match=r"results/.jobs/plan/x.json can't be written \(Not a directory\)"):
+        write_job_file(PATH, JOB, None)
+    with pytest.raises(SnaketuneError, match=r"results/.jobs can't be written \(Not a directory\)"):
+        own_folder()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"stage": "plam"}, "there is no stage 'plam'; did you mean 'plan'"),
+        ({"spec": {"kind": "sft", "lengths": [8], "strategy": "none"}}, "spec doesn't fit: overflow: Field required"),
+        ({"inputs": {"token": ()}}, "inputs: stage plan reads no token"),
+        ({"operation": {"gpus": -1}}, "operation doesn't fit: gpus: Input should be greater than or equal to 0"),
+    ],
+)
+def test_what_does_not_fit_the_stage_is_refused_by_key(change, said):
+    spec = {"kind": "sft", "lengths": [8], "strategy": "none", "overflow": "drop"}
+    with pytest.raises(SnaketuneError) as refused:
+        run(JOB.model_copy(update={"spec": spec} | change))
+    assert said in str(refused.value)

@@ -1,0 +1,129 @@
+"""What Snakemake's rules look up: the jobs of a config, what each reads, and which results are stale."""
+
+import atexit
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from snaketune.config.load import load
+from snaketune.errors import SnaketuneError
+from snaketune.stages.code import code_digest
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.job_files import JOBS, JobFile, job_file_of, own_folder, write_job_file
+from snaketune.stages.jobs import Job
+from snaketune.stages.libraries import installed_version
+from snaketune.stages.status import Results, inputs_by_role, made_from
+from snaketune.stages.table import STAGES
+
+
+class Planner:
+    """The jobs of one config, held against the results that there are.
+
+    Attributes:
+        graph: all jobs.
+        results: which results are current.
+        folder: where this process writes job files.
+    """
+
+    def __init__(self, config: dict[str, Any], *, root: Path, is_forced: Callable[[Job], bool], deploys: bool):
+        """Args:
+        config: as read from YAML.
+        root: the workflow's folder, which holds the default chat template.
+        is_forced: whether the user forces a job (`--forcerun`).
+        deploys: whether jobs run in environments of their own, with other versions of libraries than here.
+
+        Raises:
+            SnaketuneError: the config doesn't fit.
+        """
+        self.graph = JobGraph(*load(config), root=root)
+        self._codes = {stage: code_digest(made.module) for stage, made in STAGES.items()}
+        self.results = Results(
+            code_of=self._codes.__getitem__,
+            asked_for=is_forced,
+            installed=(lambda library: None) if deploys else installed_version,
+            reruns_on=self.graph.config.reruns_on,
+        )
+        self.folder = JOBS
+        self._lock: TextIO | None = None
+        self._written = False
+        self._to_run: dict[str, Job] = {}
+
+    def write_job_files(self) -> None:
+        """Write the files of all jobs, once: Snakemake lists a folder at its first look, and misses what comes later.
+
+        Raises:
+            SnaketuneError: they can't be written.
+        """
+        if self._written:
+            return
+        self._written = True
+        self.folder, self._lock = own_folder()
+        if self.folder != JOBS:
+            atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        for job in self.graph.jobs.values():
+            try:
+                content, stale = self._content(job), self._why(job)
+            except SnaketuneError:
+                # What a report compares isn't there: an error of that job alone, raised when its inputs are looked up.
+                continue
+            write_job_file(self.job_file(job), content, stale)
+
+    def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
+        """Paths that the job waits for, by role; payloads beside the manifests that describe them.
+
+        Args:
+            every: also of roles that another input implies (`Stage.through`).
+
+        Raises:
+            SnaketuneError: what a report compares isn't there.
+        """
+        stage = STAGES[job.stage]
+        implied = () if every else stage.through
+        found = {role: list(paths) for role, paths in inputs_by_role(job).items() if role not in implied}
+        read = [one for role, jobs in job.artifacts.items() if role not in implied for one in jobs]
+        found["payloads"] = [one.payload for one in read]
+        if not self.results.of(job).current:
+            self._to_run[job.key] = job
+            # How it runs; no reason to run.
+            found["after"] = [one.manifest for one in job.after]
+            # Of two jobs that make the same, the second finds the result of the first.
+            if first := self.graph.same_as.get(job.manifest):
+                found["same"] = [first.manifest]
+        return found
+
+    def job_file(self, job: Job) -> Path:
+        """Where the job's file is."""
+        return job_file_of(job.stage, job.name, self.folder)
+
+    def left_out(self) -> list[str]:
+        """Jobs whose inputs were looked up since they were stale, and whose results are still older than that."""
+        return [key for key, job in self._to_run.items() if _time(Path(job.manifest)) < _time(self.job_file(job))]
+
+    def _content(self, job: Job) -> JobFile:
+        stage = STAGES[job.stage]
+        return JobFile(
+            stage=job.stage,
+            out=job.folder,
+            spec=job.spec.model_dump(mode="json"),
+            inputs={role: tuple(paths) for role, paths in inputs_by_role(job).items() if paths},
+            code=self._codes[job.stage],
+            reruns_on=self.graph.config.reruns_on.get(job.stage, "code"),
+            operation=job.operation.model_dump(mode="json", include=set(stage.operation)),
+            **({"tracking": self.graph.config.tracking} if stage.launcher else {}),
+        )
+
+    def _why(self, job: Job) -> tuple[str, ...] | None:
+        """Why the job's result isn't current; None if it is."""
+        status = self.results.of(job)
+        if status.current:
+            return None
+        if status.content is None and not status.why:
+            return ("missing",)
+        above = tuple(f"{made.key} isn't current" for made in made_from(job) if not self.results.of(made).current)
+        return status.why or above or ("forced",)
+
+
+def _time(path: Path) -> float:
+    """When a file was changed; before all time where it isn't there."""
+    return path.stat().st_mtime if path.is_file() else -1.0
