@@ -55,9 +55,9 @@ it imports: always upward, since data flows down. Snakemake's files import `conf
 
 ![Rooms and imports](architecture.svg)
 
-What a stage is called, reads, writes and is told stands in one table, `stages/table.py`. A rule, its file under
-`workflow/rules/` and the module that does its work have one name. `workflow/rules/common.smk` puts together the inputs, outputs
-and command of every rule from the table, and asks `stages/status.py` what is stale.
+What a stage is called, reads and writes stands in one table, `stages/table.py`. A rule, its file under
+`workflow/rules/` and the module that does its work have one name. `workflow/rules/common.smk` looks up the inputs of every
+rule in `stages/planner.py`, which finds what is stale (`stages/status.py`) and writes a file for each job (`stages/job_files.py`).
 
 ## The package itself
 

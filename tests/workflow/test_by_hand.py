@@ -1,5 +1,6 @@
 """What people do to a project by hand, and the exact rules that must run again: with Snakemake's notes and without them."""
 
+import base64
 import json
 import os
 import re
@@ -219,7 +220,11 @@ def test_a_dry_run_of_another_config_beside_a_run_leaves_its_job_files_alone(pro
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
     running = try_lock(project.folder / "results/.jobs/.lock")
     with running:
-        assert project.stale() == SFT | {"preflight"}
+        # A process of its own, which removes at its end what it wrote beside.
+        done = subprocess.run(
+            project.command("--dry-run"), cwd=project.folder, capture_output=True, text=True, check=True
+        )
+    assert rules_in(done.stdout + done.stderr) == SFT | {"preflight"}
     assert project.read("results/.jobs/sft/run.json") == before
     assert not list(project.folder.glob("results/.jobs/.beside-*"))
     assert project.stale() == SFT | {"preflight"}
@@ -239,6 +244,30 @@ def test_a_job_by_hand_is_one_short_command(project):
     )
     assert done.returncode == 1
     assert "results/.jobs/dpo/run.json is of stage dpo, not sft" in done.stderr
+
+
+def test_a_job_that_waited_on_a_cluster_runs_as_it_was_planned(fresh):
+    fresh.snakemake("--dry-run")
+    planned = json.loads(fresh.read("results/.jobs/corpus/chat.json"))["spec"]
+    fresh.config["corpora"]["chat"]["held_out"] = 0.4
+    # As a node starts a job that a scheduler sent there.
+    fresh.snakemake("--mode=remote", "--target-jobs", "corpus:name=chat", "--force", "--nolock", "--ignore-incomplete")
+    assert json.loads(fresh.read("results/corpus/chat/manifest.json"))["spec"] == planned
+    assert "corpus/chat: spec differs (held_out: 0.2 → 0.4)" in fresh.snakemake("--dry-run")
+
+
+def test_what_snakemake_leaves_out_is_named(project):
+    """A training that it runs for a reason of its own, and an evaluation that is made of what is made of that."""
+    project.config["eval"]["both"]["samples"] = 1
+    name = base64.urlsafe_b64encode(b"results/sft/run/manifest.json").decode()
+    marker = project.folder / ".snakemake/incomplete" / name
+    marker.parent.mkdir(exist_ok=True)
+    marker.write_text("{}", encoding="utf-8")
+    said = project.snakemake("--rerun-incomplete")
+    left_out = re.findall(r"^stale, and not run: (.*); run again$", said, re.MULTILINE)
+    again = rules_in(project.snakemake())
+    assert left_out and again, said
+    assert project.stale() == set()
 
 
 def test_force_still_means_everything_below(project):

@@ -83,7 +83,7 @@ def test_an_environment_that_cant_be_made_stops_before_anything_runs(clone, monk
     monkeypatch.setenv("CONDA_CHANNEL_INDEX", str(write_channel(tmp_path / "channel", orjson="3.12.9")))
     said = clone.snakemake("--sdm=conda", CORPUS, check=False)
     assert "not available from current channels: orjson=" in said
-    assert not (clone.folder / "results").exists()
+    assert not (clone.folder / "results/corpus").exists()
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -6,7 +6,6 @@ from snaketune.stages.launches import check_installed, check_limit, check_nodes,
 
 # What envs/Containerfile makes.
 IMAGE = PACKAGE_ROOT.parent / "envs/snaketune.sif"
-RUNS = PLANS and workflow.executor_plugin is not None and not workflow.dryrun
 launches = set()
 
 
@@ -42,13 +41,15 @@ def check_before_run(job):
     requests.ask(job)
     for line in planned(job):
         logger.info(line)
-    if RUNS and DeploymentMethod.APPTAINER in METHODS and not IMAGE.exists():
+    # Not where the graph is only drawn.
+    runs = workflow.executor_plugin is not None and not workflow.dryrun
+    if runs and DeploymentMethod.APPTAINER in METHODS and not IMAGE.exists():
         raise SnaketuneError(
             f"{IMAGE} isn't there, the image of --sdm apptainer; docs/platforms.md says how it is built"
         )
     if job.stage == "convert" and not DEPLOYS:
         find_converter()
-    if not RUNS or "launch" not in STAGES[job.stage].operation:
+    if not runs or "launch" not in STAGES[job.stage].operation:
         return
     # Pods know nothing of each other.
     if workflow.local_exec or workflow.executor_plugin.name == "kubernetes":

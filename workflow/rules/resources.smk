@@ -4,10 +4,8 @@ from snaketune.cluster.pending import watch
 from snaketune.cluster.requests import Requests
 from snaketune.cluster.site import read_site, site_file
 
-try:
+with plain_errors():
     requests = Requests(graph.jobs.values(), read_site(site_file()) if site_file() else None)
-except SnaketuneError as error:
-    raise WorkflowError(str(error)) from None
 
 
 def threads_of(stage):
@@ -34,10 +32,8 @@ def resources_of(stage):
 
 def ask_of(stage, wildcards):
     """What a job asks for; refused where it could never start."""
-    try:
+    with plain_errors():
         return requests.ask(job_of(stage, wildcards))
-    except SnaketuneError as error:
-        raise WorkflowError(str(error)) from None
 
 
 def group_of(stage):

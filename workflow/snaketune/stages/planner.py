@@ -3,6 +3,7 @@
 import atexit
 import shutil
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,9 +38,8 @@ class Planner:
             SnaketuneError: the config doesn't fit.
         """
         self.graph = JobGraph(*load(config), root=root)
-        self._codes = {stage: code_digest(made.module) for stage, made in STAGES.items()}
         self.results = Results(
-            code_of=self._codes.__getitem__,
+            code_of=lambda stage: self._codes[stage],
             asked_for=is_forced,
             installed=(lambda library: None) if deploys else installed_version,
             reruns_on=self.graph.config.reruns_on,
@@ -48,6 +48,11 @@ class Planner:
         self._lock: TextIO | None = None
         self._written = False
         self._to_run: dict[str, Job] = {}
+
+    @cached_property
+    def _codes(self) -> dict[str, str]:
+        """Digest of each stage's code; a process that runs single jobs needs none."""
+        return {stage: code_digest(made.module) for stage, made in STAGES.items()}
 
     def write_job_files(self) -> None:
         """Write the files of all jobs, once: Snakemake lists a folder at its first look, and misses what comes later.
