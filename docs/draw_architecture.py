@@ -57,7 +57,8 @@ it imports: always upward, since data flows down. Snakemake's files import `conf
 
 What a stage is called, reads and writes stands in one table, `stages/table.py`. A rule, its file under
 `workflow/rules/` and the module that does its work have one name. `workflow/rules/common.smk` looks up the inputs of every
-rule in `stages/planner.py`, which finds what is stale (`stages/status.py`) and writes a file for each job (`stages/job_files.py`).
+rule in `stages/planner.py`, which finds what is stale (`stages/status.py`) and writes a file for each job
+(`stages/job_files.py`).
 
 ## The package itself
 
