@@ -27,7 +27,12 @@ CONFIG: dict[str, Any] = {
             "answer_pattern": "#### (.+)",
             "held_out": 1.0,
         },
-        "books": {"kind": "text", "sources": [{"files": ["books.txt"]}], "held_out": 0.1},
+        "books": {
+            "kind": "text",
+            "sources": [{"files": ["books.txt"]}],
+            "decontamination": {"ngram": 13},
+            "held_out": 0.1,
+        },
         "pairs": {
             "kind": "preferences",
             "sources": [{"files": ["pairs.jsonl"]}],
@@ -75,6 +80,7 @@ CONFIG: dict[str, Any] = {
             "quantization": {"type": "nf4"},
         },
         "again": {"extends": "apart", "base": None, "use_base": "sft:apart", "packing": {"train_on": "last"}},
+        "unmerged": {"extends": "merged", "lora": {"rank": 4, "dropout": 0.1, "merge": False}},
         "rates": {"extends": "merged", "grid": {"training.learning_rate": [1e-5, 2e-5]}},
     },
     "dpo": {
@@ -85,10 +91,12 @@ CONFIG: dict[str, Any] = {
             "grid": {"loss": ["sigmoid", "ipo", "orpo", {"sigmoid": 0.8, "sft": 1.0}], "beta": [0.1, 0.5]},
         },
         "limited": {"extends": "plain", "stop_if": None, "ld_alpha": 0.5, "reference_pass": {"parts": 3}},
+        "parted": {"extends": "plain", "beta": 0.3, "reference_pass": {"parts": 2}},
         "other": {"extends": "plain", "reference": {"path": "base"}, "reference_pass": {"token_logps": True}},
         "free": {"from": "chatty", "corpus": "pairs", "loss": "simpo", "training": AUTO},
         "single": {"from": "merged", "corpus": "votes", "loss": "kto", "training": AUTO, "lora": {"rank": 2}},
         "continued": {"from": "apart", "corpus": "pairs", "training": AUTO, "lora": "continued"},
+        "further": {"from": "merged", "corpus": "pairs", "training": AUTO, "lora": "continued"},
         "stacked": {"from": "again", "corpus": "pairs", "training": FIXED, "lora": {"rank": 2, "merge": False}},
     },
     "eval": {

@@ -38,7 +38,7 @@ def test_a_job_that_several_others_read_is_one_object(planned):
     ("key", "expected"),
     [
         # Against all corpora that evaluations ask about, but none that is decontaminated itself.
-        ("corpus/chat", {"against": ["corpus/books", "corpus/maths", "corpus/pairs"]}),
+        ("corpus/chat", {"against": ["corpus/maths", "corpus/pairs"]}),
         ("corpus/maths", {}),
         ("tokenizer/own", {"corpora": ["corpus/pairs", "corpus/books"]}),
         ("tokenizer/adopted", {}),
@@ -108,6 +108,18 @@ def test_a_job_that_several_others_read_is_one_object(planned):
 )
 def test_what_a_job_is_made_from(jobs, key, expected):
     assert made_from(jobs[key]) == expected
+
+
+def test_only_of_conversations_it_is_chosen_what_is_supervised(planned):
+    supervised = {(job.name.split("-")[0], job.spec.kind, job.spec.train_on) for job in of_stage(planned, "tokenize")}
+    assert supervised == {
+        ("chat", "sft", "assistant"),
+        ("chat", "sft", "last"),
+        ("maths", "sft", "assistant"),
+        ("books", "text", "all"),
+        ("pairs", "preference", "assistant"),
+        ("votes", "unpaired", "assistant"),
+    }
 
 
 def test_rows_that_are_not_packed_are_written_from_their_corpus(planned):

@@ -6,11 +6,11 @@ from tests.stages.plan.large import keys, made_from, of_stage
 
 
 def test_a_family_is_checked_once_before_its_first_training(jobs, planned):
-    families = {"scratch", "raw", "merged", "apart"} | {
+    families = {"scratch", "raw", "merged", "unmerged", "apart"} | {
         job.name for job in of_stage(planned, "sft") if "rates" in job.name
     }
     assert {job.name for job in of_stage(planned, "preflight")} == families
-    assert len(families) == 6
+    assert len(families) == 7
     apart = jobs["preflight/apart"]
     assert {run.key for run in apart.spec.runs} == {"sft.apart", "sft.again", "dpo.continued", "dpo.stacked"}
     assert keys(apart.artifacts["corpora"]) == [
@@ -31,7 +31,8 @@ def test_a_training_waits_for_the_measurement_that_auto_needs(jobs):
 
 def test_trainings_that_take_the_same_time_and_memory_are_measured_and_audited_once(jobs, planned):
     rates = [job.operation.calibration for job in of_stage(planned, "sft") if "rates" in job.name]
-    assert rates == [jobs["sft/merged"].operation.calibration] * 2
+    assert {*rates, jobs["sft/unmerged"].operation.calibration} == {jobs["sft/merged"].operation.calibration}
+    assert len(rates) == 2
     assert [name for job in of_stage(planned, "audit") if "merged" in (name := job.name) or "rates" in name] == [
         "sft-merged"
     ]
@@ -49,7 +50,9 @@ def test_runs_share_reference_log_probabilities(jobs, planned):
 def test_log_probabilities_without_those_of_tokens_are_taken_from_those_with_them(jobs):
     (plain,), (limited,) = jobs["dpo/plain"].artifacts["ref_logps"], jobs["dpo/limited"].artifacts["ref_logps"]
     assert (plain.spec.token_logps, limited.spec.token_logps) == (False, True)
-    assert plain.after == (limited,)
+    # Of all runs that share it, one asks for two parts.
+    assert plain.after == (limited, *plain.after[1:])
+    assert [job.name for job in plain.after[1:]] == [f"{plain.name}/{part}-of-2" for part in (1, 2)]
     assert [job.name for job in limited.after] == [f"{limited.name}/{part}-of-3" for part in (1, 2, 3)]
     assert limited.operation.parts == f"results/ref_pass/{limited.name}/*-of-3/manifest.json"
     assert {job.stage for job in limited.after} == {"ref_pass"}
@@ -70,6 +73,13 @@ def test_an_adapter_that_is_trained_further_stays_apart_from_the_base(jobs):
         )
     assert continued.spec.continued
     assert (continued.spec.lora.rank, continued.spec.lora.dropout) == (4, 0)
+    # An adapter that the SFT run has merged is taken apart again.
+    further = jobs["dpo/further"]
+    assert (keys(further.artifacts["model"]), further.artifacts["beneath"], further.spec.base.path) == (
+        ["sft/merged"],
+        (),
+        "base",
+    )
     # Its adapter has taken the place of the one before it.
     evaluated = jobs["eval/texts/dpo-continued"]
     assert (keys(evaluated.artifacts["model"]), evaluated.artifacts["beneath"]) == (["dpo/continued"], ())
