@@ -155,12 +155,12 @@ def without_digest(key: str) -> str:
     return re.sub(r"-[0-9a-f]{8}(?=[-/]|$)", "", key)
 
 
-def keys(found: tuple[Job, ...]) -> list[str]:
-    return [without_digest(job.key) for job in found]
+def keys(jobs: tuple[Job, ...]) -> list[str]:
+    return [without_digest(job.key) for job in jobs]
 
 
 def made_from(job: Job) -> dict[str, list[str]]:
-    return {role: keys(found) for role, found in job.artifacts.items() if found}
+    return {role: keys(jobs) for role, jobs in job.artifacts.items() if jobs}
 
 
 def of_stage(planned: tuple[Job, ...], stage: str) -> list[Job]:

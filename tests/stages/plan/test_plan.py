@@ -37,7 +37,7 @@ def test_a_job_that_several_others_read_is_one_object(planned):
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        # Against all corpora that evaluations ask about, but none that is decontaminated itself.
+        # Against the corpora of all evaluations, but none that is decontaminated itself.
         ("corpus/chat", {"against": ["corpus/maths", "corpus/pairs"]}),
         ("corpus/maths", {}),
         ("tokenizer/own", {"corpora": ["corpus/pairs", "corpus/books"]}),

@@ -25,7 +25,7 @@ class JobGraph:
         self.same_as = _same(self.jobs.values())
 
     def job(self, stage: str, name: str) -> Job:
-        """The job of that name; SnaketuneError if the config asks for none."""
+        """The job of that name; SnaketuneError if the config has none."""
         if (stage, name) not in self.jobs:
             raise SnaketuneError(
                 f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}"

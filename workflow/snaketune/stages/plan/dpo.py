@@ -96,11 +96,11 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
         for run in diagnosis.variants(name, config.dpo[diagnosis.run.removeprefix("dpo:")]).values()
     )
     audited = (variant for run in config.dpo.values() for variant in variants_of("doctor", doubtful(run), run).values())
-    found: dict[Key, list[Dpo]] = {}
+    shared: dict[Key, list[Dpo]] = {}
     for run in (*config.dpo.values(), *diagnosed, *audited):
         if run.needs_reference:
-            found.setdefault(_key(context, run), []).append(run)
-    return found
+            shared.setdefault(_key(context, run), []).append(run)
+    return shared
 
 
 def _key(context: Context, run: Dpo, **changes: bool) -> Key:

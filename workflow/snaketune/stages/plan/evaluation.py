@@ -6,7 +6,7 @@ from snaketune.config.task_files import task_files
 from snaketune.stages.jobs import Job
 from snaketune.stages.plan.context import Context, planned
 from snaketune.stages.plan.data import corpus_job, pack_job, tokenizer_job
-from snaketune.stages.plan.dpo import dpo_weights, reference_jobs
+from snaketune.stages.plan.dpo import dpo_job, dpo_weights
 from snaketune.stages.plan.runs import trusts_remote_code
 from snaketune.stages.plan.trainings import sft_weights, start_of
 from snaketune.stages.specs import EvalSpec
@@ -24,7 +24,7 @@ def eval_job(context: Context, evaluation_name: str, model: str) -> Job:
         run, weights = config.dpo[name], dpo_weights(context, name)
         trained = run.from_
         # The log-probabilities of single completions are of none of the pairs that are evaluated.
-        references = () if run.unpaired else reference_jobs(context, run)
+        references = () if run.unpaired else dpo_job(context, name).artifacts["ref_logps"]
     else:
         trained, references = name, ()
         weights = sft_weights(context, name) if kind == "sft" else start_of(context, config.sft[name])
