@@ -12,7 +12,7 @@ from snaketune.config.operation import Execution
 from snaketune.config.runs import Learning, Lora
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.portioned import sized_learning
+from snaketune.stages.plan.trainings import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import attempts, calibrate, calibrating, launched, trial
@@ -50,7 +50,7 @@ def holds(monkeypatch):
 
 
 def spec_of(run: SftSpec | DpoSpec, base, checkpointing="auto", batch_rows: int = 8) -> CalibrateSpec:
-    learning = sized_learning(run.training.model_copy(update={"batch_rows": batch_rows}))
+    learning = calibrated_learning(run.training.model_copy(update={"batch_rows": batch_rows}))
     made = run.model_copy(update={"training": learning})
     return CalibrateSpec(
         base=base, run=made, gradient_checkpointing=checkpointing, processes=1, launch="single", zero_stage=None

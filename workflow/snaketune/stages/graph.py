@@ -6,8 +6,8 @@ from pathlib import Path
 from snaketune.config.names import unknown
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
-from snaketune.stages.asked import jobs_asked_for
 from snaketune.stages.jobs import Job
+from snaketune.stages.plan.jobs import plan_jobs
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 
@@ -21,11 +21,11 @@ class JobGraph:
             if name not in STAGES:
                 raise SnaketuneError(f"reruns_on: there is no stage {name!r}{unknown(name, STAGES)}")
         self.config = config
-        self.jobs = {(job.stage, job.name): job for job in jobs_asked_for(config, variants, root)}
+        self.jobs = {(job.stage, job.name): job for job in plan_jobs(config, variants, root)}
         self.same_as = _same(self.jobs.values())
 
     def job(self, stage: str, name: str) -> Job:
-        """The job of that name; SnaketuneError if the config asks for none."""
+        """The job of that name; SnaketuneError if the config has none."""
         if (stage, name) not in self.jobs:
             raise SnaketuneError(
                 f"the config has no {stage} job {name!r}{unknown(name, (j.name for j in self.stage(stage)))}"

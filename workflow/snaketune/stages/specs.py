@@ -118,7 +118,7 @@ class CalibrateSpec(Model):
     base: Pretrained | Scratch
     """Of preferences too: an SFT model is as large as its base."""
     run: SftSpec | DpoSpec
-    """As `stages.portioned` has it, who says no more than that."""
+    """Without the keys that neither time nor memory follow from (`stages.plan.trainings`)."""
     gradient_checkpointing: GradientCheckpointing
     processes: int
     launch: Launch

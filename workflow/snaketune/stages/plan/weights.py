@@ -14,8 +14,8 @@ class Weights:
     """What a model is made of; `models.stacked` puts it together.
 
     Attributes:
-        results: jobs, from the uppermost down; all but the last hold adapters alone.
-        base: what lies beneath them where the last one holds an adapter alone too, or there is none.
+        results: jobs; all but the last hold adapters only, each for the model that follows.
+        base: the base model, where the last result holds an adapter only, or there are no results.
     """
 
     results: tuple[Job, ...] = ()
@@ -28,7 +28,12 @@ class Weights:
 
     @property
     def files(self) -> tuple[str, ...]:
+        """The files of a base in a local folder."""
         return local_files(self.base.path) if isinstance(self.base, Pretrained) else ()
+
+    def with_adapter(self, job: Job) -> "Weights":
+        """These weights and the adapter that a job trained for them."""
+        return Weights(results=(job, *self.results), base=self.base)
 
 
 def local_files(path: str | None) -> tuple[str, ...]:

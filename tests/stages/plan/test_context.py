@@ -1,0 +1,41 @@
+"""The context of a plan: one job of each name, and nothing computed twice."""
+
+from pathlib import Path
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.errors import SnaketuneError
+from snaketune.stages.jobs import Job
+from snaketune.stages.plan.context import Context, cached
+
+CONFIG_OF_ONE = {
+    "corpora": {"chat": {"kind": "conversations", "sources": [{"hub": {"path": "a/b", "revision": "f00"}}]}}
+}
+
+
+def context() -> Context:
+    config, variants = load(CONFIG_OF_ONE)
+    return Context(config=config, variants=variants, root=Path())
+
+
+def test_two_jobs_of_one_name_are_refused():
+    plan = context()
+    spec = plan.config.corpora["chat"]
+    first = plan.add(Job(stage="corpus", name="chat", spec=spec))
+    assert plan.add(Job(stage="corpus", name="chat", spec=spec)) is first
+    with pytest.raises(SnaketuneError, match="two different corpus jobs would be called 'chat'"):
+        plan.add(Job(stage="corpus", name="chat", spec=spec.model_copy(update={"split_seed": 1})))
+
+
+def test_a_cached_function_is_computed_once_for_each_plan():
+    calls = []
+
+    @cached
+    def double(plan: Context, number: int) -> int:
+        calls.append(number)
+        return 2 * number
+
+    one, other = context(), context()
+    assert [double(one, 1), double(one, 1), double(one, 2), double(other, 1)] == [2, 2, 4, 2]
+    assert calls == [1, 2, 1]

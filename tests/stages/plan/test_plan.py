@@ -1,0 +1,194 @@
+"""Which jobs are planned for a config, in which order, and which of them each is made from."""
+
+from pathlib import Path
+
+import pytest
+
+from snaketune.config.load import load
+from snaketune.stages.graph import JobGraph
+from snaketune.stages.jobs import Job
+from snaketune.stages.plan.jobs import plan_jobs
+from snaketune.stages.specs import canonical
+from snaketune.stages.table import STAGES
+from tests.stages.plan.large import CONFIG, keys, made_from, of_stage, write_files
+
+
+def test_every_stage_has_jobs(planned):
+    assert {job.stage for job in planned} == set(STAGES)
+    assert len({job.key for job in planned}) == len(planned) > 200
+
+
+def test_a_job_is_behind_all_that_it_waits_for(planned):
+    before: set[str] = set()
+    for job in planned:
+        waits_for = {other.key for some in (*job.artifacts.values(), job.after) for other in some}
+        assert waits_for <= before, job.key
+        before.add(job.key)
+    assert planned[-1].stage == "report"
+
+
+def test_a_job_that_several_others_read_is_one_object(planned):
+    by_key = {job.key: job for job in planned}
+    for job in planned:
+        for read in (*job.artifacts.values(), job.after):
+            assert all(by_key[other.key] is other for other in read), job.key
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        # Against the corpora of all evaluations, but none that is decontaminated itself.
+        ("corpus/chat", {"against": ["corpus/maths", "corpus/pairs"]}),
+        ("corpus/maths", {}),
+        ("tokenizer/own", {"corpora": ["corpus/pairs", "corpus/books"]}),
+        ("tokenizer/adopted", {}),
+        ("tokenize/chat-own/3-of-3", {"corpus": ["corpus/chat"], "tokenizer": ["tokenizer/own"]}),
+        ("tokenize/books-own/1-of-1", {"corpus": ["corpus/books"], "tokenizer": ["tokenizer/own"]}),
+        ("plan/pairs-own-1024", {"tokens": ["tokenize/pairs-own/1-of-2", "tokenize/pairs-own/2-of-2"]}),
+        (
+            "write/pairs-own-1024/2-of-2",
+            {
+                "plan": ["plan/pairs-own-1024"],
+                "tokens": ["tokenize/pairs-own/1-of-2", "tokenize/pairs-own/2-of-2"],
+            },
+        ),
+        (
+            "pack/pairs-own-1024",
+            {
+                "plan": ["plan/pairs-own-1024"],
+                "shards": ["write/pairs-own-1024/1-of-2", "write/pairs-own-1024/2-of-2"],
+            },
+        ),
+        ("sft/scratch", {"pack": ["pack/books-own-1024"], "tokenizer": ["tokenizer/own"]}),
+        ("sft/chatty", {"model": ["sft/scratch"], "pack": ["pack/chat-own-512"], "tokenizer": ["tokenizer/own"]}),
+        ("sft/again", {"model": ["sft/apart"], "pack": ["pack/chat-adopted-1024"], "tokenizer": ["tokenizer/adopted"]}),
+        (
+            "dpo/plain",
+            {
+                "model": ["sft/chatty"],
+                "pack": ["pack/pairs-own-1024"],
+                "ref_logps": ["ref_logps/chatty-pairs-own-1024"],
+            },
+        ),
+        # SimPO has no reference.
+        ("dpo/free", {"model": ["sft/chatty"], "pack": ["pack/pairs-own-1024"]}),
+        (
+            "dpo/stacked",
+            {
+                "model": ["sft/again"],
+                "beneath": ["sft/apart"],
+                "pack": ["pack/pairs-adopted-1024"],
+                "ref_logps": ["ref_logps/again-pairs-adopted-1024"],
+            },
+        ),
+        ("diagnosis/pairs", {"trials": [f"trial/pairs/{name}/1" for name in ("baseline", "bfloat16", "wide")]}),
+        (
+            "diagnosis/speed",
+            {"trials": [f"trial/speed/{name}/{n}" for n in (1, 2) for name in ("baseline", "longer", "short")]},
+        ),
+        ("convert/chatty", {"model": ["sft/chatty"]}),
+        ("convert/best", {"model": ["dpo/plain"]}),
+        (
+            "card/dpo-single",
+            {
+                "results": [
+                    "dpo/single",
+                    "sft/merged",
+                    "pack/votes-adopted-1024",
+                    "pack/chat-adopted-1024",
+                    "eval/texts/dpo-single",
+                    "corpus/books",
+                    "corpus/chat",
+                    "corpus/pairs",
+                    "corpus/votes",
+                ]
+            },
+        ),
+    ],
+)
+def test_what_a_job_is_made_from(jobs, key, expected):
+    assert made_from(jobs[key]) == expected
+
+
+def test_only_of_conversations_it_is_chosen_what_is_supervised(planned):
+    supervised = {(job.name.split("-")[0], job.spec.kind, job.spec.train_on) for job in of_stage(planned, "tokenize")}
+    assert supervised == {
+        ("chat", "sft", "assistant"),
+        ("chat", "sft", "last"),
+        ("maths", "sft", "assistant"),
+        ("books", "text", "all"),
+        ("pairs", "preference", "assistant"),
+        ("votes", "unpaired", "assistant"),
+    }
+
+
+def test_rows_that_are_not_packed_are_written_from_their_corpus(planned):
+    by_corpus = {bool(job.artifacts["corpus"]): job for job in of_stage(planned, "write")}
+    raw, packed = by_corpus[True], by_corpus[False]
+    assert raw.artifacts["plan"][0].spec.strategy == "none"
+    assert packed.artifacts["plan"][0].spec.strategy == "best-fit-decreasing"
+    assert keys(raw.artifacts["corpus"]) == ["corpus/chat"]
+
+
+def test_files_from_outside(jobs):
+    base = ("base/config.json", "base/model.safetensors")
+    assert jobs["corpus/chat"].files == {"files": ("rows.jsonl",), "against_files": ("tasks/choice.jsonl",)}
+    assert jobs["tokenizer/own"].files == {
+        "chat_template": ("resources/chat_templates/chatml.jinja",),
+        "base": (),
+    }
+    assert jobs["tokenizer/adopted"].files == {"chat_template": ("template.jinja",), "base": base}
+    assert jobs["sft/merged"].files == jobs["preflight/merged"].files == {"base": base}
+    assert jobs["sft/apart"].files == {"base": ()}
+    assert jobs["eval/all/sft-chatty"].files["tasks"] == ("tasks/choice.jsonl", "tasks/choice.yaml")
+
+
+def test_cards_are_of_every_model_and_inherit_the_license(jobs, planned):
+    trained = {f"{job.stage}-{job.name}" for job in planned if job.stage in ("sft", "dpo")}
+    assert {job.name for job in of_stage(planned, "card")} == trained
+    licenses = {name: jobs[f"card/{name}"].spec.license for name in ("sft-scratch", "sft-chatty", "dpo-plain")}
+    assert licenses == {"sft-scratch": None, "sft-chatty": "apache-2.0", "dpo-plain": "apache-2.0"}
+    assert jobs["card/dpo-plain"].spec.corpora["pairs"].license == "mit"
+
+
+def test_the_report_is_on_results_and_names_their_grids(planned):
+    report = planned[-1]
+    shown = {job.stage for job in report.artifacts["results"]}
+    assert shown == set(STAGES) - {
+        "report",
+        "preflight",
+        "calibrate",
+        "ref_pass",
+        "trial",
+        "diagnosis",
+        "audit",
+        "card",
+        "convert",
+    }
+    grids = {job.name: job.asked_by for job in report.spec.jobs if job.stage == "dpo"}
+    assert {grid for name, grid in grids.items() if name.startswith("losses")} == {"dpo.losses"}
+    assert grids["plain"] == ""
+
+
+def test_the_order_of_the_config_changes_no_job(planned, tmp_path, monkeypatch):
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    reversed_config = {
+        section: dict(reversed(entries.items())) if section != "report" else entries
+        for section, entries in CONFIG.items()
+    }
+    other = plan_jobs(*load(reversed_config), root=Path())
+    assert described(other) == described(planned)
+
+
+def described(planned: tuple[Job, ...]) -> dict[str, tuple[str, dict[str, list[str]]]]:
+    return {job.key: (canonical(job.spec), made_from(job)) for job in planned}
+
+
+def test_jobs_that_make_the_same_are_known(tmp_path, monkeypatch):
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    config = CONFIG | {"dpo": CONFIG["dpo"] | {"twin": {"extends": "plain"}}}
+    graph = JobGraph(*load(config), root=Path())
+    assert graph.same_as[graph.job("dpo", "twin").manifest] is graph.job("dpo", "plain")
+    assert graph.job("dpo", "other").manifest not in graph.same_as

@@ -1,0 +1,71 @@
+"""All jobs of a config, each with its spec and what it is made from."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from snaketune.config.workflow import Workflow
+from snaketune.stages.jobs import Job
+from snaketune.stages.plan.context import Context, Variants
+from snaketune.stages.plan.data import corpus_job, tokenizer_job
+from snaketune.stages.plan.diagnosis import audit_jobs, diagnosis_job
+from snaketune.stages.plan.dpo import dpo_job
+from snaketune.stages.plan.evaluation import eval_job
+from snaketune.stages.plan.publishing import card_jobs, convert_jobs, reported
+from snaketune.stages.plan.runs import evaluated_models
+from snaketune.stages.plan.trainings import sft_job
+from snaketune.stages.specs import ReportSpec
+from snaketune.stages.table import STAGES
+
+# The run.json of a training repeats what was checked and measured before it; the others have outputs of their own.
+NOT_REPORTED = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit", "card", "convert")
+
+
+def plan_jobs(config: Workflow, variants: Variants, root: Path) -> tuple[Job, ...]:
+    """All jobs of a config; each stands behind those that it is made from, and the report is the last.
+
+    Args:
+        config, variants: from `config.load`.
+        root: the workflow's folder, which holds the default chat template.
+    """
+    context = Context(config=config, variants=variants, root=root)
+    for plan, names in (
+        (corpus_job, config.corpora),
+        (tokenizer_job, config.tokenizers),
+        (sft_job, config.sft),
+        (dpo_job, config.dpo),
+        (diagnosis_job, config.diagnose),
+    ):
+        for name in names:
+            plan(context, name)
+    audit_jobs(context)
+    for name, evaluation in config.eval.items():
+        for model in evaluated_models(evaluation, variants):
+            eval_job(context, name, model)
+    for job in derived_jobs(context, tuple(context.jobs.values())):
+        context.add(job)
+    context.add(report_job(context))
+    return tuple(context.jobs.values())
+
+
+def derived_jobs(context: Context, jobs: Iterable[Job]) -> Iterator[Job]:
+    """Jobs that follow from the config and all jobs planned so far; they come before the report."""
+    for derive in (card_jobs, convert_jobs):
+        yield from derive(context.config, jobs)
+
+
+def report_job(context: Context) -> Job:
+    """The job of the report on all results that have a place in it."""
+    # Sorted, so that the order of the config doesn't matter.
+    stages = list(STAGES)
+    chosen = (job for job in context.jobs.values() if job.stage not in NOT_REPORTED)
+    jobs = tuple(sorted(chosen, key=lambda job: (stages.index(job.stage), job.name)))
+    grids = {
+        (section, variant): f"{section}.{name}"
+        for section, names in context.variants.items()
+        for name, variants in names.items()
+        for variant in variants
+        if variant != name
+    }
+    shown = tuple(reported(job, job.artifacts, grids.get((job.stage, job.name), "")) for job in jobs)
+    spec = ReportSpec(**context.config.report.model_dump(), jobs=shown)
+    return Job(stage="report", name="", spec=spec, artifacts={"results": jobs})
