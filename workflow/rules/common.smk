@@ -151,7 +151,7 @@ SHOWN = bool(workflow.storage_settings and workflow.storage_settings.default_sto
 
 def through(stage):
     """The roles of a stage that Snakemake isn't asked to wait for, as another input does."""
-    return () if SHOWN else STAGES[stage].through
+    return () if SHOWN else STAGES[stage].transitive
 
 
 def inputs_of(stage):
@@ -191,7 +191,7 @@ def told_inputs(stage):
 
 def outputs_of(stage):
     """Where the stage's jobs publish, as patterns."""
-    folder = folder_of(stage, STAGES[stage].name)
+    folder = folder_of(stage, STAGES[stage].job_name)
     return {
         "manifest": f"{folder}/manifest.json",
         "payload": directory(f"{folder}/{STAGES[stage].payload}"),
@@ -203,7 +203,7 @@ def link_to_best():
     """The link to the model of the best run, where the config says by what."""
     if not graph.config.report.sort_by:
         return {}
-    link = RESULTS / STAGES["report"].links
+    link = RESULTS / STAGES["report"].link
     try:
         check_place(link)
     except SnaketuneError as error:
@@ -213,7 +213,7 @@ def link_to_best():
 
 def log_of(stage):
     """The log of one job, as a pattern."""
-    return f"{folder_of(f'logs/{stage}', STAGES[stage].name)}.log"
+    return f"{folder_of(f'logs/{stage}', STAGES[stage].job_name)}.log"
 
 
 def params_of(stage):

@@ -11,13 +11,11 @@ from pathlib import Path
 from snaketune.config.evaluation import Evaluation, TaskQuestions
 from snaketune.config.operation import Execution
 from snaketune.config.packing import Packing
-from snaketune.config.publishing import Gguf
 from snaketune.config.runs import Dpo, Sft
 from snaketune.config.task_files import task_files
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
-from snaketune.stages.carded import cards
 from snaketune.stages.jobs import Job, short_digest
 from snaketune.stages.looked_at import LookedAt, expanded
 from snaketune.stages.portioned import (
@@ -27,7 +25,6 @@ from snaketune.stages.portioned import (
     waits_for,
 )
 from snaketune.stages.specs import (
-    ConvertSpec,
     CorpusSpec,
     DpoSpec,
     EvalSpec,
@@ -45,8 +42,6 @@ from snaketune.stages.table import STAGES
 from snaketune.stages.weights import local_files
 
 DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
-# What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
-NOT_SHOWN = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit", "card", "convert")
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 
 
@@ -83,10 +78,9 @@ class _Asked(LookedAt):
         for name, evaluation in config.eval.items():
             for model in expanded(evaluation, variants):
                 self._eval(name, model)
-        for card in cards(self.jobs.values(), config):
-            self._add(card)
-        for name, gguf in config.gguf.items():
-            self._convert(name, gguf)
+        for stage in STAGES.values():
+            for job in tuple(stage.jobs(config, self.jobs.values())) if stage.jobs else ():
+                self._add(job)
         self._report(variants)
 
     def _add(self, job: Job) -> Job:
@@ -323,17 +317,10 @@ class _Asked(LookedAt):
             )
         )
 
-    def _convert(self, name: str, gguf: Gguf) -> Job:
-        kind, run = gguf.model.split(":")
-        trained = self._sft(run) if kind == "sft" else self._dpo(run)
-        return self._add(
-            Job(stage="convert", name=name, spec=ConvertSpec(type=gguf.type), artifacts={"model": (trained,)})
-        )
-
     def _report(self, variants: dict[str, dict[str, tuple[str, ...]]]) -> Job:
         # In one order, whatever the order of the config: the report is the same.
         stages = list(STAGES)
-        shown = (job for job in self.jobs.values() if job.stage not in NOT_SHOWN)
+        shown = (job for job in self.jobs.values() if STAGES[job.stage].in_report)
         jobs = tuple(sorted(shown, key=lambda job: (stages.index(job.stage), job.name)))
         grids = {
             (section, variant): f"{section}.{name}"

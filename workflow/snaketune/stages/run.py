@@ -84,7 +84,7 @@ def run(
         (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
         if stage.gpu and not (operation.gpus and visible_gpus()):
             tell(needs_of_gpu(typed, operation))
-        with claimed_gpus(operation.gpus) if stage.gpu and not stage.keyed else nullcontext():
+        with claimed_gpus(operation.gpus) if stage.gpu and not stage.key_module else nullcontext():
             if stage.launcher:
                 launch = import_module(stage.launcher).launch
                 outcome = launch(
@@ -98,7 +98,7 @@ def run(
                     files=files,
                 )
             else:
-                told = {"operation": operation} if stage.told else {}
+                told = {"operation": operation} if stage.takes_operation else {}
                 outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **told)
         if templates(stage.module):
             # Read while it worked.
@@ -106,12 +106,14 @@ def run(
         return outcome
 
     device = ("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else ""
-    if stage.keyed:
+    if stage.key_module:
         # Before anything of it is imported to ask what counts.
         check_code(stage.module, code, stage_name)
     # It is asked of the very device that computes.
-    with claimed_gpus(operation.gpus) if stage.keyed else nullcontext():
-        keys = import_module(stage.keyed).keys(stage_name, typed, operation, code, device) if stage.keyed else ()
+    with claimed_gpus(operation.gpus) if stage.key_module else nullcontext():
+        keys = (
+            import_module(stage.key_module).keys(stage_name, typed, operation, code, device) if stage.key_module else ()
+        )
         run_once(
             stage=stage_name,
             spec=json.loads(canonical(typed)),
@@ -128,6 +130,6 @@ def run(
             keys=keys,
         )
     bring_back_from_the_future(chain.from_iterable(artifacts.values()), operation)
-    if stage.links:
+    if stage.link:
         # Also where there was nothing to compute: what an older result names may have been linked since.
-        link_payload(out, stage.links)
+        link_payload(out, stage.link)
