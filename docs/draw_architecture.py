@@ -55,9 +55,10 @@ it imports: always upward, since data flows down. Snakemake's files import `conf
 
 ![Rooms and imports](architecture.svg)
 
-What a stage is called, reads, writes and is told stands in one table, `stages/table.py`. A rule, its file under
-`workflow/rules/` and the module that does its work have one name. `workflow/rules/common.smk` puts together the inputs, outputs
-and command of every rule from the table, and asks `stages/status.py` what is stale.
+Everything that one stage is stands in one place: `STAGE = Stage(...)` in its module, beside its `build` (`stages/declaration.py`
+says what it holds, `stages/table.py` finds them all). A rule, its file under `workflow/rules/` and that module have one name; the
+module imports nothing heavy, and what `build` calls is in modules beside it. `workflow/rules/common.smk` puts together the
+inputs, outputs and command of every rule from the table, and asks `stages/status.py` what is stale.
 
 ## The package itself
 
