@@ -150,7 +150,7 @@ def test_every_rule_hands_its_job_exactly_what_the_plan_says(ready, monkeypatch)
         assert words[words.index("--code") + 1] == code_digest(STAGES[job.stage].module)
         if STAGES[job.stage].launcher:
             assert words[words.index("--tracking") + 1] == canonical(plan.config.tracking)
-        if not STAGES[job.stage].tells:
+        if not STAGES[job.stage].reads_manifests:
             read = {role: [other.manifest for other in some] for role, some in job.artifacts.items()} | job.files
             for role, paths in read.items():
                 if paths:
