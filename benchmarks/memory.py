@@ -71,7 +71,7 @@ def measure(name: str) -> dict[str, float]:
     from snaketune.stages.specs import SftSpec
     from snaketune.stages.work import WorkFolder
     from snaketune.training import pipeline
-    from snaketune.training.sft import SftTrainer
+    from snaketune.training.sft_trainer import SftTrainer
     from snaketune.training.trainer import Run
 
     shape, (rows, tokens), settings = CASES[name]

@@ -55,10 +55,11 @@ it imports: always upward, since data flows down. Snakemake's files import `conf
 
 ![Rooms and imports](architecture.svg)
 
-What a stage is called, reads and writes stands in one table, `stages/table.py`. A rule, its file under
-`workflow/rules/` and the module that does its work have one name. `workflow/rules/common.smk` looks up the inputs of every
-rule in `stages/planner.py`, which finds what is stale (`stages/status.py`) and writes a file for each job
-(`stages/job_files.py`).
+Everything that one stage is stands in one place: `STAGE = Stage(...)` in its module, beside its `build`
+(`stages/declaration.py` says what it holds, `stages/table.py` finds them all). A rule, its file under `workflow/rules/` and
+that module have one name; the module imports nothing heavy, and what `build` calls is in modules beside it.
+`workflow/rules/common.smk` looks up the inputs of every rule in `stages/planner.py`, which finds what is stale
+(`stages/status.py`) and writes a file for each job (`stages/job_files.py`).
 
 ## The package itself
 

@@ -31,15 +31,14 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
     Returns:
         What the clock found; `order`, by step the numbers of its pairs; the curve; and the pass's pairs/s.
     """
-    from snaketune.training import dpo
-    from snaketune.training.dpo_trainer import DpoTrainer
+    from snaketune.training import dpo_trainer
 
     pairs = pairs_of(material, run)
     known = {pair.sequences: number for number, pair in enumerate(pairs)}
     end_of_turn = pairs[0].chosen_ids[-1]
     clock, order = Clock(0, steps), []
 
-    class Timed(DpoTrainer):
+    class Timed(dpo_trainer.DpoTrainer):
         def __init__(self, **arguments):
             super().__init__(**arguments)
             self.add_callback(clock.callback())
@@ -54,7 +53,7 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
 
     job = material.graph.job("dpo", run)
     training = job.spec.training.model_copy(update={"epochs": epochs})
-    with patch.object(dpo, "DpoTrainer", Timed):
+    with patch.object(dpo_trainer, "DpoTrainer", Timed):
         outcome = _built(
             job, spec=job.spec.model_copy(update={"training": training}),
             operation=job.operation.model_copy(update={"log_steps": log_steps}),
@@ -66,16 +65,16 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
 
 def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
     """The `ref_logps` stage, from when the model is loaded and tested to when the table is written."""
-    from snaketune.training import ref_pass
+    from snaketune.training import reference_pass
 
-    begins, passes = [], ref_pass.passes
+    begins, passes = [], reference_pass.passes
 
     def timed(*arguments):
         begins.append(time.perf_counter())
         return passes(*arguments)
 
     job = material.graph.job("dpo", run).artifacts["ref_logps"][0]
-    with patch.object(ref_pass, "passes", timed):
+    with patch.object(reference_pass, "passes", timed):
         outcome = _built(job)
     seconds = time.perf_counter() - begins[0]
     pairs = sum(outcome.counts["pairs"].values())

@@ -207,7 +207,7 @@ def _trainer(
     from snaketune.stages.work import WorkFolder
     from snaketune.training.fitness import examine
     from snaketune.training.pipeline import fit
-    from snaketune.training.sft import SftTrainer
+    from snaketune.training.sft_trainer import SftTrainer
     from snaketune.training.trainer import Run
 
     class Measured(SftTrainer):

@@ -30,13 +30,14 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     """The `sft` stage's own path; its trainer has a clock."""
     from snaketune.artifacts.manifest import read_artifact
     from snaketune.config.operation import Execution
+    from snaketune.stages.specs import SftSpec
     from snaketune.stages.work import WorkFolder
-    from snaketune.training import sft
+    from snaketune.training import sft_trainer
     from snaketune.training.trainer import Run
 
     clock = Clock(warm_up, steps)
 
-    class Timed(sft.SftTrainer):
+    class Timed(sft_trainer.SftTrainer):
         def __init__(self, **arguments):
             super().__init__(**arguments)
             self.add_callback(clock.callback())
@@ -47,12 +48,12 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
             clock.count(tokens=int(lengths.sum()), supervised=len(inputs["targets"]), pairs=visible_pairs(lengths))
             return super().training_step(model, inputs, *others)
 
-    with tempfile.TemporaryDirectory() as name, patch.object(sft, "SftTrainer", Timed):
+    with tempfile.TemporaryDirectory() as name, patch.object(sft_trainer, "SftTrainer", Timed):
         work = WorkFolder(Path(name))
         work.start()
         operation = Execution(checkpoint_steps=10**6, micro_batch_rows=ROWS, gradient_checkpointing=False)
-        run = Run.of(sft.SftSpec.model_validate(sft_spec(material)), operation, work)
-        outcome = sft.train_on(
+        run = Run.of(SftSpec.model_validate(sft_spec(material)), operation, work)
+        outcome = sft_trainer.train_on(
             run, read_artifact(material.pack, "shards"), read_artifact(material.tokenizer, "tokenizer")
         )
     said = {name: value for name, value in outcome.run.items() if name != "history"}

@@ -11,7 +11,7 @@ from snaketune.packing.shards import IGNORED
 from snaketune.training import dpo_trainer
 from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.pairs import PairRows
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.trainer import Watch
 from tests.models.conftest import VOCABULARY
 from tests.training.pipeline_runs import spec, train

@@ -14,7 +14,7 @@ from snaketune.models.devices import Compute
 from snaketune.packing.reader import EqualTokens
 from snaketune.training import dpo_trainer, packed
 from snaketune.training.packed import PackedTrainer
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained
 

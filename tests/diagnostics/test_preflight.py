@@ -12,7 +12,7 @@ import pytest
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
 from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scratch
-from snaketune.diagnostics import places, preflight
+from snaketune.diagnostics import family_checks, places, preflight
 from snaketune.diagnostics.fits import tokenizer_of_another
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
@@ -121,8 +121,8 @@ def test_rows_of_which_next_to_nothing_is_learned_are_told(family):
     counts = family.pack.manifest["counts"]
     for supervised, severity in ((0, "stops"), (counts["train"]["tokens"] // 100, "warns")):
         train = counts["train"] | {"supervised_tokens": supervised}
-        (found,) = preflight.lost_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
-        assert found.key == "sft.demo.packing.train_on" and preflight.as_json(found)["severity"] == severity
+        (found,) = family_checks.lost_tokens("sft.demo", family.pack.manifest | {"counts": {"train": train}})
+        assert found.key == "sft.demo.packing.train_on" and family_checks.as_json(found)["severity"] == severity
 
 
 def test_a_token_that_pads_and_ends_a_turn_is_told(family, tmp_path):
@@ -182,7 +182,7 @@ def test_learning_rates_that_nobody_means_are_told(family, base, lora, rate, tol
         base=None, training=Learning(learning_rate=rate, batch_rows=2, epochs=5), lora=lora, quantization=None
     )
     run = SimpleNamespace(key="sft.demo", kind="sft", run=sft)
-    found = preflight.out_of_range(run, isinstance(base, Pretrained), family.pack.manifest)
+    found = family_checks.out_of_range(run, isinstance(base, Pretrained), family.pack.manifest)
     assert (["sft.demo.training.learning_rate"] if told else []) == [one.key for one in found]
 
 

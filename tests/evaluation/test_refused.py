@@ -1,7 +1,7 @@
 """A prompt that the chat template can't write is left out of what is asked, and said."""
 
-from snaketune.evaluation.eval import _written
 from snaketune.evaluation.exact_match import Prompt
+from snaketune.evaluation.model_scores import _written
 from tests.tokenization.small_tokenizers import LLAMA3, chat_of, families, messages
 
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system turns') }}{% endif %}" + LLAMA3

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from snaketune.config.packing import Packing
-from snaketune.packing import plan
+from snaketune.packing import row_plan
 from snaketune.packing.lost import STEP, lost_to_length, warning
 from snaketune.packing.pairs import whole_pairs
 from snaketune.packing.pieces import Losses
@@ -31,7 +31,7 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
     if kind == "preference":
         runs = runs_of(table)
         whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
-    cut = partial(plan.cut, spec, table, runs, whole)
+    cut = partial(row_plan.cut, spec, table, runs, whole)
     cut(length, losses)
 
     def share_lost(length: int) -> float:

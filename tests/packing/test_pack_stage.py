@@ -10,7 +10,7 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
-from snaketune.packing import write
+from snaketune.packing import shard_writer
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import IGNORED, schema
 from snaketune.stages.specs import TokenizerSpec
@@ -187,8 +187,8 @@ def test_raw_rows_with_turns_of_weight_0_are_refused(pack):
 
 
 def test_rows_are_views_into_the_mapped_file_also_over_several_batches_and_shards(pack, monkeypatch):
-    monkeypatch.setattr(write, "TOKENS_PER_SHARD", 3 * 256)
-    monkeypatch.setattr(write, "TOKENS_PER_BATCH", 2 * 256)
+    monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 3 * 256)
+    monkeypatch.setattr(shard_writer, "TOKENS_PER_BATCH", 2 * 256)
     packed = pack("sft", rows_of("chat", 60))
     assert len(packed.files("train-")) > 1
     train = PackedRows(packed, "train")
@@ -215,7 +215,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_the_result_is_the_same_whatever_the_parts(pack, settings, monkeypatch):
-    monkeypatch.setattr(write, "TOKENS_PER_SHARD", 4 * 256)
+    monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 4 * 256)
     rows = rows_of("chat", 80)
     one, two, eight = (pack("sft", rows, parts, **settings).manifest for parts in (1, 2, 8))
     assert len(one["payload"]) > 3
@@ -285,10 +285,10 @@ def test_pairs_of_one_prompt_share_it(pack, tokenizer):
 
 
 def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "TOKENS_PER_SHARD", 2 * 256)
+    monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 2 * 256)
     rows = chain.corpus(tmp_path / "corpus", "sft", rows_of("chat", 60))
     whole = chain.pack(tmp_path / "whole", rows, tokenizer, "sft").manifest["payload"]
-    write_row, written, lives = write._PackedRows.write, [], 2
+    write_row, written, lives = shard_writer._PackedRows.write, [], 2
 
     def dies(self, shard, path):
         if len(written) == lives:
@@ -296,7 +296,7 @@ def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_
         write_row(self, shard, path)
         written.append(shard.name)
 
-    monkeypatch.setattr(write._PackedRows, "write", dies)
+    monkeypatch.setattr(shard_writer._PackedRows, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         chain.pack(tmp_path / "killed", rows, tokenizer, "sft")
     before, lives = list(written), 999

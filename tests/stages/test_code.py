@@ -19,10 +19,10 @@ def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
     assert "corpus.layouts.canonical" in modules("corpus")
     assert modules("corpus") & (modules("sft") | modules("eval")) == {"errors", "patterns"}
     assert "tokenization.chat" in modules("tokenize")
-    assert {"packing.plan", "packing.pieces"} <= modules("plan")
+    assert {"packing.row_plan", "packing.pieces"} <= modules("plan")
     assert "packing.shards" in modules("write")
     assert not modules("tokenize") & {name for name in modules("plan") if name.startswith("packing.")}
-    assert "packing.plan" not in modules("tokenize") | modules("write") | modules("sft")
+    assert "packing.row_plan" not in modules("tokenize") | modules("write") | modules("sft")
     assert {"training.trainer", "models.attention", "packing.segments"} <= modules("sft")
     assert "training.dpo_loss" in modules("dpo")
     for stage in ("sft", "ref_logps", "eval"):
@@ -46,10 +46,12 @@ def test_what_decides_precision_resumes_or_tests_a_training_counts():
 
 def test_a_training_covers_what_its_launched_process_runs():
     for stage, other in (("sft", "dpo"), ("dpo", "sft")):
-        assert {"training.launched", "training.pipeline", f"training.{stage}"} <= modules(stage)
+        assert {"training.launched", "training.pipeline", f"training.{stage}", f"training.{stage}_trainer"} <= modules(
+            stage
+        )
         launched = {name.removeprefix("snaketune.") for name in code.shaping_modules("snaketune.training.launched")}
         assert launched <= modules(stage)
-        assert f"training.{other}" not in modules(stage)
+        assert not {f"training.{other}", f"training.{other}_trainer"} & modules(stage)
     assert "training.raw" in modules("sft") - modules("dpo")
 
 
@@ -69,6 +71,9 @@ CALLED = {
     "config.confidential": {"without_secrets"},
     "config.names": {"unknown"},
     "config.optimizers": {"missing_package"},
+    # To plan jobs and to declare a stage, which no digest covers.
+    "stages.declaration": {"any_number", "exactly_one"},
+    "stages.plan.cards": {"card_jobs"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},
     "stages.code": {"code_digest"},
     # By the report, of runs of another time.
@@ -138,3 +143,15 @@ def test_comments_docstrings_and_layout_do_not_count_but_code_does(edited):
     assert plain == edited('"""Doc."""\n\n# why\ndef f(x):\n    """Says."""\n    return (x\n        + 1)\n')
     assert plain != edited("def f(x):\n    return x + 2\n")
     assert edited('class A:\n    """Doc."""\n') == edited("class A:\n    pass\n")
+
+
+def test_a_declaration_does_not_count_and_what_it_imports_neither(edited):
+    imported = "from snaketune.stages.declaration import Cost, Stage\n"
+    declared = "STAGE = Stage(module=__name__, cost=Cost(mb={}))\n"
+    build = "def build(spec, work):\n    return {}\n"
+    plain = edited(imported + declared.format(1) + build.format(1))
+    assert plain == edited(imported + declared.format(2) + build.format(1))
+    assert plain == edited(imported.replace("Cost, ", "ModelCost, Cost, ") + declared.format(1) + build.format(1))
+    assert plain != edited(imported + declared.format(1) + build.format(2))
+    # Only the stage itself.
+    assert edited("STAGES = 1\n") != edited("STAGES = 2\n")

@@ -17,7 +17,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
-from snaketune.tokenization import tokenize
+from snaketune.tokenization import corpus_part, tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded import EncodedBatch
 from snaketune.tokenization.token_rows import of_pairs
@@ -266,7 +266,7 @@ def test_samples_tell_a_terminal_nothing(tmp_path, tokenizer, capsys):
 
 def test_after_a_difference_all_is_encoded_again_one_by_one(tmp_path, corpus, tokenizer, monkeypatch, capsys):
     expected, _ = run(tmp_path / "right", corpus, tokenizer)
-    encode = tokenize.batched_encoder
+    encode = corpus_part.batched_encoder
 
     def wrong(chat):
         encoder, why = encode(chat)
@@ -274,7 +274,7 @@ def test_after_a_difference_all_is_encoded_again_one_by_one(tmp_path, corpus, to
         encoder._chunks._separable.cuts.reshape(256, 256)[0x80:] = False
         return encoder, why
 
-    monkeypatch.setattr(tokenize, "batched_encoder", wrong)
+    monkeypatch.setattr(corpus_part, "batched_encoder", wrong)
     made, outcome = run(tmp_path / "work", corpus, tokenizer)
     assert "encoded again one by one: ids of the conversation that starts with" in capsys.readouterr().out
     assert outcome.about["path"] == "reference" and "from token" in outcome.about["why"]

@@ -31,10 +31,10 @@ from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import checkpoints, dpo
+from snaketune.training import checkpoints, dpo_trainer
 from snaketune.training.dpo_trainer import DpoTrainer
 from snaketune.training.launch_files import deepspeed_config
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.sharded import local
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
@@ -137,7 +137,7 @@ def train_preferences(plan: Plan, root: Path) -> Outcome:
     operation = executed(made.training, log_steps=1, gpus=plan.processes, launch=plan.launch, checkpoint_steps=1)
     run = Run(spec=made, operation=operation, work=WorkFolder(root / plan.name), compute=CPU)
     packed, reference = PREFERENCES
-    return dpo.train_on(run, (Start(root / "model"),), packed, reference)
+    return dpo_trainer.train_on(run, (Start(root / "model"),), packed, reference)
 
 
 def kill_before(owner: Any, method: str, call: int, patch: pytest.MonkeyPatch) -> None:

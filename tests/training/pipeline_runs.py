@@ -18,7 +18,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.training import checkpoints, pipeline
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed

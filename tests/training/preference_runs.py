@@ -18,7 +18,7 @@ from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
-from snaketune.training import dpo
+from snaketune.training import dpo_trainer
 from snaketune.training import reference as logps
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
@@ -128,4 +128,4 @@ class Trained:
         operation = executed(made.training, log_steps=log_steps, checkpoint_steps=every)
         run = Run(spec=made, operation=operation, work=work, compute=self.compute)
         references = [self.reference] if made.needs_reference else []
-        return dpo.train_on(run, (Start(self.folder / "model"),), self.packed, *references), work
+        return dpo_trainer.train_on(run, (Start(self.folder / "model"),), self.packed, *references), work

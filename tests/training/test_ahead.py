@@ -12,7 +12,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.attention import KERNELS
 from snaketune.training import ahead
 from snaketune.training.ahead import Ahead, Batch
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 

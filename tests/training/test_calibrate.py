@@ -15,7 +15,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.plan.trainings import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training import attempts, calibrate, calibrating, launched, trial
+from snaketune.training import attempts, calibrate, calibrating, calibration, launched, trial
 from snaketune.training import launch as processes
 from snaketune.training.packed import PackedTrainer
 from snaketune.training.portions import CURVE
@@ -151,7 +151,7 @@ def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkey
         return time_steps(trainer)
 
     time_steps = trial.time_steps
-    monkeypatch.setattr(calibrate, "time_steps", counting)
+    monkeypatch.setattr(calibration, "time_steps", counting)
     with pytest.raises(Killed):
         calibrated(tmp_path / "work", spec, rows, tokenizer)
     calibrated(tmp_path / "work", spec, rows, tokenizer)
@@ -271,7 +271,7 @@ def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch
         timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer)))
         return timings[-1][1]
 
-    monkeypatch.setattr(calibrate, "time_steps", timed)
+    monkeypatch.setattr(calibration, "time_steps", timed)
     monkeypatch.setattr("snaketune.training.search.GAIN", -1.0)
     rows = packed_rows(tmp_path / "rows", tokenizer)
     calibrated(tmp_path / "work", spec_of(run, run.base, batch_rows=4), rows, tokenizer)

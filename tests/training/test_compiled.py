@@ -10,7 +10,7 @@ from snaketune.config.runs import Lora, Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.compiling import choose
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.trainer import Watch
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train

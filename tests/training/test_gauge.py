@@ -17,7 +17,7 @@ from snaketune.models.peaks import measured_peak
 from snaketune.models.room import peak_memory
 from snaketune.training import gauge as gauge_module
 from snaketune.training.gauge import Gauge
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.trainer import Watch
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 

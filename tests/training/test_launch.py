@@ -350,7 +350,7 @@ def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, m
 
     spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False).model_dump()
     monkeypatch.setattr("snaketune.training.ref_logps.build", build)
-    monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], one=(), told=False))
+    monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], inputs={}, takes_operation=False))
     job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}
     job |= {"operation": {}, "tracking": {}}
     launched.work_on(job)

@@ -26,10 +26,10 @@ from snaketune.packing.shards import schema as columns
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
-from snaketune.training import dpo
+from snaketune.training import dpo_trainer
 from snaketune.training.checkpoints import copy_trained, trained_tensors
 from snaketune.training.reference import schema
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
@@ -243,7 +243,7 @@ def preference_training(tmp_path, lora: Lora | None = None, **training):
     packed, reference = preferences(tmp_path / "pairs", dpo_model().eval())
     dpo_model().save_pretrained(tmp_path / "model")
     run = Run(spec=made, operation=executed(made.training, log_steps=1), work=work, compute=CPU)
-    return dpo.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
+    return dpo_trainer.train_on(run, (Reference(tmp_path / "model"),), packed, reference), work
 
 
 def dpo_model():

@@ -16,7 +16,7 @@ from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
-from snaketune.training import ref_logps, ref_pass
+from snaketune.training import ref_logps, ref_pass, reference_pass
 from snaketune.training.reference import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain
@@ -86,7 +86,7 @@ def test_every_completion_has_the_log_probabilities_of_its_sequence_alone(tmp_pa
     found = {(row["split"], row["id"], row["completion"]): row for row in rows}
     loaded, checked = tiny_of(model), 0
     for split in ("train", "held_out"):
-        packed, places = PackedRows(pack, split), list(ref_pass.documents(pack, split))
+        packed, places = PackedRows(pack, split), list(reference_pass.documents(pack, split))
         for number in range(len(packed)):
             row, ids = packed[number], [place["id"] for place in places if place["row"] == number]
             placed = layout_of([row])
@@ -115,7 +115,7 @@ def tiny_of(model: Artifact) -> torch.nn.Module:
 def small_steps(monkeypatch):
     """A row at a time, each kept at once."""
     monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 1)
-    monkeypatch.setattr(ref_pass, "SECONDS_BETWEEN_CHUNKS", 0.0)
+    monkeypatch.setattr(reference_pass, "SECONDS_BETWEEN_CHUNKS", 0.0)
 
 
 def killed_after(passes: int, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora
 from snaketune.stages.work import WorkFolder
-from snaketune.training import pipeline, sft
+from snaketune.training import pipeline, sft_trainer
 
 from .sft_runs import packed_rows, raw_rows, sft_run
 from .test_pipeline import preference_training
@@ -19,13 +19,13 @@ ADAPTERS = {"full": None, "lora": Lora(rank=2, dropout=0.3)}
 
 def packed_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     run = sft_run(folder, lora)
-    sft.train_on(run, packed_rows(folder, tokenizer), tokenizer)
+    sft_trainer.train_on(run, packed_rows(folder, tokenizer), tokenizer)
     return run.work
 
 
 def raw_sft(folder: Path, tokenizer: Artifact, lora: Lora | None) -> WorkFolder:
     run = sft_run(folder, lora)
-    sft.train_on(run, raw_rows(folder), tokenizer)
+    sft_trainer.train_on(run, raw_rows(folder), tokenizer)
     return run.work
 
 

@@ -12,7 +12,7 @@ import torch
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation import eval as evaluation
+from snaketune.evaluation import model_scores
 from snaketune.models.devices import resolve_compute
 from snaketune.models.loading import load_folder
 from snaketune.models.stacked import ADAPTER
@@ -115,7 +115,7 @@ def test_every_start_trains_from_its_reference_and_resumes(tmp_path, tokenizer, 
 @pytest.mark.parametrize("settings", [{"save_dtype": "bfloat16"}, {"precision": "bfloat16"}])
 def test_a_run_that_did_not_move_has_rewards_of_zero(tmp_path, tokenizer, monkeypatch, settings, kind, merge):
     """Whatever is rounded where adapters are merged: the model that is evaluated is the one that its run began with."""
-    monkeypatch.setattr(evaluation, "resolve_compute", lambda _: resolve_compute(settings.get("precision", "auto")))
+    monkeypatch.setattr(model_scores, "resolve_compute", lambda _: resolve_compute(settings.get("precision", "auto")))
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge)
     sft = chain.sft("sft", base, FIRST, learning_rate=0.05, **settings)
     told = KINDS[kind]

@@ -20,7 +20,7 @@ from snaketune.packing.reader import PackedRows
 from snaketune.stages.work import WorkFolder
 from snaketune.tracking.curves import Curves, Tracked
 from snaketune.training import checkpoints, pipeline
-from snaketune.training.sft import SftTrainer
+from snaketune.training.sft_trainer import SftTrainer
 from snaketune.training.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed

@@ -145,7 +145,7 @@ def test_every_command_names_a_job_file_that_holds_what_the_plan_says(ready, mon
         assert held["code"] == code_digest(STAGES[job.stage].module)
         if STAGES[job.stage].launcher:
             assert held["tracking"] == {"mlflow": {"tracking_uri": "sqlite:///my {runs}'s.db"}}
-        if not STAGES[job.stage].tells:
+        if not STAGES[job.stage].reads_manifests:
             read = {role: [other.manifest for other in some] for role, some in job.artifacts.items()} | job.files
             assert held["inputs"] == {role: list(paths) for role, paths in read.items() if paths}
 
@@ -175,16 +175,20 @@ CODE = {
     "corpus/layouts/canonical.py": CORPUS,
     "tokenization/making/train.py": TOKENIZER,
     "tokenization/tokenize.py": TOKENS | SFT,
+    "tokenization/corpus_part.py": TOKENS | SFT,
     "packing/best_fit.py": PACK_SFT,
     "packing/write.py": {"write", "pack"} | SFT,
+    "packing/shard_writer.py": {"write", "pack"} | SFT,
     # By which a pack tells what pairs it holds.
     "packing/same_pairs.py": {"pack"} | SFT,
     "packing/reader.py": {"pack"} | SFT,
     "packing/segments.py": {"pack"} | SFT,
     "training/sft.py": SFT,
+    "training/sft_trainer.py": SFT,
     "training/raw.py": SFT,
     "training/ref_logps.py": REF,
-    "training/ref_pass.py": REF,
+    "training/reference_parts.py": REF,
+    "training/reference_pass.py": REF,
     "training/dpo_loss.py": DPO,
     "training/unpaired_loss.py": DPO,
     "training/unreferenced_loss.py": DPO,
@@ -192,11 +196,13 @@ CODE = {
     "training/course.py": DPO,
     "config/losses.py": set(),
     "training/dpo.py": DPO,
+    "training/dpo_trainer.py": DPO,
     "evaluation/exact_match.py": EVAL,
     "publishing/card.py": CARD,
     "publishing/markdown.py": CARD,
     "publishing/push.py": set(),
     "report/report.py": REPORT,
+    "report/page_files.py": REPORT,
     "stages/work.py": set(),
     "tables.py": TOKENIZER,
     "artifacts/manifest.py": set(),

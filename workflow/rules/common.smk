@@ -137,7 +137,7 @@ def link_to_best():
     """The link to the model of the best run, an output of the report where the config says by what runs are compared."""
     if not graph.config.report.sort_by:
         return {}
-    link = RESULTS / STAGES["report"].links
+    link = RESULTS / STAGES["report"].link
     with plain_errors():
         check_place(link)
     return {"best": directory(str(link))}

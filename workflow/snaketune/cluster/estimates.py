@@ -20,6 +20,7 @@ from typing import Any
 
 from snaketune.cluster.asks import Ask
 from snaketune.config.runs import Pretrained, Scratch
+from snaketune.stages.declaration import Cost, ModelCost
 from snaketune.stages.jobs import Job
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
@@ -35,30 +36,9 @@ BYTES_PER_TOKEN = 3
 FLOPS = 5e13
 # Two Snakemakes and two shells stand around each job of a cluster.
 AROUND_MB = 500
-# Megabytes and minutes that a stage takes whatever it reads, and per GB of text; measured on the demo and on gsm8k, with room.
-DATA = {
-    "corpus": (800, 1000, 3, 30),
-    "tokenizer": (800, 6000, 3, 60),
-    "tokenize": (800, 300, 3, 30),
-    "plan": (800, 300, 3, 5),
-    "write": (800, 300, 3, 10),
-    "pack": (800, 100, 3, 5),
-    "card": (500, 0, 3, 0),
-    "convert": (2000, 0, 5, 0),
-    "report": (1500, 0, 10, 0),
-    "diagnosis": (800, 0, 3, 0),
-    "audit": (800, 0, 3, 0),
-}
-# Of these a corpus is held as a whole.
-HELD_WHOLE = 4000
-# Jobs of one array get what its first job asks for, so all of a stage ask alike.
-ALIKE = ("tokenize", "write", "ref_pass")
 # Up to how many bytes of text the data jobs of a config are short.
 SMALL = 200 * MB
-DATA_THREADS = {"tokenizer": 4}
 COMPUTING_THREADS = 8
-# Of what looks at trainings and computes nothing.
-LOOKING = {"threads": 1, "mem_mb": 3000, "runtime": 10}
 # A model whose name tells its size, such as Qwen2.5-7B.
 BILLIONS = re.compile(r"(\d+(?:\.\d+)?)\s*([bBmM])(?![a-zA-Z])")
 
@@ -105,7 +85,8 @@ class Estimates:
         return self._below[job.manifest]
 
     def _estimate(self, job: Job) -> Ask:
-        alike = [one for one in self.jobs if one.stage == job.stage] if job.stage in ALIKE else [job]
+        # Jobs of one array get what its first job asks for, so all of a stage ask alike.
+        alike = [one for one in self.jobs if one.stage == job.stage] if STAGES[job.stage].array else [job]
         asks = [self._alone(one) for one in alike]
         found = Ask(
             threads=max(ask.threads for ask in asks),
@@ -120,7 +101,9 @@ class Estimates:
 
     def _alone(self, job: Job) -> Ask:
         computes = STAGES[job.stage].gpu
-        ask = self._computing(job) if computes else self._reading(job)
+        cost = STAGES[job.stage].cost
+        cost = cost(job.spec) if callable(cost) else cost
+        ask = self._computing(job, cost) if isinstance(cost, ModelCost) else self._reading(job, cost)
         before = _facts(job)
         # What was measured of another spec, of files that have grown since, or of an attempt that only ended what others had
         # done, may be too little; and of processes on other nodes nobody knew.
@@ -134,34 +117,30 @@ class Estimates:
             threads=ask["threads"], mem_mb=_rounded(ask["mem_mb"] + AROUND_MB, 100), runtime=_rounded(ask["runtime"], 1)
         )
 
-    def _reading(self, job: Job) -> dict[str, Any]:
-        base_mb, more_mb, minutes, more_minutes = DATA[job.stage]
+    def _reading(self, job: Job, cost: Cost) -> dict[str, Any]:
         text = self.text(job) / getattr(job.spec, "parts", 1) / GB
-        if job.stage == "convert":
-            # Weights go through the converter one after the other, and are written from memory.
+        mem_mb, minutes = cost.mb, cost.minutes
+        if cost.bytes_per_parameter or cost.minutes_per_billion:
             parameters = parameters_of(self._base(job))
-            base_mb, minutes = base_mb + 4 * parameters / MB, minutes + 3 * parameters / 1e9
-        if job.stage == "corpus" and (job.spec.kind == "unpaired" or job.spec.near_duplicates):
-            more_mb += HELD_WHOLE
+            mem_mb += cost.bytes_per_parameter * parameters / MB
+            minutes += cost.minutes_per_billion * parameters / 1e9
         return {
-            "threads": DATA_THREADS.get(job.stage, 1),
-            "mem_mb": base_mb + more_mb * text,
-            "runtime": minutes + more_minutes * text,
+            "threads": cost.threads,
+            "mem_mb": mem_mb + cost.mb_per_gb * text,
+            "runtime": minutes + cost.minutes_per_gb * text,
         }
 
-    def _computing(self, job: Job) -> dict[str, Any]:
-        if job.stage == "preflight":
-            return LOOKING
-        # Of a calibration: the training that it is for.
-        run = getattr(job.spec, "run", job.spec)
-        parameters, tokens = parameters_of(self._base(job)), self._tokens(job)
+    def _computing(self, job: Job, cost: ModelCost) -> dict[str, Any]:
+        parameters = parameters_of(self._base(job))
         each = job.operation.processes_per_node
-        learning = getattr(run, "training", None)
-        passes, flops = (learning.epochs, 6) if learning else (1, 2)
-        rate = _facts(job).get("tokens_per_second_median") or FLOPS * job.operation.processes / (flops * parameters)
-        seconds = passes * tokens / rate / getattr(job.spec, "parts", 1)
-        if job.stage in ("calibrate", "trial"):
-            seconds = 0
+        seconds = 0.0
+        if cost.flops:
+            learning = getattr(job.spec, "training", None)
+            passes = learning.epochs if learning else 1
+            rate = _facts(job).get("tokens_per_second_median") or FLOPS * job.operation.processes / (
+                cost.flops * parameters
+            )
+            seconds = passes * self._tokens(job) / rate / getattr(job.spec, "parts", 1)
         return {
             "threads": COMPUTING_THREADS * each,
             # torch and CUDA in each process; weights as they are read and as they are put together; and on a CPU, where

@@ -9,7 +9,7 @@ from snaketune.cluster.asks import Ask, within
 from snaketune.cluster.ends import last_end, raised
 from snaketune.cluster.estimates import Estimates
 from snaketune.cluster.site import Site
-from snaketune.cluster.together import MOST, SHORT, STAGES_OF, Together, alike
+from snaketune.cluster.together import GROUPS, MOST, SHORT, Together, alike
 from snaketune.errors import SnaketuneError
 from snaketune.stages.jobs import Job
 from snaketune.stages.table import STAGES
@@ -48,8 +48,8 @@ class Requests:
         found: dict[str, Together] = {}
         if not self.site:
             return found
-        for name, stages in STAGES_OF.items():
-            jobs = [job for job in self.jobs if job.stage in stages]
+        for name in GROUPS:
+            jobs = [job for job in self.jobs if STAGES[job.stage].group == name]
             if not 0 < len(jobs) <= MOST or not (self.estimates.little_text if name == "data" else alike(jobs)):
                 continue
             try:
@@ -63,7 +63,7 @@ class Requests:
 
     def group(self, stage: str) -> str | None:
         """The group whose jobs are one job of the cluster; None for jobs of their own."""
-        return next((name for name in self.groups if stage in STAGES_OF[name]), None)
+        return name if (name := STAGES[stage].group) in self.groups else None
 
     def _fits(self, ask: Ask) -> bool:
         try:

@@ -14,10 +14,7 @@ from dataclasses import replace
 from snaketune.cluster.asks import Ask
 from snaketune.stages.jobs import Job
 
-STAGES_OF = {
-    "data": ("corpus", "tokenizer", "tokenize", "plan", "write"),
-    "models": ("sft", "ref_pass", "ref_logps", "dpo", "eval"),
-}
+GROUPS = ("data", "models")
 # Minutes up to which jobs are short, all in all, and how many there may be: Snakemake compares those of a group with each
 # other.
 SHORT, MOST = 60, 100

@@ -14,11 +14,22 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.diagnostics.files import MEASURED
 from snaketune.diagnostics.switches import WORTH, Switch, switches_of
+from snaketune.stages.declaration import Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import AuditSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.training.found import FINDINGS
-from snaketune.training.portions import CURVE
+
+STAGE = Stage(
+    module=__name__,
+    spec=AuditSpec,
+    payload="audit",
+    inputs={
+        "pack": exactly_one("pack"),
+        "preflight": exactly_one("preflight"),
+        "calibrate": exactly_one("calibrate"),
+        "trials": any_number("trial"),
+    },
+)
 
 # Of the peak: an engine that reaches it is held back by arithmetic.
 WELL_USED = 0.4
@@ -38,6 +49,9 @@ def build(
     Args:
         trials: in the order of the spec's variants.
     """
+    from snaketune.training.found import FINDINGS
+    from snaketune.training.portions import CURVE
+
     findings = json.loads(preflight.file(FINDINGS).read_text(encoding="utf-8"))["findings"]
     curve = json.loads(calibrate.file(CURVE).read_text(encoding="utf-8"))
     measured = dict(

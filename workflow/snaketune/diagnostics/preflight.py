@@ -1,41 +1,30 @@
-"""The `preflight` stage: what would fail, or crawl, hours later, found in seconds before the first training of a family.
+"""The `preflight` stage: what would fail, or crawl, hours later, found before the first training of a family
+(`diagnostics.family_checks`)."""
 
-A family is an SFT run that starts from a base, those that go on from it, and their DPO runs; none of them trains before this
-has passed. Looked at are the place (disk, file system, Hub), the machine (driver, libraries, memory), the tokenizer, the rows
-and the settings. What is certain to break a run stops here, all of it told at once; the rest stands in the log and the report.
-
-    findings.json    findings: severity (stops, warns), where (sft.demo), key (sft.demo.packing.length), found, do
-
-It is of this machine and moment, so it is made anew wherever it runs, and nothing is computed again because of it.
-"""
-
-from dataclasses import replace
 from pathlib import Path
 
-from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.operation import Execution
-from snaketune.config.runs import Pretrained
-from snaketune.diagnostics.fits import tokenizer_of_another
-from snaketune.diagnostics.leaks import held_out_in_training
-from snaketune.diagnostics.lost import lost_tokens
-from snaketune.diagnostics.padding import pads_with_the_end
-from snaketune.diagnostics.places import disk_space, file_system, hub
-from snaketune.diagnostics.settings import out_of_range
-from snaketune.diagnostics.unanswered import exact_match_of_nothing
-from snaketune.errors import SnaketuneError
-from snaketune.models.devices import resolve_compute
-from snaketune.models.loading import read_config, scratch_config
-from snaketune.models.planned import Planned
-from snaketune.packing.reader import PackedRows
-from snaketune.packing.shards import RAW_FORMAT_VERSION
-from snaketune.stages.needs import Finding, tell
+from snaketune.artifacts.manifest import Artifact
+from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.specs import PreflightRun, PreflightSpec
-from snaketune.stages.work import WORK_ROOT, WorkFolder
-from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.fitness import examine
-from snaketune.training.found import FINDINGS
-from snaketune.training.saving import choose_dtype
+from snaketune.stages.specs import PreflightSpec
+from snaketune.stages.work import WorkFolder
+
+STAGE = Stage(
+    module=__name__,
+    spec=PreflightSpec,
+    payload="findings",
+    inputs={
+        "tokenizer": exactly_one("tokenizer"),
+        "packs": any_number("pack"),
+        "corpora": any_number("corpus"),
+        "evaluated": any_number("corpus"),
+    },
+    files=("base",),
+    operation=("gpus",),
+    # It looks at trainings and computes nothing.
+    cost=Cost(mb=3000, minutes=10),
+    measures=True,
+)
 
 
 def build(
@@ -48,94 +37,7 @@ def build(
     evaluated: list[Artifact],
     base: list[Path],
 ) -> Outcome:
-    """Fill `work.payload` with `findings.json`.
+    """Fill `work.payload` with `findings.json`; see `check_family`."""
+    from snaketune.diagnostics.family_checks import check_family
 
-    Args:
-        packs: in the order in which the spec's runs number them.
-        corpora: that are trained on, in that order too.
-        evaluated: whose held-out rows the runs' models are asked about.
-    Raises:
-        SnaketuneError: with all that is certain to break a run.
-    """
-    tokenizer.files()
-    chat = ChatTokenizer.load(tokenizer.folder)
-    # The run that the family begins with.
-    first = next(run.key for run in spec.runs if run.kind == "sft")
-    found = [
-        *hub(f"{first}.base", spec.base),
-        *file_system(work.folder),
-        *pads_with_the_end(first, chat, tokenizer.manifest),
-    ]
-    found += _of_base(first, spec, chat)
-    for run in spec.runs:
-        found += hub(f"{run.key}.reference", run.reference)
-        found += _of_run(run, spec, chat, packs[run.pack], WORK_ROOT.parent)
-    found += held_out_in_training(spec.evaluations, corpora, evaluated)
-    found += exact_match_of_nothing(spec.evaluations, evaluated)
-    found = list(dict.fromkeys(found))
-    write_json(work.payload / FINDINGS, {"findings": [as_json(finding) for finding in found]})
-    tell(found)
-    if not found:
-        print("nothing was found that would fail or crawl", flush=True)
-    return Outcome(counts={"runs": len(spec.runs), "findings": len(found)})
-
-
-def _of_base(key: str, spec: PreflightSpec, chat: ChatTokenizer) -> list[Finding]:
-    try:
-        config = read_config(spec.base)
-    except SnaketuneError:
-        # Told of each run that begins with it.
-        return []
-    return tokenizer_of_another(key, chat, config) if config else []
-
-
-def as_json(finding: Finding) -> dict[str, str]:
-    """As the report reads it."""
-    return {
-        "severity": "stops" if finding.certain else "warns",
-        "where": ".".join(finding.key.split(".")[:2]),
-        "key": finding.key,
-        "found": finding.found,
-        "do": finding.do,
-    }
-
-
-def _of_run(run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact, place: Path) -> list[Finding]:
-    found = [*lost_tokens(run.key, pack.manifest), *out_of_range(run, isinstance(spec.base, Pretrained), pack.manifest)]
-    if pack.manifest.get("format_version") == RAW_FORMAT_VERSION:
-        # TRL makes its rows itself, of lengths that nobody knows yet.
-        return found
-    fits, planned, width = _machine(run, spec, chat, pack)
-    return found + fits + (disk_space(run, planned, width, place) if planned else [])
-
-
-def _machine(
-    run: PreflightRun, spec: PreflightSpec, chat: ChatTokenizer, pack: Artifact
-) -> tuple[list[Finding], Planned | None, int]:
-    """What of the machine doesn't fit the run, by the rules by which the training itself looks when it begins; what is planned,
-    and bytes of a number of its result."""
-    operation = Execution(**run.model_dump(include=set(Execution.model_fields)))
-    try:
-        compute = resolve_compute(run.run.training.precision)
-        config = read_config(spec.base) or scratch_config(spec.base, chat)
-        fitness = examine(
-            run.run,
-            operation,
-            compute,
-            config,
-            PackedRows(pack, "train"),
-            dropout=run.kind == "sft",
-            summed=run.kind == "sft",
-            processes=operation.processes,
-        )
-    except SnaketuneError as error:
-        return [Finding(key=run.key, found=str(error), do="mend it first: the training would stop at it")], None, 0
-    found = [_named(run, finding) for finding in fitness.findings]
-    stored = config if isinstance(spec.base, Pretrained) else None
-    return found, fitness.planned, choose_dtype(run.run.training.save_dtype, stored, compute).itemsize
-
-
-def _named(run: PreflightRun, finding: Finding) -> Finding:
-    """With the whole key."""
-    key = finding.key if finding.key == "flash-attn" else f"{run.key}.{finding.key}"
-    return replace(finding, key=key)
+    return check_family(spec, work, tokenizer=tokenizer, packs=packs, corpora=corpora, evaluated=evaluated, base=base)

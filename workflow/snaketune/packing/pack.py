@@ -6,15 +6,28 @@ import shutil
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.packing.plan import FACTS
-from snaketune.packing.same_pairs import digest_pairs
+from snaketune.stages import libraries
+from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PackSpec
 from snaketune.stages.work import WorkFolder
 
+STAGE = Stage(
+    module=__name__,
+    spec=PackSpec,
+    payload="shards",
+    inputs={"plan": exactly_one("plan"), "shards": any_number("write")},
+    libraries=libraries.always("pyarrow"),
+    cost=Cost(mb_per_gb=100, minutes_per_gb=5),
+    in_report=True,
+)
+
 
 def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Artifact]) -> Outcome:
     """Fill `work.payload` with `<split>-<number>.arrow` and `documents.arrow`."""
+    from snaketune.packing.row_plan import FACTS
+    from snaketune.packing.same_pairs import digest_pairs
+
     for path in [*(path for part in shards for path in part.files()), *plan.files("documents")]:
         _link(path, work.payload / path.name)
     facts = json.loads(plan.file(FACTS).read_text(encoding="utf-8"))

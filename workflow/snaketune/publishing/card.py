@@ -6,15 +6,23 @@ said as the config says it, or not at all.
 
 from pathlib import Path
 
-from snaketune.publishing import sections
-from snaketune.publishing.figures import figures
-from snaketune.publishing.loading import loading
-from snaketune.publishing.markdown import text
-from snaketune.publishing.metadata import metadata
-from snaketune.publishing.told import Told
+from snaketune.stages import libraries
+from snaketune.stages.declaration import Cost, Stage
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.plan.cards import card_jobs
 from snaketune.stages.specs import CardSpec
 from snaketune.stages.work import WorkFolder
+
+STAGE = Stage(
+    module=__name__,
+    spec=CardSpec,
+    payload="card",
+    job_name="{model}",
+    files=("manifests",),
+    libraries=libraries.always("huggingface_hub"),
+    cost=Cost(mb=500),
+    jobs=card_jobs,
+)
 
 CARD = "README.md"
 
@@ -27,6 +35,13 @@ def build(spec: CardSpec, work: WorkFolder, *, manifests: list[Path]) -> Outcome
     Raises:
         SnaketuneError: a manifest or the scores of an evaluation can't be read.
     """
+    from snaketune.publishing import sections
+    from snaketune.publishing.figures import figures
+    from snaketune.publishing.loading import loading
+    from snaketune.publishing.markdown import text
+    from snaketune.publishing.metadata import metadata
+    from snaketune.publishing.told import Told
+
     told = Told(spec, manifests)
     found = figures(told)
     parts = {

@@ -57,7 +57,7 @@ class Result:
     @property
     def whole(self) -> str:
         """The name without the part's number: `demo/1-of-3` is a part of `demo`."""
-        return self.name.partition("/")[0] if "{part}" in STAGES[self.stage].name else self.name
+        return self.name.partition("/")[0] if "{part}" in STAGES[self.stage].job_name else self.name
 
     @property
     def history(self) -> list[dict[str, Any]]:

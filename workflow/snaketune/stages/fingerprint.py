@@ -1,7 +1,7 @@
 """Fingerprints: the digest of all that shapes a result, under which its work folder lies.
 
 Of (stage, what counts of its spec, what can be read from each input, code, kind of device, and versions of libraries where they
-count). What counts is the spec as it is and the content of each input, unless the stage's `keyed` module knows better: what
+count). What counts is the spec as it is and the content of each input, unless the stage's `key_module` knows better: what
 `precision: auto` comes to on this machine, or that pairs are the same whatever rows they lie in.
 """
 

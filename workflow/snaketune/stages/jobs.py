@@ -8,11 +8,12 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, read_artifact
 from snaketune.config.base import Model
+from snaketune.config.names import unknown
 from snaketune.config.operation import Execution
 from snaketune.config.paths import check_plain
 from snaketune.errors import SnaketuneError
+from snaketune.stages.declaration import Stage
 from snaketune.stages.specs import canonical
-from snaketune.stages.table import STAGES
 
 RESULTS = Path("results")
 
@@ -44,6 +45,21 @@ class Job:
     operation: Execution = Execution()
     after: tuple["Job", ...] = ()
 
+    def __post_init__(self):
+        """Raises SnaketuneError for a role that the stage doesn't have, or that a result of another stage fills."""
+        if (stage := _stage(self.stage)).reads_manifests:
+            return
+        for role, made in self.artifacts.items():
+            if role not in stage.inputs:
+                raise SnaketuneError(
+                    f"{self.key}: the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
+                )
+            allowed = stage.inputs[role].stages
+            if other := next((one for one in made if one.stage not in allowed), None):
+                raise SnaketuneError(
+                    f"{self.key}: {other.key} can't be its {role}: the stage {self.stage} takes {' or '.join(allowed)} there"
+                )
+
     @cached_property
     def key(self) -> str:
         """As others name it: `sft/demo`."""
@@ -59,11 +75,18 @@ class Job:
 
     @cached_property
     def payload(self) -> str:
-        return f"{self.folder}/{STAGES[self.stage].payload}"
+        return f"{self.folder}/{_stage(self.stage).payload}"
 
     @cached_property
     def run(self) -> str:
         return f"{self.folder}/run.json"
+
+
+def _stage(name: str) -> Stage:
+    # Modules that declare stages import this one, to plan jobs of their own.
+    from snaketune.stages.table import STAGES
+
+    return STAGES[name]
 
 
 def short_digest(spec: Model, *made_of: str) -> str:
@@ -87,6 +110,6 @@ def result_at(manifest: Path) -> Artifact:
         raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
     try:
         stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
-        return read_artifact(manifest, STAGES[stage].payload)
+        return read_artifact(manifest, _stage(stage).payload)
     except (ValueError, KeyError, TypeError) as error:
         raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

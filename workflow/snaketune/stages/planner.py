@@ -78,13 +78,13 @@ class Planner:
         """Paths that the job waits for, by role; payloads beside the manifests that describe them.
 
         Args:
-            every: also of roles that another input implies (`Stage.through`).
+            every: also of roles that another input implies (`Stage.transitive`).
 
         Raises:
             SnaketuneError: what a report compares isn't there.
         """
         stage = STAGES[job.stage]
-        implied = () if every else stage.through
+        implied = () if every else stage.transitive
         found = {role: list(paths) for role, paths in inputs_by_role(job).items() if role not in implied}
         read = [one for role, jobs in job.artifacts.items() if role not in implied for one in jobs]
         found["payloads"] = [one.payload for one in read]

@@ -76,7 +76,7 @@ def run(job: JobFile) -> None:
         (check_code if stage.launcher else import_checked)(stage.module, code, stage_name)
         if stage.gpu and not (operation.gpus and visible_gpus()):
             tell(needs_of_gpu(typed, operation))
-        with claimed_gpus(operation.gpus) if stage.gpu and not stage.keyed else nullcontext():
+        with claimed_gpus(operation.gpus) if stage.gpu and not stage.key_module else nullcontext():
             if stage.launcher:
                 launch = import_module(stage.launcher).launch
                 outcome = launch(
@@ -90,7 +90,7 @@ def run(job: JobFile) -> None:
                     files=files,
                 )
             else:
-                told = {"operation": operation} if stage.told else {}
+                told = {"operation": operation} if stage.takes_operation else {}
                 outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **told)
         if templates(stage.module):
             # Read while it worked.
@@ -98,12 +98,14 @@ def run(job: JobFile) -> None:
         return outcome
 
     device = ("cuda" if operation.gpus and visible_gpus() else "cpu") if stage.gpu else ""
-    if stage.keyed:
+    if stage.key_module:
         # Before anything of it is imported to ask what counts.
         check_code(stage.module, code, stage_name)
     # It is asked of the very device that computes.
-    with claimed_gpus(operation.gpus) if stage.keyed else nullcontext():
-        keys = import_module(stage.keyed).keys(stage_name, typed, operation, code, device) if stage.keyed else ()
+    with claimed_gpus(operation.gpus) if stage.key_module else nullcontext():
+        keys = (
+            import_module(stage.key_module).keys(stage_name, typed, operation, code, device) if stage.key_module else ()
+        )
         run_once(
             stage=stage_name,
             spec=json.loads(canonical(typed)),
@@ -120,9 +122,9 @@ def run(job: JobFile) -> None:
             keys=keys,
         )
     bring_back_from_the_future(chain.from_iterable(artifacts.values()), operation)
-    if stage.links:
+    if stage.link:
         # Also where there was nothing to compute: what an older result names may have been linked since.
-        link_payload(out, stage.links)
+        link_payload(out, stage.link)
 
 
 def _fitting(model: type[M], content: dict[str, Any], key: str) -> M:

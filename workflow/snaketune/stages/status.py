@@ -132,10 +132,10 @@ class Results:
 
     def inputs_read(self, job: Job) -> dict[str, list[tuple[str, str]]]:
         """By role, name and digest of every input, as the job's manifest would have them."""
-        return _as_files(job) if STAGES[job.stage].tells else self._as_jobs(job)
+        return _as_files(job) if STAGES[job.stage].reads_manifests else self._as_jobs(job)
 
     def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
-        by = STAGES[job.stage].by
+        by = STAGES[job.stage].digested_by
         made = {
             role: [(one.key, str(getattr(self.of(one), by.get(role, "content")))) for one in jobs]
             for role, jobs in job.artifacts.items()
@@ -186,7 +186,7 @@ def inputs_by_role(job: Job) -> dict[str, list[str]]:
     Raises:
         SnaketuneError: what is to be compared isn't there.
     """
-    if not STAGES[job.stage].tells:
+    if not STAGES[job.stage].reads_manifests:
         return {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()} | {
             role: list(files) for role, files in job.files.items()
         }

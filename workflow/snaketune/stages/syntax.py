@@ -1,4 +1,5 @@
-"""What a module's source says, as a digest, whatever its comments and docstrings; and which modules of the package it imports.
+"""What a module's source says, as a digest, whatever its comments and docstrings and the stage that it declares; and which
+modules of the package it imports.
 
 Taking all modules apart costs half a second, at every start of Snakemake and of each job. So what came out is noted below the
 results, by the very bytes that were read, which is as good as looking again.
@@ -25,7 +26,8 @@ NOTES = Path("results/.work/.code.json")
 
 @cache
 def syntax_of(source: bytes) -> tuple[str, list[str]]:
-    """Digest of the syntax tree without comments and docstrings, and the names below the package that are imported."""
+    """Digest of the syntax tree without comments, docstrings and the declaration of a stage, and the names below the package
+    that are imported."""
     key = f"{_taken_apart_by()}-{xxhash.xxh3_128_hexdigest(source)}"
     known = _notes()
     if key not in known:
@@ -66,6 +68,8 @@ def _keep() -> None:
 
 def _taken_apart(source: bytes) -> tuple[str, list[str]]:
     tree = ast.parse(source)
+    # Costs and groups shape no result; what of a declaration does (spec, inputs) is in the fingerprint.
+    tree.body = [node for node in tree.body if not _declares_stage(node)]
     imports = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -77,6 +81,16 @@ def _taken_apart(source: bytes) -> tuple[str, list[str]]:
             _drop_docstring(node)
     ours = {name for name in imports if name.startswith(f"{PACKAGE}.")}
     return hashlib.sha256(_shape(tree).encode()).hexdigest(), sorted(ours)
+
+
+def _declares_stage(node: ast.stmt) -> bool:
+    """Whether it is `STAGE = Stage(...)`, or imports what that is made of."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id="STAGE")]):
+            return True
+        case ast.ImportFrom(module="snaketune.stages.declaration"):
+            return True
+    return False
 
 
 def _shape(node: Any) -> str:

@@ -2,29 +2,43 @@
 loss has a reference; in launched processes.
 
 The prompt of a pair is computed once for both completions, and no reference model is in memory. What the loss of an optimizer
-step is, and where it takes two passes, says `step_loss`.
+step is, and where it takes two passes, says `step_loss`; `dpo_trainer` trains.
 """
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.errors import SnaketuneError
-from snaketune.models.stacked import ADAPTER, Stack, check_trained_on
+from snaketune.stages import libraries
+from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
 from snaketune.stages.work import WorkFolder
-from snaketune.tracking.curves import Tracked
-from snaketune.training import pipeline
-from snaketune.training.dpo_trainer import DpoTrainer
-from snaketune.training.launched import is_first_process
-from snaketune.training.pairs import PairRows
-from snaketune.training.pipeline import Begun
-from snaketune.training.reference import check_ref_logps
-from snaketune.training.trainer import Run
+
+if TYPE_CHECKING:
+    from snaketune.tracking.curves import Tracked
+
+STAGE = Stage(
+    module=__name__,
+    spec=DpoSpec,
+    payload="model",
+    inputs={
+        "model": exactly_one("sft"),
+        "pack": exactly_one("pack"),
+        "beneath": any_number("sft"),
+        "ref_logps": any_number("ref_logps"),
+    },
+    files=("base",),
+    libraries=libraries.of_training,
+    operation=(*TRAINING, "share_kernels"),
+    launcher="snaketune.training.attempts",
+    cost=ModelCost(flops=6),
+    group="models",
+    in_report=True,
+)
 
 
 def build(
@@ -37,7 +51,7 @@ def build(
     ref_logps: Sequence[Artifact] = (),
     beneath: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
-    tracked: Tracked | None = None,
+    tracked: "Tracked | None" = None,
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
 
@@ -45,6 +59,10 @@ def build(
         ref_logps: one, or none for a loss without a reference.
         beneath, base: what lies beneath the model, if that is an adapter alone.
     """
+    from snaketune.training.dpo_trainer import train_on
+    from snaketune.training.launched import is_first_process
+    from snaketune.training.trainer import Run
+
     for result in (model, *beneath):
         result.files()
     outcome = train_on(Run.of(spec, operation, work, tracked), (model, *beneath), pack, *ref_logps)
@@ -55,28 +73,3 @@ def build(
             if "/" not in name and not weights and not (work.payload / name).exists():
                 shutil.copyfile(model.folder / name, work.payload / name)
     return outcome
-
-
-def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
-    """Train on packed pairs, from the model that is their reference unless another one is, or none is needed."""
-    return pipeline.train(*begin(run, results, pack, ref_logps))
-
-
-def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
-    """What a training of these begins with; raises SnaketuneError if the log-probabilities aren't of its reference."""
-    spec, tokenizer = run.spec, results[0].folder
-    beneath = results[1:] if spec.continued else results
-    start = Stack(results=beneath, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
-    run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
-    if ref_logps:
-        check_ref_logps(
-            ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
-        )
-    elif spec.needs_reference:
-        raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
-    if spec.continued:
-        # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
-        check_trained_on(results[0], beneath)
-        run = replace(run, adapter=tokenizer / ADAPTER)
-    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
-    return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

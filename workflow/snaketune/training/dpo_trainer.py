@@ -1,6 +1,8 @@
-"""The trainer of packed pairs: what a step's loss is made of, what is counted of it, and when it ends early."""
+"""The trainer of packed pairs: what it begins with, what a step's loss is made of, what is counted of it, and when it ends
+early."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,22 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from snaketune.artifacts.manifest import Artifact
+from snaketune.errors import SnaketuneError
 from snaketune.models.batches import collate
+from snaketune.models.stacked import ADAPTER, Stack, check_trained_on
+from snaketune.stages.outcome import Outcome
+from snaketune.training import pipeline
 from snaketune.training.course import Course
 from snaketune.training.dpo_loss import Pairs
 from snaketune.training.packed import PackedTrainer
 from snaketune.training.pair_features import pairs_of
+from snaketune.training.pairs import PairRows
+from snaketune.training.pipeline import Begun
 from snaketune.training.preference_metrics import Sums, Tally, added, by_source, means
-from snaketune.training.reference import check_policy_is_reference
+from snaketune.training.reference import check_policy_is_reference, check_ref_logps
 from snaketune.training.step_loss import derivatives, features, loss_of, needs_prompts, needs_whole_step
+from snaketune.training.trainer import Run
 
 COURSE = "course.json"
 # What a row has besides its tokens.
@@ -217,3 +227,28 @@ def _of_rows(rows_PK: torch.Tensor, labelled: bool) -> Pairs:
         counts_P2=rows_PK[:, 6:8].long(),
         desirable_P=rows_PK[:, 8] > 0 if labelled else None,
     )
+
+
+def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Outcome:
+    """Train on packed pairs, from the model that is their reference unless another one is, or none is needed."""
+    return pipeline.train(*begin(run, results, pack, ref_logps))
+
+
+def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
+    """What a training of these begins with; raises SnaketuneError if the log-probabilities aren't of its reference."""
+    spec, tokenizer = run.spec, results[0].folder
+    beneath = results[1:] if spec.continued else results
+    start = Stack(results=beneath, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+    run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
+    if ref_logps:
+        check_ref_logps(
+            ref_logps, spec, model=results, pack=pack, compute=run.compute, any_kernel=run.operation.share_kernels
+        )
+    elif spec.needs_reference:
+        raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
+    if spec.continued:
+        # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
+        check_trained_on(results[0], beneath)
+        run = replace(run, adapter=tokenizer / ADAPTER)
+    rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
+    return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

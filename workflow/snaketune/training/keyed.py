@@ -56,7 +56,7 @@ def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device
             spec=own | several | {"kernel": kernel, "token_logps": kept},
             code=digest,
             device=kind,
-            by=STAGES[name].by,
+            by=STAGES[name].digested_by,
         )
         for kernel, kind in dict.fromkeys(computed)
         for kept in dict.fromkeys((spec.token_logps, True))

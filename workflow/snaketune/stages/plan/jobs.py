@@ -5,19 +5,16 @@ from pathlib import Path
 
 from snaketune.config.workflow import Workflow
 from snaketune.stages.jobs import Job
+from snaketune.stages.plan.cards import reported
 from snaketune.stages.plan.context import Context, Variants
 from snaketune.stages.plan.data import corpus_job, tokenizer_job
 from snaketune.stages.plan.diagnosis import audit_jobs, diagnosis_job
 from snaketune.stages.plan.dpo import dpo_job
 from snaketune.stages.plan.evaluation import eval_job
-from snaketune.stages.plan.publishing import card_jobs, convert_jobs, reported
 from snaketune.stages.plan.runs import evaluated_models
 from snaketune.stages.plan.trainings import sft_job
 from snaketune.stages.specs import ReportSpec
 from snaketune.stages.table import STAGES
-
-# The run.json of a training repeats what was checked and measured before it; the others have outputs of their own.
-NOT_REPORTED = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit", "card", "convert")
 
 
 def plan_jobs(config: Workflow, variants: Variants, root: Path) -> tuple[Job, ...]:
@@ -49,15 +46,16 @@ def plan_jobs(config: Workflow, variants: Variants, root: Path) -> tuple[Job, ..
 
 def derived_jobs(context: Context, jobs: Iterable[Job]) -> Iterator[Job]:
     """Jobs that follow from the config and all jobs planned so far; they come before the report."""
-    for derive in (card_jobs, convert_jobs):
-        yield from derive(context.config, jobs)
+    for stage in STAGES.values():
+        if stage.jobs:
+            yield from stage.jobs(context.config, jobs)
 
 
 def report_job(context: Context) -> Job:
     """The job of the report on all results that have a place in it."""
     # Sorted, so that the order of the config doesn't matter.
     stages = list(STAGES)
-    chosen = (job for job in context.jobs.values() if job.stage not in NOT_REPORTED)
+    chosen = (job for job in context.jobs.values() if STAGES[job.stage].in_report)
     jobs = tuple(sorted(chosen, key=lambda job: (stages.index(job.stage), job.name)))
     grids = {
         (section, variant): f"{section}.{name}"

@@ -1,19 +1,11 @@
-"""The `card` and `convert` jobs, which follow from the config and the jobs of all other stages."""
+"""The `card` jobs, which follow from the config and the jobs of other stages."""
 
 from collections.abc import Iterable, Iterator
 
 from snaketune.config.workflow import Workflow
 from snaketune.stages.jobs import Job
 from snaketune.stages.plan.data import corpus_of
-from snaketune.stages.specs import CardSpec, ConvertSpec, CorpusWords, ReportedJob
-
-
-def convert_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
-    """The job of each entry of `gguf:`."""
-    models = {f"{job.stage}:{job.name}": job for job in jobs}
-    for name, gguf in config.gguf.items():
-        artifacts = {"model": (models[gguf.model],)}
-        yield Job(stage="convert", name=name, spec=ConvertSpec(type=gguf.type), artifacts=artifacts)
+from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
 
 
 def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:

@@ -1,0 +1,156 @@
+"""What stages declare of themselves, the table that is found of it, and what of a job it refuses."""
+
+import inspect
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import yaml
+
+from snaketune.errors import SnaketuneError
+from snaketune.stages import table
+from snaketune.stages.declaration import Cost, any_number, exactly_one
+from snaketune.stages.jobs import Job
+from snaketune.stages.specs import ConvertSpec
+from snaketune.stages.table import STAGES, in_order
+
+ROOT = Path(__file__).parents[2]
+HEAVY = (
+    *("numpy", "pyarrow", "torch", "transformers", "tokenizers", "accelerate", "matplotlib", "huggingface_hub"),
+    *("jinja2", "datasets", "peft", "trl"),
+)
+
+
+def test_importing_the_table_imports_nothing_heavy():
+    code = f"import sys; import snaketune.stages.table; print(*[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_stages_module_can_be_imported_before_the_table():
+    """Neither waits for the other."""
+    code = """
+        import sys
+        from importlib import import_module
+        for module in sys.argv[1:]:
+            for name in [name for name in sys.modules if name.startswith("snaketune")]:
+                del sys.modules[name]
+            declared = import_module(module).STAGE
+            assert import_module("snaketune.stages.table").STAGES[declared.name] is declared, module
+        """
+    modules = [stage.module for stage in STAGES.values()]
+    done = subprocess.run([sys.executable, "-c", dedent(code), *modules], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_build_takes_what_is_declared(stage):
+    declared = STAGES[stage]
+    expected = {"spec", "work", *declared.inputs, *declared.files}
+    if declared.launcher:
+        expected |= {"operation", "tracked"}
+    if declared.takes_operation:
+        expected.add("operation")
+    assert set(inspect.signature(import_module(declared.module).build).parameters) == expected
+    assert set(declared.transitive) | declared.digested_by.keys() <= declared.inputs.keys()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_stands_after_those_whose_results_it_reads(stage):
+    before = list(STAGES)[: list(STAGES).index(stage)]
+    for taken in STAGES[stage].inputs.values():
+        assert set(taken.stages) <= {*before, stage}
+
+
+def declare(package: Path, *modules: str) -> None:
+    package.mkdir()
+    for module in modules:
+        path = package / f"{module.replace('.', '/')}.py"
+        path.parent.mkdir()
+        (path.parent / "__init__.py").touch()
+        path.write_text(
+            "from snaketune.config.base import Model\nfrom snaketune.stages.declaration import Stage\n"
+            'STAGE = Stage(module=__name__, spec=Model, payload="p")\n'
+        )
+
+
+def test_a_stage_that_is_declared_twice_is_refused_with_both_modules(tmp_path, monkeypatch):
+    declare(tmp_path / "declaredtwice", "one.toy", "two.toy", "two_more.other")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(table, "PACKAGE", tmp_path / "declaredtwice")
+    with pytest.raises(
+        SnaketuneError, match=r"toy is declared twice, by declaredtwice\.one\.toy and declaredtwice\.two"
+    ):
+        table.declared()
+    (tmp_path / "declaredtwice/two/toy.py").unlink()
+    assert list(table.declared()) == ["other", "toy"]
+
+
+def test_an_input_of_a_stage_that_there_is_not_is_refused():
+    toy = replace(STAGES["convert"], inputs={"model": exactly_one("sfft")})
+    with pytest.raises(
+        SnaketuneError, match=r"publishing\.convert: STAGE\.inputs\['model'\]: .* 'sfft'; did you mean 'sft'"
+    ):
+        in_order([toy, STAGES["sft"]])
+
+
+def test_stages_that_read_each_other_are_refused():
+    found = dict(STAGES) | {"corpus": replace(STAGES["corpus"], inputs={"against": any_number("tokenizer")})}
+    with pytest.raises(
+        SnaketuneError, match=r"each other's results: (corpus → tokenizer → corpus|tokenizer → corpus → tok)"
+    ):
+        in_order(found.values())
+
+
+def job(stage: str, **artifacts: tuple[Job, ...]) -> Job:
+    # Of no spec is looked at.
+    return Job(stage=stage, name="mine", spec=ConvertSpec(type="f16"), artifacts=artifacts)
+
+
+def test_a_job_refuses_results_of_another_stage_and_roles_that_it_has_not():
+    assert job("convert", model=(job("dpo"),)).artifacts["model"][0].key == "dpo/mine"
+    with pytest.raises(SnaketuneError, match=r"convert/mine: pack/mine can't be its model: .* takes sft or dpo there"):
+        job("convert", model=(job("pack"),))
+    with pytest.raises(
+        SnaketuneError, match=r"convert/mine: the stage convert has no input 'modl'; did you mean 'model'"
+    ):
+        job("convert", modl=(job("sft"),))
+    # One that reads manifests reads them of any stage.
+    job("card", results=(job("pack"), job("sft")))
+
+
+def test_a_cost_may_follow_from_the_spec():
+    class Spec:
+        kind, near_duplicates = "unpaired", None
+
+    cost = STAGES["corpus"].cost
+    assert cost(Spec) == Cost(mb_per_gb=5000, minutes_per_gb=30)
+    Spec.kind = "conversations"
+    assert cost(Spec) == Cost(mb_per_gb=1000, minutes_per_gb=30)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rule_names_what_is_declared(stage):
+    """Rules say their outputs and threads literally, and planning goes by the declaration."""
+    rule = (ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8")
+    declared = STAGES[stage]
+    folder = f"results/{stage}/{declared.job_name}".rstrip("/")
+    assert f'manifest="{folder}/manifest.json"' in rule
+    assert f'run="{folder}/run.json"' in rule
+    assert f'directory("{folder}/{declared.payload}")' in rule or stage == "report"
+    assert f"python -m snaketune {stage} {{input.job:q}}" in rule
+    # A training that is sent a signal leaves a checkpoint, and its shell waits for that.
+    assert ("trap '' TERM; " in rule) == bool(declared.launcher)
+    (threads,) = re.findall(r"^    threads: (.*)$", rule, re.MULTILINE)
+    if threads != f'threads_of("{stage}")':
+        assert int(threads) == getattr(declared.cost, "threads", 1)
+
+
+def test_the_slurm_profiles_arrays_are_the_declared_ones():
+    profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text(encoding="utf-8"))
+    assert profile["slurm-array-jobs"].split(", ") == [name for name, stage in STAGES.items() if stage.array]

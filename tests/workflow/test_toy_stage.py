@@ -1,0 +1,121 @@
+"""A stage is one module and one rule file: a toy, added to a copy of the workflow as CONTRIBUTING.md says, and run for real."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import ROOT
+from .test_cluster import Cluster
+
+pytestmark = pytest.mark.workflow
+MANIFEST = "results/lengths/of-run/manifest.json"
+MODULE = '''
+"""The `lengths` stage: of each DPO model, how many bytes its files have."""
+
+import json
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.base import Model
+from snaketune.stages.declaration import Cost, Stage, exactly_one
+from snaketune.stages.jobs import Job
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.work import WorkFolder
+
+
+class LengthsSpec(Model):
+    """Which files are measured."""
+
+    ending: str
+
+
+def jobs(config, planned):
+    """One for each DPO model."""
+    for job in planned:
+        if job.stage == "dpo":
+            spec = LengthsSpec(ending=".safetensors")
+            yield Job(stage="lengths", name=f"of-{job.name}", spec=spec, artifacts={"model": (job,)})
+
+
+STAGE = Stage(
+    module=__name__,
+    spec=LengthsSpec,
+    payload="lengths",
+    inputs={"model": exactly_one("dpo")},
+    cost=Cost(mb=1234, minutes=7),
+    jobs=jobs,
+)
+
+
+def build(spec: LengthsSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
+    """Fill `work.payload` with `lengths.json`."""
+    found = {path.name: path.stat().st_size for path in model.files() if path.name.endswith(spec.ending)}
+    (work.payload / "lengths.json").write_text(json.dumps(found))
+    return Outcome(counts={"files": len(found)})
+'''
+
+
+@pytest.fixture
+def with_toy(own_code):
+    """A finished project, whose code has a stage more."""
+    code = own_code.code / "workflow"
+    (code / "snaketune/publishing/lengths.py").write_text(MODULE.lstrip(), encoding="utf-8")
+    rule = (ROOT / "workflow/rules/plan.smk").read_text(encoding="utf-8")
+    (code / "rules/lengths.smk").write_text(re.sub(r"\bplan\b", "lengths", rule), encoding="utf-8")
+    return own_code
+
+
+def by_hand(project, *arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(project.code / "workflow")}
+    command = [sys.executable, "-m", "snaketune", *arguments]
+    return subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, check=True)
+
+
+def test_a_stage_is_one_module_and_one_rule_file(with_toy):
+    assert with_toy.stale() == set()
+    assert with_toy.stale(MANIFEST) == {"lengths"}
+    with_toy.snakemake(MANIFEST)
+    manifest = json.loads(with_toy.read(MANIFEST))
+    assert (manifest["stage"], manifest["counts"]) == ("lengths", {"files": 1})
+    weights = with_toy.folder / "results/dpo/run/model/model.safetensors"
+    assert manifest["payload"].keys() == {"lengths.json"}
+    found = json.loads(with_toy.read("results/lengths/of-run/lengths/lengths.json"))
+    assert found == {weights.name: weights.stat().st_size}
+    assert "Nothing to be done" in with_toy.snakemake(MANIFEST)
+
+    assert "lengths" in by_hand(with_toy, "--help").stdout
+    said = by_hand(with_toy, "lengths", "results/.jobs/lengths/of-run.json").stdout
+    assert "lengths: nothing to compute" in said
+
+    path = with_toy.code / "workflow/snaketune/publishing/lengths.py"
+    # What it costs shapes nothing.
+    path.write_text(path.read_text(encoding="utf-8").replace("minutes=7", "minutes=8"), encoding="utf-8")
+    assert with_toy.stale(MANIFEST) == set()
+    path.write_text(path.read_text(encoding="utf-8").replace('{"files"', '{"files_measured"'), encoding="utf-8")
+    assert with_toy.stale() == set()
+    assert with_toy.stale(MANIFEST) == {"lengths"}
+    assert "lengths: made" in with_toy.snakemake(MANIFEST)
+    assert json.loads(with_toy.read(MANIFEST))["counts"] == {"files_measured": 1}
+
+
+def test_it_asks_a_cluster_for_what_it_declares(with_toy, monkeypatch):
+    asked = Cluster(with_toy, monkeypatch).asked(MANIFEST)
+    assert asked.keys() == {"lengths"}
+    # With what Snakemake itself takes around a job.
+    assert {key: asked["lengths"][key] for key in ("threads", "mem_mb", "runtime")} == {
+        "threads": "1",
+        "mem_mb": "1800",
+        "runtime": "7",
+    }
+
+
+def test_a_result_of_another_stage_is_refused_while_planning(with_toy):
+    path = with_toy.code / "workflow/snaketune/publishing/lengths.py"
+    path.write_text(
+        path.read_text(encoding="utf-8").replace('job.stage == "dpo"', 'job.stage == "sft"'), encoding="utf-8"
+    )
+    said = with_toy.snakemake("--dry-run", MANIFEST, check=False)
+    assert "lengths/of-run: sft/run can't be its model: the stage lengths takes dpo there" in said

@@ -1,0 +1,225 @@
+"""What the `eval` stage computes: one model on the held-out rows.
+
+scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; their 95% intervals
+responses.jsonl   every generated response, with the prompt, the expected and the found answer
+lm_eval.json      where tasks are asked, what lm-evaluation-harness itself writes (`evaluation/harness_results.py`)
+losses.arrow      loss of every held-out document (`evaluation/documents.py`)
+pairs.arrow       log-probabilities of every held-out pair's completions, beside the reference's (`evaluation/pairs.py`)
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from transformers import PretrainedConfig, PreTrainedModel
+
+from snaketune.artifacts.manifest import Artifact, write_json
+from snaketune.config.evaluation import Decoding
+from snaketune.errors import SnaketuneError
+from snaketune.evaluation.continuing import Continuing, how_to_continue
+from snaketune.evaluation.documents import loss_table
+from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
+from snaketune.evaluation.generation import generate, generates_plainly
+from snaketune.evaluation.held_out import held_out_loss, how_to_run
+from snaketune.evaluation.kept_responses import KeptResponses, prompt_digest
+from snaketune.evaluation.pairs import PAIRS
+from snaketune.evaluation.preferences import comparable_references, held_out_preferences
+from snaketune.models.attention import use_own_attention
+from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.loading import parameter_count, set_special_tokens
+from snaketune.models.stacked import Stack
+from snaketune.packing.reader import PackedRows
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.outside import entries, outside_digest
+from snaketune.stages.specs import EvalSpec
+from snaketune.stages.work import WorkFolder
+from snaketune.tables import read_table, write_table
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.refused import Refused
+
+if TYPE_CHECKING:
+    from snaketune.evaluation.tasks import Prepared
+
+
+def score_model(
+    spec: EvalSpec,
+    work: WorkFolder,
+    *,
+    model: list[Artifact],
+    tokenizer: Artifact,
+    corpora: list[Artifact],
+    packs: list[Artifact],
+    ref_logps: list[Artifact],
+    base: list[Path],
+    tasks: list[Path],
+    task_data: list[Path],
+    beneath: Sequence[Artifact] = (),
+) -> Outcome:
+    """Fill `work.payload` with the files above.
+
+    Args:
+        model, beneath: the result that is evaluated, and what lies beneath it; none for a base.
+        packs: of `spec.conversations`, then of `spec.preferences`.
+        tasks: files of the tasks' folder; none of tasks that lm-evaluation-harness ships.
+        task_data: what tasks name outside their folder, which lm-eval reads by itself.
+    """
+    started = time.monotonic()
+    compute = resolve_compute("auto")
+    tokenizer.files()
+    chat = ChatTokenizer.load(tokenizer.folder)
+    stack = Stack(
+        results=(*model, *beneath),
+        base=spec.base,
+        tokenizer=tokenizer.folder,
+        trust_remote_code=spec.trust_remote_code,
+    )
+    with _prepared(spec, tasks, tokenizer.folder, work.state) as prepared:
+        asked, config = _load(stack, ref_logps, chat, compute)
+        # By the model's own attention, which nothing has replaced yet.
+        continuing = how_to_continue(asked, chat, compute)
+        if prepared and not continuing.cached:
+            raise SnaketuneError(
+                f"eval.tasks: lm-evaluation-harness generates with the cache, and that of {asked.config.model_type} gives "
+                "other logits than its forward: leave the tasks out of this model's evaluation"
+            )
+        held_out = [PackedRows(pack, "held_out") for pack in packs]
+        compute, about, run = how_to_run(asked, config, held_out, compute)
+        of_pairs = len(spec.conversations)
+        references = comparable_references(ref_logps, compute)
+        preferred = {
+            name: held_out_preferences(asked, rows, pack, compute, name, references)
+            for name, rows, pack in zip(spec.preferences, held_out[of_pairs:], packs[of_pairs:], strict=True)
+            if len(rows)
+        }
+        learned = {name: held_out_loss(asked, rows, compute, name) for name, rows in zip(spec.conversations, held_out)}
+        scores: dict[str, Any] = {
+            "parameters": parameter_count(asked),
+            "conversations": {name: found for name, (found, _) in learned.items()},
+            "preferences": {name: found for name, (found, _) in preferred.items()},
+        }
+        use_own_attention(asked)
+        kept = KeptResponses(
+            work.root,
+            {
+                "weights": [artifact.content for artifact in (*model, *beneath)],
+                "base": spec.base and spec.base.model_dump(mode="json"),
+                "base_files": entries("base", base, lambda path: outside_digest(path, work.root)),
+                "tokenizer": tokenizer.content,
+                "decoding": spec.generation.model_dump(mode="json", include=set(Decoding.model_fields)),
+                "continuing": continuing.about(),
+                "device": [compute.device.type, str(compute.dtype), str(asked.dtype)],
+            },
+        )
+        responses, generated = _responses(spec, asked, chat, compute, continuing, corpora, kept)
+        for name in spec.conversations:
+            scores["conversations"][name]["exact_match"] = summarize([r for r in responses if r.corpus == name])
+        if prepared:
+            from snaketune.evaluation.tasks import run_tasks
+
+            generates_plainly(asked, chat)
+            found = run_tasks(asked, prepared, spec.tasks, continuing.batch_size(spec.tasks.batch_size))
+            scores |= {"tasks": found.scores, "task_stderrs": found.stderrs, "task_intervals": found.intervals}
+            write_json(work.payload / "lm_eval.json", found.harness)
+            about = about | {"task_data": prepared.data}
+    write_json(work.payload / "scores.json", scores)
+    write_table(work.payload / "losses.arrow", loss_table(table for _, table in learned.values()))
+    pairs = [PAIRS.empty_table(), *(table for _, table in preferred.values())]
+    write_table(work.payload / "pairs.arrow", pa.concat_tables(pairs))
+    lines = [json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n" for row in as_rows(responses)]
+    (work.payload / "responses.jsonl").write_text("".join(lines), encoding="utf-8")
+    generation = {
+        "strategy": "sampling" if spec.generation.temperature else "greedy",
+        "max_new_tokens": spec.generation.max_new_tokens,
+        "stop_ids": list(chat.stop_ids),
+        "responses": kept.key,
+    }
+    return Outcome(
+        counts={"prompts": len(responses)},
+        about=about | {"generation": generation | continuing.about()},
+        run=run
+        | {
+            "device": str(compute.device),
+            "evaluation_seconds": round(time.monotonic() - started, 1),
+            "responses_generated": generated,
+        },
+    )
+
+
+def _prepared(
+    spec: EvalSpec, tasks: list[Path], tokenizer_folder: Path, scratch: Path
+) -> AbstractContextManager["Prepared | None"]:
+    """The tasks and their data, if any are asked."""
+    if not spec.tasks:
+        return nullcontext()
+    from snaketune.evaluation.tasks import prepared_tasks
+
+    folder = Path(os.path.commonpath([path.parent for path in tasks])) if tasks else None
+    return prepared_tasks(spec.tasks, folder, tokenizer_folder, scratch)
+
+
+def _load(
+    stack: Stack, ref_logps: list[Artifact], chat: ChatTokenizer, compute: Compute
+) -> tuple[PreTrainedModel, PretrainedConfig | None]:
+    """The model, and its config as it was read."""
+    for result in stack.results:
+        result.files()
+    # As the reference was loaded, so that their log-probabilities can be compared.
+    frozen = not ref_logps or ref_logps[0].manifest["spec"]["frozen_weights"]
+    asked = stack.load(compute.weights_dtype(frozen=frozen))
+    set_special_tokens(asked, chat)
+    return asked.to(compute.device), stack.config()
+
+
+def _written(chat: ChatTokenizer, prompts: list[Prompt]) -> tuple[list[Prompt], list[np.ndarray]]:
+    """The prompts that the chat template can write, and their tokens."""
+    found = []
+    for prompt in prompts:
+        try:
+            found.append((prompt, chat.encode_prompt(prompt.messages, prompt.tools)))
+        except Refused as why:
+            print(f"not asked: prompt {prompt.id} of {prompt.corpus}: {why}", flush=True)
+    return [prompt for prompt, _ in found], [tokens for _, tokens in found]
+
+
+def _responses(
+    spec: EvalSpec,
+    model: PreTrainedModel,
+    chat: ChatTokenizer,
+    compute: Compute,
+    continuing: Continuing,
+    corpora: list[Artifact],
+    kept: KeptResponses,
+) -> tuple[list[Response], int]:
+    """What the model writes to held-out prompts, and whether it is right; and how many of it weren't written already."""
+    prompts = [
+        prompt
+        for name, corpus in zip(spec.conversations, corpora, strict=True)
+        for prompt in choose_prompts(
+            name, read_table(corpus.file("held_out.arrow")), spec.exact_match.limit, spec.samples
+        )
+    ]
+    prompts, asked = _written(chat, prompts)
+    digests = [prompt_digest(prompt) for prompt in asked]
+    new = {digest: prompt for digest, prompt in zip(digests, asked) if digest not in kept.known}
+    if len(new) < len(set(digests)):
+        print(f"{len(set(digests)) - len(new)} of {len(set(digests))} responses were written already", flush=True)
+    numbered = list(new)
+    generate(
+        model,
+        chat,
+        list(new.values()),
+        decoding=spec.generation,
+        batch_size=continuing.batch_size(spec.generation.batch_size),
+        compute=compute,
+        cached=continuing.cached,
+        keep=lambda batch: kept.add({numbered[number]: written for number, written in batch.items()}),
+    )
+    return [
+        judge(prompt, *kept.known[digest], spec.exact_match) for prompt, digest in zip(prompts, digests, strict=True)
+    ], len(new)
