@@ -33,7 +33,7 @@ def test_what_its_file_says_of_deployment_is_so():
     rules = [(ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8") for stage in STAGES]
     assert usage["software-stack-deployment"]["conda"] == all("conda:" in rule for rule in rules)
     # One image for all rules, without conda in it.
-    snakefile = (ROOT / "Snakefile").read_text(encoding="utf-8")
+    snakefile = (ROOT / "workflow/Snakefile").read_text(encoding="utf-8")
     assert usage["software-stack-deployment"]["apptainer"] == ("\ncontainer: " in snakefile)
     assert not usage["software-stack-deployment"]["apptainer+conda"]
     assert usage["software-stack-deployment"]["report"] == any("report(" in rule for rule in rules)

@@ -40,8 +40,7 @@ from snaketune.report.pages import files_to_judge, pages_of
 from snaketune.stages.table import STAGES, option
 
 try:
-    # Relative, so that a moved repository has the same input files as before.
-    graph = JobGraph(*load(config), root=Path(os.path.relpath(PACKAGE_ROOT.parent)))
+    graph = JobGraph(*load(config))
 except SnaketuneError as error:
     raise WorkflowError(str(error)) from None
 

@@ -5,6 +5,7 @@ their spec, so runs that agree on them share them.
 """
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from snaketune.config.packing import Packing
 from snaketune.config.publishing import Gguf
 from snaketune.config.runs import Dpo, Sft
 from snaketune.config.task_files import task_files
-from snaketune.config.tokenizers import Tokenizer
+from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE, Tokenizer
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.stages.carded import cards
@@ -44,27 +45,25 @@ from snaketune.stages.starts import kept
 from snaketune.stages.table import STAGES
 from snaketune.stages.weights import local_files
 
-DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 # What was found or measured before a training stands in that one's run.json, and a part's pairs in the whole.
 NOT_SHOWN = ("preflight", "calibrate", "ref_pass", "trial", "diagnosis", "audit", "card", "convert")
 BYTES_PER_PART, MOST_PARTS = 256_000_000, 128
 
 
-def jobs_asked_for(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path) -> Iterable[Job]:
+def jobs_asked_for(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> Iterable[Job]:
     """All jobs; what one is made from stands before it, and the report is the last.
 
     Args:
         config, variants: from `config.load`.
-        root: the workflow's folder, which holds the default chat template.
     """
-    return _Asked(config, variants, root).jobs.values()
+    return _Asked(config, variants).jobs.values()
 
 
 class _Asked(LookedAt):
     """The jobs as they are found, by stage and name."""
 
-    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path):
-        self.config, self.variants, self.root = config, variants, root
+    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]):
+        self.config, self.variants = config, variants
         self.jobs: dict[tuple[str, str], Job] = {}
         self._kept = {}
         # By section and name: its rows, and what measures trainings like it.
@@ -152,7 +151,8 @@ class _Asked(LookedAt):
     def _chat_template(self, tokenizer: Tokenizer) -> tuple[str, ...]:
         if tokenizer.chat_template:
             return (tokenizer.chat_template,)
-        return (str(self.root / DEFAULT_CHAT_TEMPLATE),) if tokenizer.train else ()
+        # Relative, so that a moved repository has the same input files as before.
+        return (os.path.relpath(DEFAULT_CHAT_TEMPLATE),) if tokenizer.train else ()
 
     @kept
     def _tokens(self, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
