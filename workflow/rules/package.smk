@@ -1,7 +1,8 @@
-"""The Python package that goes with these rules: the one beside them, or, where they come from a git repository, the installed one.
+"""The Python package of these rules: the one beside them, or, where they come from a git repository, the installed one.
 
-Rules and package are of one revision. An installed package is held against the repository file by file, and copied below
-results/, since jobs may run where the environment of this process can't be seen, or mustn't: in conda's, in an image.
+Rules and package have to be of one revision, so an installed package is compared with the repository, file by file. Jobs take it
+from a copy in results/.package: PYTHONPATH then holds nothing else of this environment, which a job in a conda environment must
+not import from, and a job in a container sees it.
 """
 
 import hashlib
@@ -15,9 +16,18 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.settings.types import ExecMode
+from snakemake.sourcecache import HostingProviderFile, LocalGitFile, LocalSourceFile
 
-# Of this file, whichever Snakefile includes it. Only the one of a local file is a path.
+# Of this file, whichever Snakefile includes it.
 RULES = workflow.current_basedir
+IS_CLONE = isinstance(RULES, LocalSourceFile)
+# As pip takes it.
+if isinstance(RULES, HostingProviderFile):
+    REVISION = f"git+https://{RULES.host}/{RULES.repo}@{RULES.ref}"
+elif isinstance(RULES, LocalGitFile):
+    REVISION = f"git+file://{os.path.abspath(RULES.repo_path)}@{RULES.ref}"
+else:
+    REVISION = "git+URL@REVISION, of the revision of the rules"
 
 
 def installed_package():
@@ -25,33 +35,27 @@ def installed_package():
     found = find_spec("snaketune")
     # A folder of that name is none.
     if found is None or found.origin is None:
-        raise WorkflowError(f"{RULES}: these rules need the package snaketune, which isn't installed here; {how_to_install()}")
+        raise WorkflowError(
+            f"the rules in {RULES} need the Python package snaketune, which isn't installed here: pip install {REVISION}"
+        )
     package = Path(found.origin).parent
     # A process that runs one job compares its code with that of the plan.
-    if workflow.exec_mode == ExecMode.DEFAULT and hasattr(RULES, "ref"):
+    if workflow.exec_mode == ExecMode.DEFAULT and isinstance(RULES, (HostingProviderFile, LocalGitFile)):
         there, here = files_in_repository(), files_of(package)
         if differing := sorted(name for name in {*there, *here} if there.get(name) != here.get(name)):
             raise WorkflowError(
-                f"{package} isn't the package of these rules ({RULES}): {len(differing)} files differ, the first is "
-                f"{differing[0]}; {how_to_install()}"
+                f"the package in {package} isn't of the revision of the rules in {RULES}: files differ ({len(differing)}, the "
+                f"first is {differing[0]}); install that one: pip install --force-reinstall --no-deps {REVISION}"
             )
     return package
-
-
-def how_to_install():
-    """The command that installs the package of the rules' revision."""
-    if not hasattr(RULES, "ref"):
-        return "install the same revision: pip install git+URL@REVISION"
-    host = f"https://{RULES.host}/{RULES.repo}" if hasattr(RULES, "host") else f"file://{Path(RULES.repo_path).resolve()}"
-    return f"install it: pip install --force-reinstall --no-deps git+{host}@{RULES.ref} (without --no-deps for the first time)"
 
 
 def files_in_repository():
     """By path, what git calls the content of each file of the package at the revision of the rules."""
     from git import Repo
 
-    # github() and gitlab() have a clone in Snakemake's cache; gitfile() names one.
-    repository = RULES.hosted_repo.repo if hasattr(RULES, "hosted_repo") else Repo(RULES.repo_path)
+    # github() and gitlab() have a clone in Snakemake's cache.
+    repository = RULES.hosted_repo.repo if isinstance(RULES, HostingProviderFile) else Repo(RULES.repo_path)
     folder = posixpath.normpath(posixpath.join(RULES.path, "../snaketune"))
     lines = repository.git.ls_tree("-r", RULES.ref, f"{folder}/").splitlines()
     entries = (line.split("\t") for line in lines)
@@ -70,13 +74,15 @@ def blob(content):
 
 
 def copied(package):
-    """A folder that holds a copy of the package and nothing else of where it is installed. The same package has the same copy."""
+    """A folder that holds a copy of the package alone, named after its content."""
     digest = hashlib.sha256(str(sorted(files_of(package).items())).encode()).hexdigest()[:16]
     folder = Path("results/.package", digest).absolute()
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
-            shutil.copytree(package, Path(unfinished, digest, "snaketune"), ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                package, Path(unfinished, digest, "snaketune"), ignore=shutil.ignore_patterns("__pycache__")
+            )
             try:
                 Path(unfinished, digest).rename(folder)
             except OSError:
@@ -86,7 +92,7 @@ def copied(package):
     return folder
 
 
-PACKAGE_ROOT = Path(RULES).parent if isinstance(RULES, os.PathLike) else copied(installed_package())
+PACKAGE_ROOT = Path(RULES).parent if IS_CLONE else copied(installed_package())
 if os.pathsep in str(PACKAGE_ROOT):
     raise WorkflowError(
         f"{PACKAGE_ROOT} has a {os.pathsep!r} in its path, at which PYTHONPATH is split, so that jobs would run other code; "
@@ -96,8 +102,9 @@ sys.path.insert(0, str(PACKAGE_ROOT))
 
 import snaketune
 
-if Path(snaketune.__file__).parents[1] != PACKAGE_ROOT:
+IMPORTED = Path(snaketune.__file__).parents[1]
+if not IMPORTED.samefile(PACKAGE_ROOT):
     raise WorkflowError(
-        f"the package snaketune of these rules is in {PACKAGE_ROOT}, but this process has already imported the one in "
-        f"{Path(snaketune.__file__).parents[1]}; a workflow can use one revision of snaketune"
+        f"the rules in {RULES} go with the package in {PACKAGE_ROOT}, but the one in {IMPORTED} is imported already, by another "
+        "module of this workflow; one workflow can use one revision of snaketune"
     )

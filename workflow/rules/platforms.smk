@@ -1,7 +1,7 @@
 """Where jobs run, other than this machine as it is: in an image, with a default storage."""
 
-# What envs/Containerfile makes.
-IMAGE = PACKAGE_ROOT.parent / "envs/snaketune.sif"
+# What envs/Containerfile makes; where the rules come from a git repository, it is looked for in the working directory.
+IMAGE = (PACKAGE_ROOT.parent if IS_CLONE else Path.cwd()) / "envs/snaketune.sif"
 
 
 def image():
