@@ -186,6 +186,12 @@ def test_rules_may_be_renamed_and_the_default_target_is_all_of_them(user, path):
     assert rules_in(user.snakemake("--dry-run", CORPUS)) == {"corpus"}
 
 
+def test_a_renamed_rule_that_is_forced_takes_what_is_made_of_it_along(user):
+    user.write(GITHUB, "use rule * from snaketune as snaketune_*").snakemake(TOKENIZER)
+    planned = user.snakemake("--dry-run", "--forcerun", "snaketune_corpus", "--", TOKENIZER)
+    assert rules_in(planned) == {"snaketune_corpus", "snaketune_tokenizer"}
+
+
 def test_a_rule_of_the_users_own_is_made_of_results(user):
     user.write(
         GITHUB,

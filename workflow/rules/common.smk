@@ -66,7 +66,9 @@ def asked_for(job):
     """Whether the user forces the job, so that what is made from it runs too."""
     settings = workflow.dag_settings
     asked = {str(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))}
-    return settings.forceall or not asked.isdisjoint((job.stage, job.manifest, job.payload, job.run))
+    # A module's rule may have another name.
+    rule_name = getattr(rules, job.stage).rule.name
+    return settings.forceall or not asked.isdisjoint((rule_name, job.manifest, job.payload, job.run))
 
 
 # A process that runs one job for another one that planned it leaves all decisions to that one.
