@@ -24,25 +24,16 @@ CORPUS = "results/corpus/chat/manifest.json"
 GITHUB = 'github("someone/snaketune", path="workflow/Snakefile", tag="v1")'
 MODULE = """
 configfile: "config.yaml"
-
-
 module snaketune:
     snakefile: {snakefile}
     config: {config}
-
-
 {use}
 """
 
 
 def run(*command: str, folder: Path, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:
     return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment or os.environ.copy(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
@@ -196,8 +187,6 @@ def test_a_rule_of_the_users_own_is_made_of_results(user):
     user.write(
         GITHUB,
         f"""use rule * from snaketune
-
-
 rule lines:
     default_target: True
     input:
@@ -258,13 +247,9 @@ def test_two_revisions_in_one_workflow_are_refused(user, tmp_path):
     user.write(
         f'"{user.repository}/workflow/Snakefile"',
         f"""use rule * from snaketune
-
-
 module other:
     snakefile: "{tmp_path}/code/workflow/Snakefile"
     config: config
-
-
 use rule * from other as other_*
 """,
     )
