@@ -1,5 +1,6 @@
 # make run    the embedded default, from raw demo files to results/report/pages/index.html
 # make test   the whole test suite
+# make upgrade-test   what reruns when, and modules, tested with the newest Snakemake; says which one that is, and which one is pinned
 # make slurm-profile   asks SLURM for its partitions and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
 # make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
 # make bench-sft    SFT beside TRL on one core, and the demo's time; wants a quiet machine and gsm8k below data/
@@ -16,7 +17,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies ab families torture
+.PHONY: run test upgrade-test slurm-profile lint docs lock bench-data bench-sft bench-dpo bench-gpu gpu-wheels bench-scale bench-doctor bench-vocabularies ab families torture
 .DEFAULT_GOAL := run
 
 run: .venv/installed
@@ -27,8 +28,22 @@ run: .venv/installed
 
 # Several tests at once: a run of the workflow spends its time importing torch, job after job, on one core. One more than there are
 # cores, as some wait for locks and leases. Whole runs come first, and a process that is done takes tests from another's queue.
+PYTEST := pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist worksteal
 test: .venv/installed
-	@PATH="$(CURDIR)/$(BIN):$$PATH" pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist worksteal
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST)
+
+# The newest Snakemake and its plugin interfaces come before those of .venv; all else stays as it is pinned. SNAKEMAKE=snakemake==VERSION
+# takes another one.
+NEWEST := build/newest-snakemake
+SNAKEMAKE ?= snakemake
+upgrade-test: .venv/installed
+	@rm -rf $(NEWEST) && mkdir -p $(NEWEST)
+	@grep -v '^snakemake' requirements.lock > $(NEWEST)/others.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --target $(NEWEST) --constraint $(NEWEST)/others.txt '$(SNAKEMAKE)'
+	@export PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$(CURDIR)/$(NEWEST):$(CURDIR)/workflow"; \
+	  tested=$$(python -c 'import snakemake; print(snakemake.__version__)'); pinned=$$(sed -n 's/^snakemake==//p' requirements.lock); \
+	  echo "Snakemake $$tested is tested; $$pinned is pinned: $$(test $$tested = $$pinned && echo the same || echo they differ)"; \
+	  $(PYTEST) tests/workflow/test_staleness.py tests/workflow/test_by_hand.py tests/workflow/test_module.py
 
 slurm-profile: .venv/installed
 	@PYTHONPATH=workflow $(BIN)/python -m snaketune slurm-profile

@@ -143,7 +143,7 @@ def measure(size: int) -> dict[str, float]:
         Path("rows.jsonl").write_text("{}\n", encoding="utf-8")
         config = config_of(*SIZES[size])
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        graph = JobGraph(*load(config), root=Path(os.path.relpath(ROOT)))
+        graph = JobGraph(*load(config))
         # What looks at trainings isn't asked for.
         count = sum(job.stage not in ("calibrate", "trial", "audit") for job in graph.jobs.values())
         (folder / "plain/Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 import yaml
-from benchmarks.data_path.rows import ROOT, ROW_LENGTH
+from benchmarks.data_path.rows import ROW_LENGTH
 from benchmarks.sft.material import LEARNING_RATE, made_model
 
 from snaketune.config.load import load
@@ -116,7 +116,7 @@ def corpus_rows(corpus: str) -> list[dict[str, Any]]:
 
 
 def _graph(config: dict[str, Any]) -> JobGraph:
-    return JobGraph(*load(config), root=ROOT)
+    return JobGraph(*load(config))
 
 
 def _make(job: Job) -> None:

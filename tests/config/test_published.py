@@ -5,7 +5,6 @@ import pytest
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
 
-from .conftest import ROOT
 from .edits import put, refused
 
 PUSH = {"model": "dpo:demo", "repository": "owner/name"}
@@ -73,7 +72,7 @@ def test_words_for_cards_are_of_a_form(raw, key, value):
 
 
 def licenses(config: dict) -> dict[str, str | None]:
-    plan = JobGraph(*load(config), root=ROOT)
+    plan = JobGraph(*load(config))
     return {job.spec.model: job.spec.license for job in plan.stage("card")}
 
 
@@ -88,7 +87,7 @@ def test_what_goes_on_from_a_run_has_its_license_unless_it_names_one(raw):
 
 
 def test_a_card_tells_of_its_models_chain_and_of_no_other(raw):
-    plan = JobGraph(*load(raw), root=ROOT)
+    plan = JobGraph(*load(raw))
     cards = {
         job.name: [f"{one.stage}/{one.name.split('-demo-512')[0]}" for one in job.spec.jobs]
         for job in plan.stage("card")

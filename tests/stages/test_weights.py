@@ -1,7 +1,6 @@
 """Who reads a model is told all the results that its weights lie in, and what lies beneath them."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def graph(**edits: bool) -> JobGraph:
     for name, merge in edits.items():
         section = "dpo" if name == "run" else "sft"
         config[section][name]["lora"] = {"rank": 4, "merge": merge}
-    return JobGraph(*load(config), root=Path())
+    return JobGraph(*load(config))
 
 
 def made_from(job: Job) -> tuple[str | None, list[str], bool]:
@@ -98,6 +97,6 @@ def test_what_a_run_goes_on_from_is_evaluated_once():
     plan_of_one = plan.job("eval", "all/base-two")
     config = copy.deepcopy(CONFIG)
     config["eval"]["all"]["models"] = ["sft:one", "base:two"]
-    twice = JobGraph(*load(config), root=Path())
+    twice = JobGraph(*load(config))
     assert twice.same_as[twice.job("eval", "all/base-two").manifest].name == "all/sft-one"
     assert plan_of_one.manifest not in plan.same_as

@@ -2,9 +2,11 @@
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import yaml
+from packaging.requirements import Requirement
 
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
@@ -33,7 +35,7 @@ def test_what_its_file_says_of_deployment_is_so():
     rules = [(ROOT / f"workflow/rules/{stage}.smk").read_text(encoding="utf-8") for stage in STAGES]
     assert usage["software-stack-deployment"]["conda"] == all("conda:" in rule for rule in rules)
     # One image for all rules, without conda in it.
-    snakefile = (ROOT / "Snakefile").read_text(encoding="utf-8")
+    snakefile = (ROOT / "workflow/Snakefile").read_text(encoding="utf-8")
     assert usage["software-stack-deployment"]["apptainer"] == ("\ncontainer: " in snakefile)
     assert not usage["software-stack-deployment"]["apptainer+conda"]
     assert usage["software-stack-deployment"]["report"] == any("report(" in rule for rule in rules)
@@ -41,3 +43,27 @@ def test_what_its_file_says_of_deployment_is_so():
     readme = (ROOT / "README.md").read_text(encoding="utf-8").lower()
     assert "snakemake" in readme
     assert "workflow" in readme
+
+
+def test_the_lock_is_within_the_bounds_that_are_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (bounds,) = [one.specifier for one in map(Requirement, declared) if one.name == "snakemake"]
+    (pinned,) = re.findall(r"^snakemake==(.*)$", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    (least,) = re.findall(
+        r'^min_version\("(.*)"\)$', (ROOT / "workflow/Snakefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert pinned in bounds
+    assert {f">={least}"} == {str(bound) for bound in bounds if bound.operator == ">="}
+    # The next major version may differ in anything.
+    assert str(int(least.split(".")[0]) + 1) not in bounds
+
+
+def test_ci_runs_the_projects_own_command():
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert ci["permissions"] == {"contents": "read"}
+    commands = [step["run"] for job in ci["jobs"].values() for step in job["steps"] if "run" in step]
+    assert commands == ["bash .ci/run", "make upgrade-test"]
+    assert (ROOT / ".ci/run").is_file() and "\nupgrade-test:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    actions = [step["uses"] for job in ci["jobs"].values() for step in job["steps"] if "uses" in step]
+    # A tag may be moved, a commit can't.
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in actions)

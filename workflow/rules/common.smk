@@ -3,10 +3,11 @@
 import os
 import shlex
 from contextlib import contextmanager
+from functools import cache
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
-from snakemake.settings.types import DeploymentMethod, ExecMode
+from snakemake.settings.types import DeploymentMethod, ExecMode, RerunTrigger
 
 from snaketune.config.base import NAME_PATTERN
 from snaketune.errors import SnaketuneError
@@ -48,12 +49,13 @@ def is_forced(job):
     """Whether the command line forces a job, so that what is made from it runs too."""
     settings = workflow.dag_settings
     forced = {str(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))}
-    return settings.forceall or not forced.isdisjoint((job.stage, job.manifest, job.payload, job.run))
+    # A module's rule may have another name.
+    rule_name = getattr(rules, job.stage).rule.name
+    return settings.forceall or not forced.isdisjoint((rule_name, job.manifest, job.payload, job.run))
 
 
 with plain_errors():
-    # Relative, so that a moved repository has the same input files as before.
-    planner = Planner(config, root=Path(os.path.relpath(PACKAGE_ROOT.parent)), is_forced=is_forced, deploys=DEPLOYS)
+    planner = Planner(config, is_forced=is_forced, deploys=DEPLOYS)
 graph = planner.graph
 
 
@@ -72,11 +74,19 @@ def job_of(stage, wildcards):
         return graph.job(stage, "/".join(wildcards))
 
 
+@cache
+def log_triggers():
+    """Job files say what is stale; by what Snakemake compares besides, it may run jobs that then find their results made."""
+    if workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}:
+        logger.info("note: --rerun-triggers mtime is enough here; with others, current results may be looked up once more")
+
+
 def is_current(job):
     """Whether a result is as the config has it; what is stale is logged, and refused where it could never run."""
     if not PLANS:
         return True
     with plain_errors():
+        log_triggers()
         planner.write_job_files()
         for line in planner.results.tell(job):
             logger.info(line)

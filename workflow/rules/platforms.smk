@@ -4,8 +4,8 @@ from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.publishing.convert import find_converter
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 
-# What envs/Containerfile makes.
-IMAGE = PACKAGE_ROOT.parent / "envs/snaketune.sif"
+# What envs/Containerfile makes; where the rules come from a git repository, it is looked for in the working directory.
+IMAGE = (PACKAGE_ROOT.parent if IS_CLONE else Path.cwd()) / "envs/snaketune.sif"
 launches = set()
 
 
@@ -14,8 +14,8 @@ def image():
     if DeploymentMethod.APPTAINER not in METHODS:
         return None
     # Of a job's files, apptainer shows those below the working directory. The package may be elsewhere.
-    bound = [os.environ.get("APPTAINER_BIND"), str(PACKAGE_ROOT.parent)]
-    os.environ["APPTAINER_BIND"] = ",".join(filter(None, bound))
+    for variable in ("APPTAINER_BIND", "SINGULARITY_BIND"):
+        os.environ[variable] = ",".join(filter(None, (os.environ.get(variable), str(PACKAGE_ROOT.parent))))
     return os.path.relpath(IMAGE)
 
 

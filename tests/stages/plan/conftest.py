@@ -1,7 +1,5 @@
 """The plan of the large config."""
 
-from pathlib import Path
-
 import pytest
 
 from snaketune.config.load import load
@@ -16,7 +14,7 @@ def planned(tmp_path_factory):
     write_files(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return plan_jobs(*load(CONFIG), root=Path())
+        return plan_jobs(*load(CONFIG))
 
 
 @pytest.fixture(scope="package")

@@ -1,7 +1,5 @@
 """The context of a plan: one job of each name, and nothing computed twice."""
 
-from pathlib import Path
-
 import pytest
 
 from snaketune.config.load import load
@@ -16,7 +14,7 @@ CONFIG_OF_ONE = {
 
 def context() -> Context:
     config, variants = load(CONFIG_OF_ONE)
-    return Context(config=config, variants=variants, root=Path())
+    return Context(config=config, variants=variants)
 
 
 def test_two_jobs_of_one_name_are_refused():

@@ -1,10 +1,11 @@
 """Which jobs are planned for a config, in which order, and which of them each is made from."""
 
-from pathlib import Path
+import os
 
 import pytest
 
 from snaketune.config.load import load
+from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.jobs import Job
 from snaketune.stages.plan.jobs import plan_jobs
@@ -134,7 +135,7 @@ def test_files_from_outside(jobs):
     base = ("base/config.json", "base/model.safetensors")
     assert jobs["corpus/chat"].files == {"files": ("rows.jsonl",), "against_files": ("tasks/choice.jsonl",)}
     assert jobs["tokenizer/own"].files == {
-        "chat_template": ("resources/chat_templates/chatml.jinja",),
+        "chat_template": (os.path.relpath(DEFAULT_CHAT_TEMPLATE),),
         "base": (),
     }
     assert jobs["tokenizer/adopted"].files == {"chat_template": ("template.jinja",), "base": base}
@@ -177,7 +178,7 @@ def test_the_order_of_the_config_changes_no_job(planned, tmp_path, monkeypatch):
         section: dict(reversed(entries.items())) if section != "report" else entries
         for section, entries in CONFIG.items()
     }
-    other = plan_jobs(*load(reversed_config), root=Path())
+    other = plan_jobs(*load(reversed_config))
     assert described(other) == described(planned)
 
 
@@ -189,6 +190,6 @@ def test_jobs_that_make_the_same_are_known(tmp_path, monkeypatch):
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     config = CONFIG | {"dpo": CONFIG["dpo"] | {"twin": {"extends": "plain"}}}
-    graph = JobGraph(*load(config), root=Path())
+    graph = JobGraph(*load(config))
     assert graph.same_as[graph.job("dpo", "twin").manifest] is graph.job("dpo", "plain")
     assert graph.job("dpo", "other").manifest not in graph.same_as

@@ -1,5 +1,6 @@
 """`tokenizers:`, trained here or adopted."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -21,6 +22,10 @@ class TokenizerTraining(Model):
     """Share of the characters that get a piece of their own; the rest is spelled in bytes."""
     split_digits: bool = True
     """Each digit is a token of its own."""
+
+
+# In the package, which may be installed without the rest of the repository; resources/chat_templates links to it.
+DEFAULT_CHAT_TEMPLATE = Path(__file__).parent.parent / "tokenization/chat_templates/chatml.jinja"
 
 
 class Tokenizer(Model):

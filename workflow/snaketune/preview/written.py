@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.corpus.rows import SCHEMAS, TEXT, Row
 from snaketune.errors import SnaketuneError
 from snaketune.preview.bytes_tokenizer import bytes_tokenizer
@@ -25,7 +26,6 @@ from snaketune.tokenization.template import SHIPPED
 from snaketune.tokenization.token_rows import of_completions, of_conversations, of_pairs
 from snaketune.tokenization.turns import Turns, completed, conversations, pairs
 
-CHATML = Path(__file__).resolve().parents[3] / SHIPPED / "chatml.jinja"
 ROWS_AT_ONCE = 64
 # As long as rows are commonly packed.
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -120,7 +120,7 @@ def writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
 
 def _writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
     if tokenizer is None:
-        text = _text_of(template or CHATML)
+        text = _text_of(template or DEFAULT_CHAT_TEMPLATE)
         chat = ChatTokenizer(*bytes_tokenizer(text), text)
         return Writer(chat=chat, template=_named(template), exact=False)
     try:
@@ -136,7 +136,7 @@ def _writer_of(template: Path | None, tokenizer: Path | None) -> Writer:
         config["pad_token"] = config.get("unk_token") or config.get("eos_token")
     if template is None and isinstance(own, str):
         return Writer(chat=ChatTokenizer(description, config, own), template=f"{tokenizer}'s own", exact=True)
-    chat = ChatTokenizer(description, config, _text_of(template or CHATML))
+    chat = ChatTokenizer(description, config, _text_of(template or DEFAULT_CHAT_TEMPLATE))
     return Writer(chat=chat, template=_named(template), exact=True)
 
 

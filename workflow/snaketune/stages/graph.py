@@ -1,7 +1,6 @@
 """The job graph, in which Snakemake's rules look jobs up by stage and name."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from snaketune.config.names import unknown
 from snaketune.config.workflow import Workflow
@@ -15,13 +14,13 @@ from snaketune.stages.table import STAGES
 class JobGraph:
     """All jobs of a config, by stage and name; and which of them make the very same as another one."""
 
-    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]], root: Path = Path()):
-        """Args: config and variants from `load`; root: the workflow's folder, which holds the default chat template."""
+    def __init__(self, config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]):
+        """Args: config and variants from `load`."""
         for name in config.reruns_on:
             if name not in STAGES:
                 raise SnaketuneError(f"reruns_on: there is no stage {name!r}{unknown(name, STAGES)}")
         self.config = config
-        self.jobs = {(job.stage, job.name): job for job in plan_jobs(config, variants, root)}
+        self.jobs = {(job.stage, job.name): job for job in plan_jobs(config, variants)}
         self.same_as = _same(self.jobs.values())
 
     def job(self, stage: str, name: str) -> Job:

@@ -27,17 +27,16 @@ class Planner:
         folder: where this process writes job files.
     """
 
-    def __init__(self, config: dict[str, Any], *, root: Path, is_forced: Callable[[Job], bool], deploys: bool):
+    def __init__(self, config: dict[str, Any], *, is_forced: Callable[[Job], bool], deploys: bool):
         """Args:
         config: as read from YAML.
-        root: the workflow's folder, which holds the default chat template.
         is_forced: whether the user forces a job (`--forcerun`).
         deploys: whether jobs run in environments of their own, with other versions of libraries than here.
 
         Raises:
             SnaketuneError: the config doesn't fit.
         """
-        self.graph = JobGraph(*load(config), root=root)
+        self.graph = JobGraph(*load(config))
         self.results = Results(
             code_of=lambda stage: self._codes[stage],
             asked_for=is_forced,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 from snaketune.config.workflow import Workflow
@@ -21,14 +20,12 @@ class Context:
 
     Attributes:
         config, variants: from `config.load`.
-        root: the workflow's folder, which holds the default chat template.
         jobs: the jobs planned so far, by stage and name; a job stands behind those whose results it reads.
         cache: what `cached` functions returned, by function and arguments.
     """
 
     config: Workflow
     variants: Variants
-    root: Path
     jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
     cache: dict[tuple[Hashable, ...], Any] = field(default_factory=dict)
 

@@ -4,18 +4,19 @@ Packed rows have no name in the config: they are named after corpus and tokenize
 """
 
 import math
+import os
 from pathlib import Path
 
 from snaketune.config.packing import Packing
 from snaketune.config.runs import Dpo, Sft
 from snaketune.config.task_files import task_files
+from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.stages.jobs import Job, short_digest
 from snaketune.stages.plan.context import Context, cached, planned
 from snaketune.stages.plan.runs import kind_of
 from snaketune.stages.plan.weights import local_files
 from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec
 
-DEFAULT_CHAT_TEMPLATE = "resources/chat_templates/chatml.jinja"
 BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
 
 
@@ -58,7 +59,8 @@ def tokenizer_job(context: Context, name: str) -> Job:
     """The job of an entry of `tokenizers:`."""
     tokenizer = context.config.tokenizers[name]
     training = tokenizer.train
-    template = tokenizer.chat_template or (training and str(context.root / DEFAULT_CHAT_TEMPLATE))
+    # Relative, so that a moved repository has the same input files as before.
+    template = tokenizer.chat_template or (training and os.path.relpath(DEFAULT_CHAT_TEMPLATE))
     return Job(
         stage="tokenizer",
         name=name,

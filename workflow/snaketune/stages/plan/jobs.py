@@ -1,7 +1,6 @@
 """All jobs of a config, each with its spec and what it is made from."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from snaketune.config.workflow import Workflow
 from snaketune.stages.jobs import Job
@@ -17,14 +16,13 @@ from snaketune.stages.specs import ReportSpec
 from snaketune.stages.table import STAGES
 
 
-def plan_jobs(config: Workflow, variants: Variants, root: Path) -> tuple[Job, ...]:
+def plan_jobs(config: Workflow, variants: Variants) -> tuple[Job, ...]:
     """All jobs of a config; each stands behind those that it is made from, and the report is the last.
 
     Args:
         config, variants: from `config.load`.
-        root: the workflow's folder, which holds the default chat template.
     """
-    context = Context(config=config, variants=variants, root=root)
+    context = Context(config=config, variants=variants)
     for plan, names in (
         (corpus_job, config.corpora),
         (tokenizer_job, config.tokenizers),

@@ -1,0 +1,110 @@
+"""The Python package of these rules: the one beside them, or, where they come from a git repository, the installed one.
+
+Rules and package have to be of one revision, so an installed package is compared with the repository, file by file. Jobs take it
+from a copy in results/.package: PYTHONPATH then holds nothing else of this environment, which a job in a conda environment must
+not import from, and a job in a container sees it.
+"""
+
+import hashlib
+import os
+import posixpath
+import shutil
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.settings.types import ExecMode
+from snakemake.sourcecache import HostingProviderFile, LocalGitFile, LocalSourceFile
+
+# Of this file, whichever Snakefile includes it.
+RULES = workflow.current_basedir
+IS_CLONE = isinstance(RULES, LocalSourceFile)
+# As pip takes it.
+if isinstance(RULES, HostingProviderFile):
+    REVISION = f"git+https://{RULES.host}/{RULES.repo}@{RULES.ref}"
+elif isinstance(RULES, LocalGitFile):
+    REVISION = f"git+file://{os.path.abspath(RULES.repo_path)}@{RULES.ref}"
+else:
+    REVISION = "git+URL@REVISION, of the revision of the rules"
+
+
+def installed_package():
+    """The folder of the installed package; refused where it is missing, or of another revision than the rules."""
+    found = find_spec("snaketune")
+    # A folder of that name is none.
+    if found is None or found.origin is None:
+        raise WorkflowError(
+            f"the rules in {RULES} need the Python package snaketune, which isn't installed here: pip install {REVISION}"
+        )
+    package = Path(found.origin).parent
+    # A process that runs one job compares its code with that of the plan.
+    if workflow.exec_mode == ExecMode.DEFAULT and isinstance(RULES, (HostingProviderFile, LocalGitFile)):
+        there, here = files_in_repository(), files_of(package)
+        if differing := sorted(name for name in {*there, *here} if there.get(name) != here.get(name)):
+            raise WorkflowError(
+                f"the package in {package} isn't of the revision of the rules in {RULES}: files differ ({len(differing)}, the "
+                f"first is {differing[0]}); install that one: pip install --force-reinstall --no-deps {REVISION}"
+            )
+    return package
+
+
+def files_in_repository():
+    """By path, what git calls the content of each file of the package at the revision of the rules."""
+    from git import Repo
+
+    # github() and gitlab() have a clone in Snakemake's cache.
+    repository = RULES.hosted_repo.repo if isinstance(RULES, HostingProviderFile) else Repo(RULES.repo_path)
+    folder = posixpath.normpath(posixpath.join(RULES.path, "../snaketune"))
+    lines = repository.git.ls_tree("-r", RULES.ref, f"{folder}/").splitlines()
+    entries = (line.split("\t") for line in lines)
+    return {posixpath.relpath(path, folder): entry.split()[2] for entry, path in entries}
+
+
+def files_of(package):
+    """By path, what git would call the content of each file of a package."""
+    files = (path for path in sorted(package.rglob("*")) if path.is_file() and path.suffix != ".pyc")
+    return {path.relative_to(package).as_posix(): blob(path.read_bytes()) for path in files}
+
+
+def blob(content):
+    """What git calls this content."""
+    return hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()
+
+
+def copied(package):
+    """A folder that holds a copy of the package alone, named after its content."""
+    digest = hashlib.sha256(str(sorted(files_of(package).items())).encode()).hexdigest()[:16]
+    folder = Path("results/.package", digest).absolute()
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as unfinished:
+            shutil.copytree(
+                package, Path(unfinished, digest, "snaketune"), ignore=shutil.ignore_patterns("__pycache__")
+            )
+            try:
+                Path(unfinished, digest).rename(folder)
+            except OSError:
+                # Another process was faster.
+                if not folder.is_dir():
+                    raise
+    return folder
+
+
+PACKAGE_ROOT = Path(RULES).parent if IS_CLONE else copied(installed_package())
+if os.pathsep in str(PACKAGE_ROOT):
+    raise WorkflowError(
+        f"{PACKAGE_ROOT} has a {os.pathsep!r} in its path, at which PYTHONPATH is split, so that jobs would run other code; "
+        "rename the folder"
+    )
+sys.path.insert(0, str(PACKAGE_ROOT))
+
+import snaketune
+
+IMPORTED = Path(snaketune.__file__).parents[1]
+if not IMPORTED.samefile(PACKAGE_ROOT):
+    raise WorkflowError(
+        f"the rules in {RULES} go with the package in {PACKAGE_ROOT}, but the one in {IMPORTED} is imported already, by another "
+        "module of this workflow; one workflow can use one revision of snaketune"
+    )
