@@ -116,7 +116,7 @@ def test_progress_hands_on_what_it_gets(monkeypatch):
 
 def test_the_shell_prefix_sets_nothing_that_shapes_a_result():
     """A variable more, and somebody has to decide whether it counts."""
-    rules = (code.PACKAGE_FOLDER.parent / "rules/common.smk").read_text(encoding="utf-8")
+    rules = (code.PACKAGE_FOLDER.parent / "rules/package.smk").read_text(encoding="utf-8")
     (prefix,) = re.findall(r"^PREFIX = \((.*?)\n\)\n", rules, re.DOTALL | re.MULTILINE)
     # Threads are what torch's sums depend on: in a training's manifest, and as many as at its first attempt.
     known = {"OMP_WAIT_POLICY", "RAYON_NUM_THREADS", "PYTHONPATH", "SNAKETUNE_CONFIG"}

@@ -8,6 +8,7 @@ not import from, and a job in a container sees it.
 import hashlib
 import os
 import posixpath
+import shlex
 import shutil
 import sys
 import tempfile
@@ -108,3 +109,13 @@ if not IMPORTED.samefile(PACKAGE_ROOT):
         f"the rules in {RULES} go with the package in {PACKAGE_ROOT}, but the one in {IMPORTED} is imported already, by another "
         "module of this workflow; one workflow can use one revision of snaketune"
     )
+
+# Jobs run in their rule's environment, where the package itself isn't installed. Idle threads sleep instead of spinning: nothing
+# is lost alone, and nothing collapses when something else wants a core. The config is for messages, which name whole commands.
+PREFIX = (
+    "set -euo pipefail; export OMP_WAIT_POLICY=PASSIVE RAYON_NUM_THREADS=$OMP_NUM_THREADS "
+    f"PYTHONPATH={shlex.quote(str(PACKAGE_ROOT))} "
+    f"SNAKETUNE_CONFIG={shlex.quote(shlex.join(map(str, workflow.overwrite_configfiles)))}; "
+)
+# Snakemake formats it.
+shell.prefix(PREFIX.replace("{", "{{").replace("}", "}}"))

@@ -1,12 +1,21 @@
 """Where jobs run, other than this machine as it is: in an image, with a default storage, in several processes."""
 
-from snaketune.config.shipped_tasks import check_shipped_tasks
+import os
+
+from snakemake.settings.types import DeploymentMethod, ExecMode
+
 from snaketune.publishing.convert import find_converter
 from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
 
+# A process that runs single jobs for the one that planned them decides nothing.
+PLANS = workflow.exec_mode == ExecMode.DEFAULT
+METHODS = workflow.deployment_settings.deployment_method if workflow.deployment_settings else frozenset()
+DEPLOYS = bool(METHODS & {DeploymentMethod.CONDA, DeploymentMethod.APPTAINER})
+# A job that is shown its inputs by links needs all of them named.
+LINKS_INPUTS = bool(workflow.storage_settings and workflow.storage_settings.default_storage_provider)
 # What envs/Containerfile makes; where the rules come from a git repository, it is looked for in the working directory.
 IMAGE = (PACKAGE_ROOT.parent if IS_CLONE else Path.cwd()) / "envs/snaketune.sif"
-launches = set()
+checked = set()
 
 
 def image():
@@ -35,9 +44,9 @@ def check_storage():
 
 def check_before_run(job):
     """Refuse, before anything runs, a stale job that could never run; log what each node runs of a training in several processes."""
-    if job.manifest in launches:
+    if job.manifest in checked:
         return
-    launches.add(job.manifest)
+    checked.add(job.manifest)
     requests.ask(job)
     for line in planned(job):
         logger.info(line)
@@ -59,10 +68,6 @@ def check_before_run(job):
     if not DEPLOYS:
         check_installed(job.operation)
 
-
-if PLANS and not DEPLOYS:
-    with plain_errors():
-        check_shipped_tasks(graph.config)
 
 if LINKS_INPUTS:
     if PLANS:

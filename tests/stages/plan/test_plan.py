@@ -1,11 +1,8 @@
 """Which jobs are planned for a config, in which order, and which of them each is made from."""
 
-import os
-
 import pytest
 
 from snaketune.config.load import load
-from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.jobs import Job
 from snaketune.stages.plan.jobs import plan_jobs
@@ -134,8 +131,10 @@ def test_rows_that_are_not_packed_are_written_from_their_corpus(planned):
 def test_files_from_outside(jobs):
     base = ("base/config.json", "base/model.safetensors")
     assert jobs["corpus/chat"].files == {"files": ("rows.jsonl",), "against_files": ("tasks/choice.jsonl",)}
+    (template,) = jobs["tokenizer/own"].files["chat_template"]
+    assert template.endswith("tokenization/chat_templates/chatml.jinja")
     assert jobs["tokenizer/own"].files == {
-        "chat_template": (os.path.relpath(DEFAULT_CHAT_TEMPLATE),),
+        "chat_template": (template,),
         "base": (),
     }
     assert jobs["tokenizer/adopted"].files == {"chat_template": ("template.jinja",), "base": base}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from snaketune.config.load import load
+from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import code_digest
 from snaketune.stages.graph import JobGraph
@@ -43,6 +44,7 @@ class Planner:
             installed=(lambda library: None) if deploys else installed_version,
             reruns_on=self.graph.config.reruns_on,
         )
+        self._deploys = deploys
         self.folder = JOBS
         self._lock: TextIO | None = None
         self._written = False
@@ -57,11 +59,13 @@ class Planner:
         """Write the files of all jobs, once: Snakemake lists a folder at its first look, and misses what comes later.
 
         Raises:
-            SnaketuneError: they can't be written.
+            SnaketuneError: they can't be written, or a task that the config names isn't one that lm-evaluation-harness ships.
         """
         if self._written:
             return
         self._written = True
+        if not self._deploys:
+            check_shipped_tasks(self.graph.config)
         self.folder, self._lock = own_folder()
         if self.folder != JOBS:
             atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
