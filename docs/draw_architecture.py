@@ -55,9 +55,9 @@ it imports: always upward, since data flows down. Snakemake's files import `conf
 
 ![Rooms and imports](architecture.svg)
 
-Everything that one stage is stands in one place: `STAGE = Stage(...)` in its module, beside its `build` (`stages/declaration.py`
-says what it holds, `stages/table.py` finds them all). A rule, its file under `workflow/rules/` and that module have one name; the
-module imports nothing heavy, and what `build` calls is in modules beside it. `workflow/rules/common.smk` puts together the
+Everything that one stage is stands in one place: `STAGE = Stage(...)` in its module, beside its `build`. What it holds says
+`stages/declaration.py`; `stages/table.py` finds them. A rule, its file under `workflow/rules/` and that module have one name;
+the module imports nothing heavy, and what `build` calls is in modules beside it. `workflow/rules/common.smk` puts together the
 inputs, outputs and command of every rule from the table, and asks `stages/status.py` what is stale.
 
 ## The package itself
