@@ -120,6 +120,8 @@ def test_a_job_refuses_results_of_another_stage_and_roles_that_it_has_not():
         SnaketuneError, match=r"convert/mine: the stage convert has no input 'modl'; did you mean 'model'"
     ):
         job("convert", modl=(job("sft"),))
+    with pytest.raises(SnaketuneError, match="convert/mine: the stage convert takes exactly one model, got 2"):
+        job("convert", model=(job("sft"), job("dpo")))
     # One that reads manifests reads them of any stage.
     job("card", results=(job("pack"), job("sft")))
 

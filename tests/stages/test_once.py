@@ -22,7 +22,6 @@ from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.run import bring_back_from_the_future
 from snaketune.stages.status import Results
-from snaketune.stages.table import STAGES
 
 
 def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
@@ -292,7 +291,6 @@ def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which
         with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged.*remove it and run again"):
             read_artifact(manifest, "rows")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setitem(STAGES, "demo", STAGES["corpus"])
         standing = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
         assert standing.why == ("its manifest.json is damaged",)
     manifest.unlink()

@@ -4,7 +4,7 @@ Snakemake sees a rule's own text but no module that the rule's command imports. 
 params: over the syntax trees of every module of the package that the stage can reach by imports (those inside functions
 too), without comments and docstrings. What only moves, describes or draws is left out, room by room, by the list below.
 
-Of the shell prefix in workflow/rules/common.smk nothing counts: it says where this package is (whose code this digest is of),
+Of the shell prefix in workflow/rules/package.smk nothing counts: it says where this package is (whose code this digest is of),
 which config messages name, and that idle threads sleep.
 """
 

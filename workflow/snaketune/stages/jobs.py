@@ -46,19 +46,22 @@ class Job:
     after: tuple["Job", ...] = ()
 
     def __post_init__(self):
-        """Raises SnaketuneError for a role that the stage doesn't have, or that a result of another stage fills."""
-        if (stage := _stage(self.stage)).reads_manifests:
+        """Raises SnaketuneError for inputs that aren't the declared ones: a role, results of a stage, or how many there are."""
+        if not self.artifacts or (stage := _stage(self.stage)).reads_manifests:
             return
         for role, made in self.artifacts.items():
             if role not in stage.inputs:
                 raise SnaketuneError(
                     f"{self.key}: the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
                 )
-            allowed = stage.inputs[role].stages
-            if other := next((one for one in made if one.stage not in allowed), None):
+            taken = stage.inputs[role]
+            if other := next((one for one in made if one.stage not in taken.stages), None):
                 raise SnaketuneError(
-                    f"{self.key}: {other.key} can't be its {role}: the stage {self.stage} takes {' or '.join(allowed)} there"
+                    f"{self.key}: {other.key} can't be its {role}: the stage {self.stage} takes "
+                    f"{' or '.join(taken.stages)} there"
                 )
+            if len(made) != 1 and not taken.many:
+                raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
 
     @cached_property
     def key(self) -> str:
