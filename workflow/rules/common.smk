@@ -55,7 +55,9 @@ def job_of(stage, wildcards):
 def log_triggers():
     """Job files say what is stale; by what Snakemake compares besides, it may run jobs that then find their results made."""
     if workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}:
-        logger.info("note: --rerun-triggers mtime is enough here; with others, current results may be looked up once more")
+        logger.info(
+            "note: --rerun-triggers mtime is enough here; with others, current results may be looked up once more"
+        )
 
 
 def is_current(job):

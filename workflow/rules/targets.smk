@@ -19,7 +19,9 @@ def results_of(stage, key=""):
     def results_of_stage(wildcards):
         jobs = list(graph.stage(stage))
         if key and not jobs:
-            raise WorkflowError(f"the config has no `{key}:`, so there is nothing to make; config/README.md has its keys")
+            raise WorkflowError(
+                f"the config has no `{key}:`, so there is nothing to make; config/README.md has its keys"
+            )
         return results(jobs)
 
     return results_of_stage
