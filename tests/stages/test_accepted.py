@@ -7,6 +7,8 @@ import pytest
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.accepted import RECORD, accept, accepted_codes
+from snaketune.stages.clean import clean
+from snaketune.stages.job_files import JobFile, job_file_of, write_job_file
 from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
 
@@ -40,6 +42,16 @@ def test_a_result_made_with_accepted_code_is_published_as_it_is(tmp_path, capsys
     assert run(tmp_path, "b", built, spec={"n": 1})["code"] == "b"
     run(tmp_path, "c", built)
     assert built == ["a", "b", "c"]
+
+
+def test_the_file_of_a_job_called_manifest_is_no_result(tmp_path, capsys):
+    """Neither of what may be accepted, nor of what work is kept for."""
+    run(tmp_path, "a", [])
+    job = JobFile(stage="sft", out="results/sft/manifest", spec={}, inputs={})
+    write_job_file(job_file_of("sft", "manifest", tmp_path / "results/.jobs"), job, None)
+    accept({"demo": "b"}.get, tmp_path / "results")
+    clean(tmp_path / "results/.work", remove=True)
+    assert "1 results count as made with the code of now" in capsys.readouterr().out
 
 
 def test_what_was_accepted_for_code_is_accepted_with_it(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.errors import SnaketuneError
+from snaketune.stages.work import published_manifests
 
 RECORD = "accepted_code.json"
 
@@ -26,10 +27,8 @@ def accept(code_of: Callable[[str], str | None], results: Path) -> None:
     """
     accepted = _read(results / RECORD)
     found: dict[tuple[str, str], list[str]] = {}
-    for path in sorted(results.rglob("manifest.json")):
+    for path in published_manifests(results):
         name = path.parent.relative_to(results)
-        if name.parts[:1] == (".work",):
-            continue
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             found.setdefault((manifest["stage"], manifest["code"]), []).append(str(name))

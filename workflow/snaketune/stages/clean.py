@@ -6,7 +6,7 @@ from pathlib import Path
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages.locks import holder, is_free
-from snaketune.stages.work import UNPUBLISHED
+from snaketune.stages.work import UNPUBLISHED, published_manifests
 
 # Below the work folders: what models wrote, by key (`evaluation/kept_responses.py`). A name with a dot is no stage.
 RESPONSES = ".responses"
@@ -23,17 +23,14 @@ def clean(work_root: Path, *, remove: bool) -> None:
         work_root: `results/.work`.
     """
     current, responses = set(), set()
-    for manifest in work_root.parent.rglob("manifest.json"):
-        if work_root not in manifest.parents:
-            try:
-                said = json.loads(manifest.read_text(encoding="utf-8"))
-                current |= {said["fingerprint"], *said.get("compared", ())}
-                # Of an evaluation, the key of its responses.
-                responses.add((said.get("generation") or {}).get("responses"))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise SnaketuneError(
-                    f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again"
-                ) from None
+    for manifest in published_manifests(work_root.parent):
+        try:
+            said = json.loads(manifest.read_text(encoding="utf-8"))
+            current |= {said["fingerprint"], *said.get("compared", ())}
+            # Of an evaluation, the key of its responses.
+            responses.add((said.get("generation") or {}).get("responses"))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it, or run again") from None
     total = 0
     worked_in = [*work_root.glob("[!.]*/*"), *work_root.glob(f"{RESPONSES}/*")]
     for folder in sorted(path for path in worked_in if path.is_dir() and path.name not in current | responses):

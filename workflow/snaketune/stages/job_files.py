@@ -90,15 +90,14 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None) -> Non
         job = job.model_copy(update={"stale": tuple(stale), "planned": planned})
     text = json.dumps(job.model_dump(mode="json", exclude_defaults=True), indent=1, sort_keys=True) + "\n"
     try:
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        # A new file, since only its owner may set the time of one.
+        if not path.is_file() or path.stat().st_mtime != LONG_AGO or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}.partial")
             partial.write_text(text, encoding="utf-8")
             if stale is None:
                 os.utime(partial, (LONG_AGO, LONG_AGO))
             partial.replace(path)
-        elif path.stat().st_mtime != LONG_AGO:
-            os.utime(path, (LONG_AGO, LONG_AGO))
         if stale is not None:
             _make_older(Path(job.out) / "manifest.json", path.stat().st_mtime)
     except OSError as error:

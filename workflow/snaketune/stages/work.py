@@ -39,6 +39,12 @@ UNPUBLISHED = "unpublished"
 CLAIMS = ".claims"
 
 
+def published_manifests(results: Path) -> list[Path]:
+    """Of all published results; hidden folders hold none, but work, and the file of a job that may be called `manifest`."""
+    found = sorted(results.rglob("manifest.json"))
+    return [path for path in found if not path.relative_to(results).parts[0].startswith(".")]
+
+
 @dataclass(frozen=True)
 class WorkFolder:
     """One fingerprint's folder. `payload` is what the stage fills; `state` outlives a killed attempt.
