@@ -1,14 +1,27 @@
 """Job files: what they hold, what their times say, and what is said of a wrong one."""
 
+import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.job_files import JOBS, LONG_AGO, JobFile, job_file_of, own_folder, read_job_file, write_job_file
+from snaketune.stages import job_files
+from snaketune.stages.job_files import (
+    LONG_AGO,
+    JobFile,
+    hold_job_files,
+    job_file_of,
+    read_job_file,
+    says_the_same,
+    write_job_file,
+)
+from snaketune.stages.locks import NoLocks
 from snaketune.stages.run import run
 
 JOB = JobFile(stage="plan", out="results/plan/x", spec={"kind": "sft"}, inputs={"tokens": ("results/t/manifest.json",)})
@@ -58,16 +71,50 @@ def test_a_result_from_the_future_is_older_than_the_file_of_its_stale_job():
     assert manifest.stat().st_mtime < PATH.stat().st_mtime <= time.time() + 1
 
 
-def test_of_two_processes_one_has_the_folder():
-    mine, lock = own_folder()
-    assert mine == JOBS
-    other, none = own_folder()
-    assert other == JOBS / f".beside-{os.getpid()}"
-    assert none is None
-    lock.close()
-    again, lock = own_folder()
-    assert again == JOBS
-    lock.close()
+def hold_elsewhere() -> subprocess.Popen:
+    """Another process that has the job files."""
+    code = "from snaketune.stages.job_files import hold_job_files; print(hold_job_files(), flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "True\n"
+    return process
+
+
+@pytest.mark.parametrize("flock", [True, False])
+def test_one_run_at_a_time_has_the_job_files(monkeypatch, flock):
+    if not flock:
+        monkeypatch.setattr(job_files, "try_lock", no_locks)
+    other = hold_elsewhere()
+    assert not hold_job_files()
+    other.kill()
+    other.wait()
+    # The kernel knows that it is gone.
+    assert hold_job_files()
+
+
+def no_locks(lock: Path):
+    raise NoLocks(errno.ENOLCK, "No locks available")
+
+
+def test_a_mark_may_be_kept_and_what_is_current_or_ran_since_is_marked_anew():
+    write_job_file(PATH, JOB, ["spec differs"])
+    text = PATH.read_bytes()
+    write_job_file(PATH, JOB, ["spec differs"], keep_mark=True)
+    assert PATH.read_bytes() == text
+    manifest = Path(JOB.out) / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}", encoding="utf-8")
+    os.utime(manifest, (time.time() + 5,) * 2)
+    write_job_file(PATH, JOB, ["spec differs"], keep_mark=True)
+    assert PATH.read_bytes() != text
+
+
+def test_what_a_job_reads_is_compared_without_what_is_said_of_its_result():
+    assert says_the_same(PATH, JOB)
+    write_job_file(PATH, JOB, ["spec differs"])
+    assert says_the_same(PATH, JOB)
+    assert not says_the_same(PATH, JOB.model_copy(update={"code": "other"}))
+    PATH.write_text("{", encoding="utf-8")
+    assert not says_the_same(PATH, JOB)
 
 
 def test_outputs_are_where_a_default_storage_expects_them():
@@ -101,8 +148,10 @@ def test_a_folder_that_cannot_be_written_is_named():
     Path("results").write_text("", encoding="utf-8")
     with pytest.raises(SnaketuneError, match=r"results/.jobs/plan/x.json can't be written \(Not a directory\)"):
         write_job_file(PATH, JOB, None)
-    with pytest.raises(SnaketuneError, match=r"results/.jobs can't be written \(Not a directory\)"):
-        own_folder()
+    with pytest.raises(
+        SnaketuneError, match=r"results/.jobs can't be written \(Not a directory\)|results is no folder"
+    ):
+        hold_job_files()
 
 
 @pytest.mark.parametrize(

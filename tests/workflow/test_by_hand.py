@@ -214,21 +214,35 @@ def test_the_same_damage_twice_is_mended_twice(project):
         assert (project.folder / "results/dpo/run/model/config.json").is_file()
 
 
-def test_a_dry_run_of_another_config_beside_a_run_leaves_its_job_files_alone(project):
+def test_a_dry_run_of_another_config_changes_nothing_that_a_run_reads(project):
+    project.config["dpo"]["run"]["beta"] = 0.2
+    project.snakemake("results/dpo/run/manifest.json")
+    stale = DPO - {"dpo"}
     project.stale()
-    before = project.read("results/.jobs/sft/run.json")
+    names = ("sft/run", "dpo/run", "eval/both/dpo-run")
+    files = [project.folder / f"results/.jobs/{name}.json" for name in names]
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    assert project.stale() == stale
     project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
-    running = try_lock(project.folder / "results/.jobs/.lock")
-    with running:
-        # A process of its own, which removes at its end what it wrote beside.
-        done = subprocess.run(
-            project.command("--dry-run"), cwd=project.folder, capture_output=True, text=True, check=True
-        )
-    assert rules_in(done.stdout + done.stderr) == SFT | {"preflight"}
-    assert project.read("results/.jobs/sft/run.json") == before
-    assert not list(project.folder.glob("results/.jobs/.beside-*"))
     assert project.stale() == SFT | {"preflight"}
-    assert "0.004" in project.read("results/.jobs/sft/run.json")
+    assert "0.004" in project.read("results/.jobs/.dry-run/sft/run.json")
+    after = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    assert after[0] == before[0]
+    # Now stale for another reason as well, which changes what is said of it and nothing that the job reads.
+    for (text, _), (now, _) in zip(before[1:], after[1:]):
+        assert {**json.loads(text), "stale": 0, "planned": 0} == {**json.loads(now), "stale": 0, "planned": 0}
+
+
+def test_a_second_run_is_refused_where_it_would_change_what_the_first_one_reads(project):
+    project.stale()
+    target = "results/sft/run/manifest.json"
+    with try_lock(project.folder / "results/.jobs/.lock"):
+        assert "Nothing to be done" in project.snakemake(target, "--nolock")
+        project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
+        said = project.snakemake(target, "--nolock", check=False)
+    assert "results/.jobs/sft/run.json: another snakemake runs here, with another config or code" in said
+    assert "sft: " not in said
+    assert "sft: made" in project.snakemake(target)
 
 
 def test_a_job_by_hand_is_one_short_command(project):

@@ -1,7 +1,5 @@
-"""A change of code that changes no result: `snakemake accept_code` lets what is there count as made with it."""
-
-
 rule accept_code:
+    """A change of code that changes no result: `snakemake accept_code` lets what is there count as made with it."""
     log:
         "results/logs/accept_code.log",
     localrule: True

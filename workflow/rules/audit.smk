@@ -1,7 +1,5 @@
-"""What holds a run back, and what would help; `snakemake doctor` looks at all runs of a config."""
-
-
 rule audit:
+    """A run's step by its parts beside the limits of the hardware, with what would make it faster."""
     input:
         unpack(inputs_of("audit")),
     output:
@@ -15,11 +13,15 @@ rule audit:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("audit"),
+        **cluster_resources_of("audit"),
+        mem_mb=needed("audit", "mem_mb"),
+        runtime=needed("audit", "runtime"),
+        gpu=needed("audit", "gpu"),
     shell:
         "python -m snaketune audit {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule doctor:
+    """What holds each run back, and what would help."""
     input:
         results_of("audit"),

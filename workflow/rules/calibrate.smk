@@ -1,7 +1,5 @@
-"""In which portions a training is fastest on the device; `snakemake calibrations` measures that of every training."""
-
-
 rule calibrate:
+    """In which micro-batches a training is fastest on this device."""
     input:
         unpack(inputs_of("calibrate")),
     output:
@@ -14,11 +12,15 @@ rule calibrate:
         "../../envs/train.yaml"
     threads: threads_of("calibrate")
     resources:
-        **resources_of("calibrate"),
+        **cluster_resources_of("calibrate"),
+        mem_mb=needed("calibrate", "mem_mb"),
+        runtime=needed("calibrate", "runtime"),
+        gpu=needed("calibrate", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune calibrate {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule calibrations:
+    """In which micro-batches each training is fastest on this device."""
     input:
         results_of("calibrate"),

@@ -1,7 +1,5 @@
-"""README.md of each trained model, as the Hub reads it."""
-
-
 rule card:
+    """README.md of each trained model, as the Hub reads it."""
     input:
         unpack(inputs_of("card")),
     output:
@@ -15,6 +13,9 @@ rule card:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("card"),
+        **cluster_resources_of("card"),
+        mem_mb=needed("card", "mem_mb"),
+        runtime=needed("card", "runtime"),
+        gpu=needed("card", "gpu"),
     shell:
         "python -m snaketune card {input.job:q} 2>&1 | tee {log:q}"

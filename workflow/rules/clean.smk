@@ -1,7 +1,5 @@
-"""Old work: `snakemake clean_work` says what it frees, frees it, and keeps what a current result came from."""
-
-
 rule clean_work:
+    """Old work: `snakemake clean_work` says what it frees, frees it, and keeps what a current result came from."""
     log:
         "results/logs/clean_work.log",
     localrule: True

@@ -1,5 +1,6 @@
 """What rules look up: their jobs, inputs, and whether results are current (workflow/snaketune/stages/planner.py decides that)."""
 
+import os
 from contextlib import contextmanager
 from functools import cache
 
@@ -15,7 +16,7 @@ from snaketune.stages.table import STAGES
 
 @contextmanager
 def plain_errors():
-    """Snakemake shows its own errors without a traceback."""
+    """Errors as Snakemake's own, so that the message isn't lost in a traceback of this package."""
     try:
         yield
     except SnaketuneError as error:
@@ -25,7 +26,9 @@ def plain_errors():
 def is_forced(job):
     """Whether the command line forces a job, so that what is made from it runs too."""
     settings = workflow.dag_settings
-    forced = {str(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))}
+    forced = {
+        os.path.normpath(name) for name in (*settings.forcerun, *(settings.targets if settings.forcetargets else ()))
+    }
     # A module's rule may have another name.
     rule_name = getattr(rules, job.stage).rule.name
     return settings.forceall or not forced.isdisjoint((rule_name, job.manifest, job.payload, job.run))
@@ -53,10 +56,11 @@ def job_of(stage, wildcards):
 
 @cache
 def log_triggers():
-    """Job files say what is stale; by what Snakemake compares besides, it may run jobs that then find their results made."""
+    """Say what other triggers than times come to: a training has fewer inputs once its result is current."""
     if workflow.dag_settings.rerun_triggers != {RerunTrigger.MTIME}:
         logger.info(
-            "note: --rerun-triggers mtime is enough here; with others, current results may be looked up once more"
+            "note: by its own triggers Snakemake may list a job whose result is current (`set of input files has changed`); it "
+            "computes nothing then. With --rerun-triggers mtime it isn't listed"
         )
 
 
@@ -66,7 +70,8 @@ def is_current(job):
         return True
     with plain_errors():
         log_triggers()
-        planner.write_job_files()
+        # Without an executor, the graph is only drawn.
+        planner.write_job_files(dry_run=workflow.dryrun or workflow.executor_plugin is None)
         for line in planner.results.tell(job):
             logger.info(line)
         current = planner.results.of(job).current
@@ -78,8 +83,8 @@ def is_current(job):
 def inputs_of(stage):
     """A job's file, and what the job reads by role.
 
-    Inputs of a current result are ancient: nothing has changed in them, however new they look. Those of a stale one aren't, since
-    Snakemake doesn't look at what is made from a job that runs, unless by inputs that count.
+    Inputs of a current result are ancient: nothing has changed in them, however new they look. Those of a stale one are not,
+    since Snakemake runs a job below another one that runs only if it has an input from there that isn't ancient.
     """
 
     def inputs(wildcards):

@@ -1,7 +1,5 @@
-"""A trained model as one GGUF file, by llama.cpp's own converter; `snakemake gguf` makes those that the config names."""
-
-
 rule convert:
+    """A trained model as one GGUF file, by llama.cpp's own converter."""
     input:
         unpack(inputs_of("convert")),
     output:
@@ -14,11 +12,15 @@ rule convert:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        **resources_of("convert"),
+        **cluster_resources_of("convert"),
+        mem_mb=needed("convert", "mem_mb"),
+        runtime=needed("convert", "runtime"),
+        gpu=needed("convert", "gpu"),
     shell:
         "python -m snaketune convert {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule gguf:
+    """The GGUF files that the config names."""
     input:
         results_of("convert", key="gguf"),

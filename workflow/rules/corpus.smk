@@ -1,7 +1,5 @@
-"""Raw files to canonical rows: cleaned, deduplicated, split by prompt."""
-
-
 rule corpus:
+    """Raw files to canonical rows: cleaned, deduplicated, split by prompt."""
     input:
         unpack(inputs_of("corpus")),
     output:
@@ -16,6 +14,9 @@ rule corpus:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("corpus"),
+        **cluster_resources_of("corpus"),
+        mem_mb=needed("corpus", "mem_mb"),
+        runtime=needed("corpus", "runtime"),
+        gpu=needed("corpus", "gpu"),
     shell:
         "python -m snaketune corpus {input.job:q} 2>&1 | tee {log:q}"

@@ -1,7 +1,5 @@
-"""What each change of a diagnosis brings; `snakemake diagnose` makes all that the config asks for."""
-
-
 rule diagnosis:
+    """What each change of a diagnosis brings."""
     input:
         unpack(inputs_of("diagnosis")),
     output:
@@ -15,11 +13,15 @@ rule diagnosis:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("diagnosis"),
+        **cluster_resources_of("diagnosis"),
+        mem_mb=needed("diagnosis", "mem_mb"),
+        runtime=needed("diagnosis", "runtime"),
+        gpu=needed("diagnosis", "gpu"),
     shell:
         "python -m snaketune diagnosis {input.job:q} 2>&1 | tee {log:q}"
 
 
 rule diagnose:
+    """What each change of the config's diagnoses brings."""
     input:
         results_of("diagnosis", key="diagnose"),

@@ -1,7 +1,5 @@
-"""Direct preference optimization."""
-
-
 rule dpo:
+    """Direct preference optimization."""
     input:
         unpack(inputs_of("dpo")),
     output:
@@ -16,6 +14,9 @@ rule dpo:
         "../../envs/train.yaml"
     threads: threads_of("dpo")
     resources:
-        **resources_of("dpo"),
+        **cluster_resources_of("dpo"),
+        mem_mb=needed("dpo", "mem_mb"),
+        runtime=needed("dpo", "runtime"),
+        gpu=needed("dpo", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune dpo {input.job:q} 2>&1 | tee {log:q}"

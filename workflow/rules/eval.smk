@@ -1,7 +1,5 @@
-"""One model on the held-out rows: loss, exact match, preference accuracy, tasks, samples."""
-
-
 rule eval:
+    """One model on the held-out rows: loss, exact match, preference accuracy, tasks, samples."""
     input:
         unpack(inputs_of("eval")),
     output:
@@ -16,6 +14,9 @@ rule eval:
         "../../envs/eval.yaml"
     threads: threads_of("eval")
     resources:
-        **resources_of("eval"),
+        **cluster_resources_of("eval"),
+        mem_mb=needed("eval", "mem_mb"),
+        runtime=needed("eval", "runtime"),
+        gpu=needed("eval", "gpu"),
     shell:
         "python -m snaketune eval {input.job:q} 2>&1 | tee {log:q}"

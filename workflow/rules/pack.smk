@@ -1,7 +1,5 @@
-"""Packed Arrow shards (manifest v3.0): all parts as one artifact, by hard link."""
-
-
 rule pack:
+    """Packed Arrow shards (manifest v3.0): all parts as one artifact, by hard link."""
     input:
         unpack(inputs_of("pack")),
     output:
@@ -15,6 +13,9 @@ rule pack:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("pack"),
+        **cluster_resources_of("pack"),
+        mem_mb=needed("pack", "mem_mb"),
+        runtime=needed("pack", "runtime"),
+        gpu=needed("pack", "gpu"),
     shell:
         "python -m snaketune pack {input.job:q} 2>&1 | tee {log:q}"

@@ -1,7 +1,5 @@
-"""Which sequence goes into which row, from their lengths alone."""
-
-
 rule plan:
+    """Which sequence goes into which row, from their lengths alone."""
     input:
         unpack(inputs_of("plan")),
     output:
@@ -16,6 +14,9 @@ rule plan:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("plan"),
+        **cluster_resources_of("plan"),
+        mem_mb=needed("plan", "mem_mb"),
+        runtime=needed("plan", "runtime"),
+        gpu=needed("plan", "gpu"),
     shell:
         "python -m snaketune plan {input.job:q} 2>&1 | tee {log:q}"

@@ -73,6 +73,6 @@ if LINKS_INPUTS:
     if PLANS:
         check_storage()
 
-    # A job is shown by links what it reads on the volume, instead of copies.
+    # Inputs on the volume are linked into a pod, not copied.
     inputflags:
         access.sequential,

@@ -1,7 +1,5 @@
-"""What would fail or crawl hours later, found before the first training of a family of runs."""
-
-
 rule preflight:
+    """What would fail or crawl hours later, found before the first training of a family of runs."""
     input:
         unpack(inputs_of("preflight")),
     output:
@@ -14,6 +12,9 @@ rule preflight:
         "../../envs/train.yaml"
     threads: 1
     resources:
-        **resources_of("preflight"),
+        **cluster_resources_of("preflight"),
+        mem_mb=needed("preflight", "mem_mb"),
+        runtime=needed("preflight", "runtime"),
+        gpu=needed("preflight", "gpu"),
     shell:
         "python -m snaketune preflight {input.job:q} 2>&1 | tee {log:q}"

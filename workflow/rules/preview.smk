@@ -1,12 +1,8 @@
-"""What the files of all corpora hold, as the model would see it: `snakemake preview`, before anything is made.
-
-It has no output, so it is made anew whenever it is called.
-"""
-
 from snaketune.preview.corpora import corpora_of
 
 
 rule preview:
+    """What the files of all corpora hold, as the model would see it; made whenever it is the target, since it has no output."""
     input:
         lambda wildcards: [file for job in graph.stage("corpus") for file in job.files["files"]],
     log:

@@ -1,9 +1,8 @@
-"""Models to the Hub, each with its card: `snakemake push`, and nothing else."""
-
 from snaketune.publishing.push import as_json
 
 
 rule push:
+    """Models to the Hub, each with its card: `snakemake push`, and nothing else."""
     input:
         pushed,
     log:

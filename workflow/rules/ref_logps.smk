@@ -1,7 +1,5 @@
-"""Log-probabilities of all pairs under the SFT model, shared by every DPO run from it."""
-
-
 rule ref_logps:
+    """Log-probabilities of all pairs under the SFT model, shared by every DPO run from it."""
     input:
         unpack(inputs_of("ref_logps")),
     output:
@@ -16,6 +14,9 @@ rule ref_logps:
         "../../envs/train.yaml"
     threads: threads_of("ref_logps")
     resources:
-        **resources_of("ref_logps"),
+        **cluster_resources_of("ref_logps"),
+        mem_mb=needed("ref_logps", "mem_mb"),
+        runtime=needed("ref_logps", "runtime"),
+        gpu=needed("ref_logps", "gpu"),
     shell:
         "python -m snaketune ref_logps {input.job:q} 2>&1 | tee {log:q}"

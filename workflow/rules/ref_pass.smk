@@ -1,7 +1,5 @@
-"""One part of the reference's log-probabilities, where a config shares them among jobs; the parts run side by side."""
-
-
 rule ref_pass:
+    """One part of the reference's log-probabilities, where a config shares them among jobs; the parts run side by side."""
     input:
         unpack(inputs_of("ref_pass")),
     output:
@@ -16,6 +14,9 @@ rule ref_pass:
         "../../envs/train.yaml"
     threads: threads_of("ref_pass")
     resources:
-        **resources_of("ref_pass"),
+        **cluster_resources_of("ref_pass"),
+        mem_mb=needed("ref_pass", "mem_mb"),
+        runtime=needed("ref_pass", "runtime"),
+        gpu=needed("ref_pass", "gpu"),
     shell:
         "python -m snaketune ref_pass {input.job:q} 2>&1 | tee {log:q}"

@@ -1,9 +1,8 @@
-"""Figures and tables of everything that ran, as pages, and in `snakemake --report results/report.html`."""
-
 from snaketune.report.pages import files_to_judge, pages_of
 
 
 rule report:
+    """Figures and tables of everything that ran, as pages, and in `snakemake --report results/report.html`."""
     input:
         unpack(inputs_of("report")),
     output:
@@ -27,6 +26,9 @@ rule report:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("report"),
+        **cluster_resources_of("report"),
+        mem_mb=needed("report", "mem_mb"),
+        runtime=needed("report", "runtime"),
+        gpu=needed("report", "gpu"),
     shell:
         "python -m snaketune report {input.job:q} 2>&1 | tee {log:q}"

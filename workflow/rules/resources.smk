@@ -17,17 +17,19 @@ def threads_of(stage):
     return threads
 
 
-def resources_of(stage):
-    """What a job asks of the scheduler; on a cluster, where, and in whose name."""
+def needed(stage, name):
+    """What a job of the stage needs of one resource: memory in MB, minutes, GPUs on all its nodes."""
 
-    def resource_of(name):
-        def resource(wildcards, attempt):
-            # A resource that is None isn't there.
-            return requests.resources(job_of(stage, wildcards), attempt).get(name)
+    def resource(wildcards, attempt):
+        # A resource that is None isn't there.
+        return requests.resources(job_of(stage, wildcards), attempt).get(name)
 
-        return resource
+    return resource
 
-    return {name: resource_of(name) for name in requests.names(stage)}
+
+def cluster_resources_of(stage):
+    """On a cluster: where a job goes, in whose name, and what a GPU is called there."""
+    return {name: needed(stage, name) for name in requests.names(stage) if name not in ("mem_mb", "runtime", "gpu")}
 
 
 def ask_of(stage, wildcards):

@@ -1,7 +1,5 @@
-"""Supervised fine-tuning."""
-
-
 rule sft:
+    """Supervised fine-tuning."""
     input:
         unpack(inputs_of("sft")),
     output:
@@ -16,6 +14,9 @@ rule sft:
         "../../envs/train.yaml"
     threads: threads_of("sft")
     resources:
-        **resources_of("sft"),
+        **cluster_resources_of("sft"),
+        mem_mb=needed("sft", "mem_mb"),
+        runtime=needed("sft", "runtime"),
+        gpu=needed("sft", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune sft {input.job:q} 2>&1 | tee {log:q}"

@@ -52,6 +52,7 @@ def pushed(wildcards):
 
 
 def log_left_out():
-    """Stale jobs of this run that Snakemake didn't run, as `--until` has it, or as it skips what is made from an old result."""
-    if left_out := planner.left_out():
+    """Name the stale jobs that Snakemake left out, which no option asked for."""
+    limited = workflow.dag_settings.until or workflow.dag_settings.omit_from
+    if not limited and (left_out := planner.left_out()):
         logger.warning(f"stale, and not run: {', '.join(left_out)}; run again")

@@ -1,7 +1,5 @@
-"""One part of a corpus to token ids and where they are supervised; the parts of a corpus run side by side."""
-
-
 rule tokenize:
+    """One part of a corpus to token ids and where they are supervised; the parts of a corpus run side by side."""
     input:
         unpack(inputs_of("tokenize")),
     output:
@@ -16,6 +14,9 @@ rule tokenize:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("tokenize"),
+        **cluster_resources_of("tokenize"),
+        mem_mb=needed("tokenize", "mem_mb"),
+        runtime=needed("tokenize", "runtime"),
+        gpu=needed("tokenize", "gpu"),
     shell:
         "python -m snaketune tokenize {input.job:q} 2>&1 | tee {log:q}"

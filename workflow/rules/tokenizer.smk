@@ -1,7 +1,5 @@
-"""A vocabulary trained on the corpora, or adopted from a base model."""
-
-
 rule tokenizer:
+    """A vocabulary trained on the corpora, or adopted from a base model."""
     input:
         unpack(inputs_of("tokenizer")),
     output:
@@ -16,6 +14,9 @@ rule tokenizer:
         "../../envs/data.yaml"
     threads: threads_of("tokenizer")
     resources:
-        **resources_of("tokenizer"),
+        **cluster_resources_of("tokenizer"),
+        mem_mb=needed("tokenizer", "mem_mb"),
+        runtime=needed("tokenizer", "runtime"),
+        gpu=needed("tokenizer", "gpu"),
     shell:
         "python -m snaketune tokenizer {input.job:q} 2>&1 | tee {log:q}"

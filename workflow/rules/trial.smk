@@ -1,7 +1,5 @@
-"""A short training of a diagnosis, timed."""
-
-
 rule trial:
+    """A short training that a diagnosis or an audit measures the time of."""
     input:
         unpack(inputs_of("trial")),
     output:
@@ -14,6 +12,9 @@ rule trial:
         "../../envs/train.yaml"
     threads: threads_of("trial")
     resources:
-        **resources_of("trial"),
+        **cluster_resources_of("trial"),
+        mem_mb=needed("trial", "mem_mb"),
+        runtime=needed("trial", "runtime"),
+        gpu=needed("trial", "gpu"),
     shell:
         "trap '' TERM; python -m snaketune trial {input.job:q} 2>&1 | tee {log:q}"

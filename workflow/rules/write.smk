@@ -1,7 +1,5 @@
-"""One part of the shards, from the plan; the parts run side by side."""
-
-
 rule write:
+    """One part of the shards, from the plan; the parts run side by side."""
     input:
         unpack(inputs_of("write")),
     output:
@@ -16,6 +14,9 @@ rule write:
         "../../envs/data.yaml"
     threads: 1
     resources:
-        **resources_of("write"),
+        **cluster_resources_of("write"),
+        mem_mb=needed("write", "mem_mb"),
+        runtime=needed("write", "runtime"),
+        gpu=needed("write", "gpu"),
     shell:
         "python -m snaketune write {input.job:q} 2>&1 | tee {log:q}"

@@ -10,29 +10,17 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.laid_out import lay_out
 from snaketune.stages.declaration import Cost, Stage, exactly_one
-from snaketune.stages.jobs import Job
 from snaketune.stages.outcome import Outcome
+from snaketune.stages.plan.conversions import convert_jobs
 from snaketune.stages.specs import ConvertSpec
 from snaketune.stages.work import WorkFolder, remove
-
-
-def jobs(config: Workflow, planned: Iterable[Job]) -> Iterator[Job]:
-    """One for each model that `gguf:` names."""
-    trained = {f"{job.stage}:{job.name}": job for job in planned if job.stage in ("sft", "dpo")}
-    for name, gguf in config.gguf.items():
-        yield Job(
-            stage="convert", name=name, spec=ConvertSpec(type=gguf.type), artifacts={"model": (trained[gguf.model],)}
-        )
-
 
 STAGE = Stage(
     module=__name__,
@@ -43,7 +31,7 @@ STAGE = Stage(
     cost=Cost(mb=2000, minutes=5, bytes_per_parameter=4, minutes_per_billion=3),
     # By the converter that is there when it runs.
     measures=True,
-    jobs=jobs,
+    jobs=convert_jobs,
 )
 
 LAID_OUT = "model"

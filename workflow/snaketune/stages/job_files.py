@@ -1,11 +1,14 @@
 """Job files: all that one job is given, in results/.jobs/<stage>/<name>.json. The planner writes them, jobs read them.
 
-A job file is the one input of its rule whose time counts. The planner sets that to now where the result is stale, and to long
-before any result where it is current; so Snakemake, which compares times, runs exactly what is stale, and gives the file as its
-reason. It also compares content with that of the job's last run, and leaves out what is the same: so the file of a stale job
-says when it was planned, and why.
+The planner sets a file's time to now where the job's result is stale, and to long before any result where it is current; so
+Snakemake, which compares times, runs exactly what is stale, and gives the file as its reason. It also compares content with
+that of the job's last run, and leaves out what is the same: so the file of a stale job says when it was planned, and why.
+
+A run may go on for days, and its jobs read their files when they begin. So a dry run changes nothing that a job reads, and a
+second run is refused where it would.
 """
 
+import atexit
 import json
 import os
 from collections.abc import Iterable
@@ -19,11 +22,17 @@ from snaketune.config.base import Model
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
 from snaketune.stages.jobs import RESULTS
+from snaketune.stages.leases import Lease
 from snaketune.stages.locks import NoLocks, try_lock
 
 JOBS = RESULTS / ".jobs"
+# Of jobs that a dry run plans otherwise than the last run: what runs may still read the files of that one.
+DRY_RUN = JOBS / ".dry-run"
+LOCK = ".lock"
 # 2000-01-01, before any result.
 LONG_AGO = 946_684_800
+# Locks that this process holds until it ends.
+_held: list[TextIO] = []
 
 
 class JobFile(Model):
@@ -79,48 +88,84 @@ def read_job_file(path: Path) -> JobFile:
     return job
 
 
-def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None) -> None:
-    """Write a job's file if its content changes, and set its time.
+def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, keep_mark: bool = False) -> None:
+    """Write a job's file, unless it is there as it should be, and set its time.
 
     Args:
         stale: why the result isn't current; None if it is.
+        keep_mark: leave the file of a stale job as it is where it says so already: a run that is going on may need its time.
     """
-    if stale is not None:
-        planned = datetime.now(UTC).isoformat()
-        job = job.model_copy(update={"stale": tuple(stale), "planned": planned})
-    text = json.dumps(job.model_dump(mode="json", exclude_defaults=True), indent=1, sort_keys=True) + "\n"
+    content = job.model_dump(mode="json", exclude_defaults=True)
+    manifest = Path(job.out) / "manifest.json"
     try:
-        # A new file, since only its owner may set the time of one.
-        if not path.is_file() or path.stat().st_mtime != LONG_AGO or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_text(text, encoding="utf-8")
-            if stale is None:
-                os.utime(partial, (LONG_AGO, LONG_AGO))
-            partial.replace(path)
-        if stale is not None:
-            _make_older(Path(job.out) / "manifest.json", path.stat().st_mtime)
+        there, changed = _content_of(path), _time(path)
+        if stale is None:
+            if there == content and changed == LONG_AGO:
+                return
+        else:
+            content["stale"] = list(stale)
+            planned = there.pop("planned", None)
+            if keep_mark and planned and there == content and changed > _time(manifest):
+                return
+            content["planned"] = datetime.now(UTC).isoformat()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A new file: only its owner may set the time of one.
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        if stale is None:
+            os.utime(partial, (LONG_AGO, LONG_AGO))
+        partial.replace(path)
+        # After a clock was set back, or within one tick of a coarse clock.
+        if stale is not None and _time(manifest) >= _time(path):
+            os.utime(manifest, (_time(path) - 1,) * 2)
+    except FileExistsError as error:
+        raise SnaketuneError(f"{error.filename} is no folder, and job files have to be there; remove it") from None
     except OSError as error:
         raise SnaketuneError(f"{path} can't be written ({error.strerror}), and each job needs its file there") from None
 
 
-def _make_older(stale: Path, than: float) -> None:
-    """Give a stale manifest an earlier time, if it has none: after a clock was set back, or within a tick of a coarse one."""
-    if stale.is_file() and stale.stat().st_mtime >= than:
-        os.utime(stale, (than - 1, than - 1))
+def says_the_same(path: Path, job: JobFile) -> bool:
+    """Whether writing the job's file would change nothing that a job reads, or there is no file yet."""
+    there = _content_of(path)
+    return not path.exists() or _planned(there) == _planned(job.model_dump(mode="json", exclude_defaults=True))
 
 
-def own_folder() -> tuple[Path, TextIO | None]:
-    """Where this process may write job files: `results/.jobs`, unless another run has it, whose jobs are still to read theirs.
-
-    Returns:
-        The folder, and what holds it as long as it is open.
-    """
+def hold_job_files() -> bool:
+    """Whether no other run has the job files; this one has them from now on, until its process ends."""
     try:
         JOBS.mkdir(parents=True, exist_ok=True)
-        lock = try_lock(JOBS / ".lock")
+        lock = try_lock(JOBS / LOCK)
+        if lock is None:
+            return False
+        _held.append(lock)
+        flock = True
     except NoLocks:
-        return JOBS, None
+        flock = False
+    except FileExistsError:
+        raise SnaketuneError(f"{JOBS} is no folder, and job files have to be there; remove it") from None
     except OSError as error:
         raise SnaketuneError(f"{JOBS} can't be written ({error.strerror}), and each job needs its file there") from None
-    return (JOBS, lock) if lock else (JOBS / f".beside-{os.getpid()}", None)
+    # Other hosts may not know of the lock.
+    lease = Lease(JOBS / LOCK)
+    if not lease.take(flock=flock):
+        return False
+    lease.beat(ends=lambda lost: None)
+    atexit.register(lease.give_back)
+    return True
+
+
+def _content_of(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _planned(content: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key not in ("stale", "planned")}
+
+
+def _time(path: Path) -> float:
+    """When a file was changed; before all time where it isn't there."""
+    return path.stat().st_mtime if path.is_file() else -1.0

@@ -1,18 +1,23 @@
 """What Snakemake's rules look up: the jobs of a config, what each reads, and which results are stale."""
 
-import atexit
-import shutil
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from snaketune.config.load import load
 from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import code_digest
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.job_files import JOBS, JobFile, job_file_of, own_folder, write_job_file
+from snaketune.stages.job_files import (
+    DRY_RUN,
+    JobFile,
+    hold_job_files,
+    job_file_of,
+    says_the_same,
+    write_job_file,
+)
 from snaketune.stages.jobs import Job
 from snaketune.stages.libraries import installed_version
 from snaketune.stages.status import Results, inputs_by_role, made_from
@@ -25,7 +30,6 @@ class Planner:
     Attributes:
         graph: all jobs.
         results: which results are current.
-        folder: where this process writes job files.
     """
 
     def __init__(self, config: dict[str, Any], *, is_forced: Callable[[Job], bool], deploys: bool):
@@ -45,9 +49,7 @@ class Planner:
             reruns_on=self.graph.config.reruns_on,
         )
         self._deploys = deploys
-        self.folder = JOBS
-        self._lock: TextIO | None = None
-        self._written = False
+        self._files: dict[tuple[str, str], Path] = {}
         self._to_run: dict[str, Job] = {}
 
     @cached_property
@@ -55,27 +57,37 @@ class Planner:
         """Digest of each stage's code; a process that runs single jobs needs none."""
         return {stage: code_digest(made.module) for stage, made in STAGES.items()}
 
-    def write_job_files(self) -> None:
+    def write_job_files(self, *, dry_run: bool) -> None:
         """Write the files of all jobs, once: Snakemake lists a folder at its first look, and misses what comes later.
 
+        Args:
+            dry_run: whether nothing runs, so that what another run is to read stays as it is.
         Raises:
-            SnaketuneError: they can't be written, or a task that the config names isn't one that lm-evaluation-harness ships.
+            SnaketuneError: they can't be written, another run with another config is going on, or a task that the config names
+                isn't one that lm-evaluation-harness ships.
         """
-        if self._written:
+        if self._files:
             return
-        self._written = True
         if not self._deploys:
             check_shipped_tasks(self.graph.config)
-        self.folder, self._lock = own_folder()
-        if self.folder != JOBS:
-            atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
-        for job in self.graph.jobs.values():
+        holds = not dry_run and hold_job_files()
+        for key, job in self.graph.jobs.items():
+            path = job_file_of(*key)
             try:
                 content, stale = self._content(job), self._why(job)
             except SnaketuneError:
                 # What a report compares isn't there: an error of that job alone, raised when its inputs are looked up.
+                self._files[key] = path
                 continue
-            write_job_file(self.job_file(job), content, stale)
+            if not holds and not says_the_same(path, content):
+                if not dry_run:
+                    raise SnaketuneError(
+                        f"{path}: another snakemake runs here, with another config or code; let it end, or run this one in a "
+                        "folder of its own (--directory)"
+                    )
+                path = job_file_of(*key, DRY_RUN)
+            write_job_file(path, content, stale, keep_mark=not holds)
+            self._files[key] = path
 
     def inputs(self, job: Job, *, every: bool) -> dict[str, list[str]]:
         """Paths that the job waits for, by role; payloads beside the manifests that describe them.
@@ -102,7 +114,7 @@ class Planner:
 
     def job_file(self, job: Job) -> Path:
         """Where the job's file is."""
-        return job_file_of(job.stage, job.name, self.folder)
+        return self._files.get((job.stage, job.name)) or job_file_of(job.stage, job.name)
 
     def left_out(self) -> list[str]:
         """Jobs whose inputs were looked up since they were stale, and whose results are still older than that."""

@@ -40,7 +40,10 @@ def bring_back_from_the_future(read: Iterable[Artifact], operation: Execution) -
     paths = [
         path
         for artifact in read
-        for path in (artifact.manifest_path, artifact.folder, artifact.folder / ".snakemake_timestamp")
+        for path in (
+            *(artifact.manifest_path, artifact.manifest_path.with_name("run.json")),
+            *(artifact.folder, artifact.folder / ".snakemake_timestamp"),
+        )
     ]
     paths += [Path(told) for told in (operation.preflight, operation.calibration) if told]
     paths += Path().glob(operation.parts) if operation.parts else ()
@@ -69,6 +72,12 @@ def run(job: JobFile) -> None:
     for role in stage.one:
         if len(artifacts[role]) != 1:
             raise SnaketuneError(f"stage {stage_name} needs exactly one {role}, got {len(artifacts[role])}")
+    for role, results in artifacts.items():
+        for result in results:
+            if (made_by := result.manifest["stage"]) not in (taken := stage.inputs[role].stages):
+                raise SnaketuneError(
+                    f"inputs.{role}: {result.manifest_path} is of stage {made_by}; expected {' or '.join(taken)}"
+                )
     files = {role: inputs.get(role, []) for role in stage.files}
 
     def build(work: WorkFolder) -> Outcome:
@@ -121,7 +130,9 @@ def run(job: JobFile) -> None:
             device=device,
             keys=keys,
         )
-    bring_back_from_the_future(chain.from_iterable(artifacts.values()), operation)
+    # Of a stage that reads manifests, what they describe.
+    described = map(result_at, files.get("manifests", ()))
+    bring_back_from_the_future(chain(*artifacts.values(), described), operation)
     if stage.link:
         # Also where there was nothing to compute: what an older result names may have been linked since.
         link_payload(out, stage.link)
