@@ -4,7 +4,6 @@ import copy
 import json
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,20 +73,18 @@ def test_names_of_files_and_texts_of_a_config_are_words_to_the_shell(hostile, ma
     assert not marks(hostile.folder)
 
 
-def test_tracking_of_a_training_is_a_word_to_the_shell(fresh, mark):
-    """It goes to the command of trainings alone: one that fails at its spec shows what the shell made of it."""
+def test_no_text_of_a_config_is_in_a_command(fresh, mark):
+    """Commands name job files, which hold it."""
     fresh.config["tracking"] = {"wandb": {"entity": SAYS}, "mlflow": {"tracking_uri": SAYS}}
     fresh.config["report"] = {"title": SAYS}
     said = fresh.snakemake("-n", "--printshellcmds")
-    assert "--tracking" in said
-    (line,) = (line for line in said.splitlines() if "python -m snaketune sft" in line)
-    # What the shell would make of it, without what comes after: no job is run.
-    words = line[line.index("--tracking") :]
-    (fresh.folder / "shown.sh").write_text(f"printf '%s\\n' {words.split(' --out ')[0]}\n")
-    done = subprocess.run(["bash", "shown.sh"], cwd=fresh.folder, capture_output=True, text=True, check=True)
-    option, given = done.stdout.rstrip("\n").split("\n", 1)
-    assert option == "--tracking"
-    assert json.loads(given)["wandb"]["entity"] == SAYS
+    commands = [line.strip() for line in said.splitlines() if "python -m snaketune" in line]
+    (training,) = (command for command in commands if "snaketune sft" in command)
+    assert training.endswith("python -m snaketune sft results/.jobs/sft/run.json 2>&1 | tee results/logs/sft/run.log")
+    assert not [command for command in commands if "HACKED" in command]
+    assert json.loads(fresh.read("results/.jobs/sft/run.json"))["tracking"]["wandb"]["entity"] == SAYS
+    # What is sent nowhere doesn't know of it.
+    assert "tracking" not in json.loads(fresh.read("results/.jobs/corpus/chat.json"))
     assert not marks(fresh.folder)
 
 
@@ -134,8 +131,8 @@ def test_a_name_that_looks_like_an_option_is_made_a_path(fresh):
     """Beside the config, where nothing stands before it."""
     (fresh.folder / "--help").write_text("{}\n")
     fresh.config["corpora"]["chat"]["sources"] = [{"files": [f"{fresh.folder}/--help"]}]
-    said = fresh.snakemake("-n", "--printshellcmds", "results/corpus/chat/manifest.json")
-    assert "--files ./--help" in said
+    fresh.snakemake("-n", "results/corpus/chat/manifest.json")
+    assert json.loads(fresh.read("results/.jobs/corpus/chat.json"))["inputs"]["files"] == ["./--help"]
 
 
 def test_a_training_in_several_processes_is_started_with_words(tmp_path):

@@ -74,6 +74,7 @@ CALLED = {
     # To plan jobs and to declare a stage, which no digest covers.
     "stages.declaration": {"any_number", "exactly_one"},
     "stages.plan.cards": {"card_jobs"},
+    "stages.plan.conversions": {"convert_jobs"},
     "stages.attempt": {"check_files", "cores", "read_attempt"},
     "stages.code": {"code_digest"},
     # By the report, of runs of another time.

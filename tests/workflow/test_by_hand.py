@@ -240,15 +240,17 @@ def test_a_second_run_is_refused_where_it_would_change_what_the_first_one_reads(
         assert "Nothing to be done" in project.snakemake(target, "--nolock")
         project.config["sft"]["run"]["training"]["learning_rate"] = 0.004
         said = project.snakemake(target, "--nolock", check=False)
-    assert "results/.jobs/sft/run.json: another snakemake runs here, with another config or code" in said
+    # The first one that differs.
+    assert "results/.jobs/preflight/run.json: another snakemake runs here, with another config or code" in said
     assert "sft: " not in said
     assert "sft: made" in project.snakemake(target)
 
 
 def test_a_job_by_hand_is_one_short_command(project):
     project.config["dpo"]["run"]["beta"] = 0.2
-    assert project.stale("results/dpo/run/manifest.json") == {"dpo"}
-    command = [sys.executable, "-m", "snaketune", "dpo", "results/.jobs/dpo/run.json"]
+    said = project.snakemake("--dry-run", "--printshellcmds", "results/dpo/run/manifest.json")
+    (words,) = re.findall(r"python (-m snaketune dpo \S+) 2>&1", said)
+    command = [sys.executable, *words.split()]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "workflow")}
     done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -257,7 +259,7 @@ def test_a_job_by_hand_is_one_short_command(project):
         [*command[:3], "sft", command[4]], cwd=project.folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert "results/.jobs/dpo/run.json is of stage dpo, not sft" in done.stderr
+    assert f"{command[4]} is of stage dpo, not sft" in done.stderr
 
 
 def test_a_job_that_waited_on_a_cluster_runs_as_it_was_planned(fresh):

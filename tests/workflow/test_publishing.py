@@ -96,6 +96,9 @@ def test_a_gguf_file_is_its_own_target(project, llama_cpp, monkeypatch):
     assert {"tokenizer.model", "model.safetensors"} <= set(given["files"])
     assert project.stale("gguf") == set()
     monkeypatch.setenv("LLAMA_CPP", "elsewhere")
+    # What is there is not made again.
+    assert "Nothing to be done" in project.snakemake("gguf")
+    project.config["gguf"]["small"]["type"] = "f16"
     assert "LLAMA_CPP names 'elsewhere'" in project.snakemake("gguf", check=False)
 
 

@@ -9,6 +9,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import RerunTrigger
 
 from snaketune.config.base import NAME_PATTERN
+from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.planner import Planner
 from snaketune.stages.table import STAGES
@@ -36,6 +37,8 @@ def is_forced(job):
 
 with plain_errors():
     planner = Planner(config, is_forced=is_forced, deploys=DEPLOYS)
+    if PLANS and not DEPLOYS:
+        check_shipped_tasks(planner.graph.config)
 graph = planner.graph
 
 

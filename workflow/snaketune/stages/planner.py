@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.config.load import load
-from snaketune.config.shipped_tasks import check_shipped_tasks
 from snaketune.errors import SnaketuneError
 from snaketune.stages.code import code_digest
 from snaketune.stages.graph import JobGraph
@@ -48,7 +47,6 @@ class Planner:
             installed=(lambda library: None) if deploys else installed_version,
             reruns_on=self.graph.config.reruns_on,
         )
-        self._deploys = deploys
         self._files: dict[tuple[str, str], Path] = {}
         self._to_run: dict[str, Job] = {}
 
@@ -63,13 +61,10 @@ class Planner:
         Args:
             dry_run: whether nothing runs, so that what another run is to read stays as it is.
         Raises:
-            SnaketuneError: they can't be written, another run with another config is going on, or a task that the config names
-                isn't one that lm-evaluation-harness ships.
+            SnaketuneError: they can't be written, or another run with another config is going on.
         """
         if self._files:
             return
-        if not self._deploys:
-            check_shipped_tasks(self.graph.config)
         holds = not dry_run and hold_job_files()
         for key, job in self.graph.jobs.items():
             path = job_file_of(*key)
