@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import ANY
 
 import pytest
 
@@ -311,7 +313,7 @@ def test_every_stage_is_held_to_the_code_that_was_planned(tmp_path, monkeypatch,
     """Before its module is so much as imported."""
     monkeypatch.setattr(stages, "run_once", lambda **given: given["build"](None))
     monkeypatch.setattr(stages, "import_module", None)
-    monkeypatch.setattr(stages, "result_at", lambda path: None)
+    monkeypatch.setattr(stages, "result_at", lambda path: SimpleNamespace(manifest={"stage": ANY}))
     one = STAGES[stage].one
     stage_of_any_spec = dataclasses.replace(STAGES[stage], spec=AnySpec, libraries=lambda spec, artifacts: ())
     monkeypatch.setitem(STAGES, stage, stage_of_any_spec)

@@ -167,8 +167,8 @@ def test_results_of_a_clone_are_current_in_a_module_and_the_default_template_com
     user.project.write_config()
     said = user.snakemake(*times_alone)
     assert "Nothing to be done" in said
-    assert "note: --rerun-triggers" not in said
-    assert "note: --rerun-triggers" in user.snakemake(TOKENIZER)
+    assert "note: by its own triggers" not in said
+    assert "note: by its own triggers" in user.snakemake(TOKENIZER)
 
 
 @pytest.mark.parametrize("path", ["workflow/Snakefile", "Snakefile"])

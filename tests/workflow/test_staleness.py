@@ -133,7 +133,11 @@ def test_every_command_names_a_job_file_that_holds_what_the_plan_says(ready, mon
     monkeypatch.chdir(ready.folder)
     plan = JobGraph(*load(ready.config))
     commands = re.findall(r"python -m snaketune (\S+) (\S+) 2>&1", said)
-    files = {Path(path): (stage, json.loads(Path(path).read_text(encoding="utf-8"))) for stage, path in commands}
+    # Of jobs that are planned otherwise than before, a dry run writes the files aside.
+    files = {
+        Path(path.replace("/.dry-run/", "/")): (stage, json.loads(Path(path).read_text(encoding="utf-8")))
+        for stage, path in commands
+    }
     # Its batches are chosen by hand, so that nothing is measured.
     jobs = [job for job in plan.jobs.values() if job.stage not in ("calibrate", "trial", "audit")]
     assert files.keys() == {job_file_of(job.stage, job.name) for job in jobs}
