@@ -43,7 +43,7 @@ upgrade-test: .venv/installed
 	@export PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH="$(CURDIR)/$(NEWEST):$(CURDIR)/workflow"; \
 	  tested=$$(python -c 'import snakemake; print(snakemake.__version__)'); pinned=$$(sed -n 's/^snakemake==//p' requirements.lock); \
 	  echo "Snakemake $$tested is tested; $$pinned is pinned: $$(test $$tested = $$pinned && echo the same || echo they differ)"; \
-	  $(PYTEST) tests/workflow/test_staleness.py tests/workflow/test_by_hand.py tests/workflow/test_module.py
+	  $(PYTEST) tests/workflow/test_staleness.py tests/workflow/test_by_hand.py tests/workflow/test_job_files.py tests/workflow/test_module.py
 
 slurm-profile: .venv/installed
 	@PYTHONPATH=workflow $(BIN)/python -m snaketune slurm-profile

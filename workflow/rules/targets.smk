@@ -52,7 +52,7 @@ def pushed(wildcards):
 
 
 def log_left_out():
-    """Name the stale jobs that Snakemake left out, which no option asked for."""
+    """Name the stale jobs that Snakemake left out though no option excludes them."""
     limited = workflow.dag_settings.until or workflow.dag_settings.omit_from
     if not limited and (left_out := planner.left_out()):
         logger.warning(f"stale, and not run: {', '.join(left_out)}; run again")

@@ -93,7 +93,7 @@ def write_job_file(path: Path, job: JobFile, stale: Iterable[str] | None, *, kee
 
     Args:
         stale: why the result isn't current; None if it is.
-        keep_mark: leave the file of a stale job as it is where it says so already: a run that is going on may need its time.
+        keep_mark: leave the file of a stale job as it is where it says so already: a run beside this one may need its time.
     """
     content = job.model_dump(mode="json", exclude_defaults=True)
     manifest = Path(job.out) / "manifest.json"

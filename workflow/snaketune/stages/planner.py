@@ -61,7 +61,7 @@ class Planner:
         Args:
             dry_run: whether nothing runs, so that what another run is to read stays as it is.
         Raises:
-            SnaketuneError: they can't be written, or another run with another config is going on.
+            SnaketuneError: they can't be written, or another snakemake with another config runs here.
         """
         if self._files:
             return

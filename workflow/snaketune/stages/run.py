@@ -99,8 +99,8 @@ def run(job: JobFile) -> None:
                     files=files,
                 )
             else:
-                told = {"operation": operation} if stage.takes_operation else {}
-                outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **told)
+                more = {"operation": operation} if stage.takes_operation else {}
+                outcome = import_module(stage.module).build(typed, work, **stage.arguments(artifacts, files), **more)
         if templates(stage.module):
             # Read while it worked.
             check_code(stage.module, code, stage_name)
