@@ -1,4 +1,4 @@
-"""What a source says, taken apart or from a note of it."""
+"""Digests of the syntax of modules, computed or from the cache."""
 
 import json
 
@@ -9,12 +9,12 @@ from snaketune.stages import syntax
 
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
-    """As a process that has just begun, in a folder of its own with results."""
+    """A new process in an empty folder with results: a function that forgets what this process has cached."""
     monkeypatch.chdir(tmp_path)
-    syntax.NOTES.parent.mkdir(parents=True)
+    syntax.CACHE.parent.mkdir(parents=True)
 
     def begin():
-        syntax._notes.cache_clear()
+        syntax._cache.cache_clear()
         syntax.syntax_of.cache_clear()
 
     begin()
@@ -25,39 +25,45 @@ def fresh(tmp_path, monkeypatch):
 SOURCE = b'"""Doc."""\nfrom snaketune.packing import plan  # why\nx = 1\n'
 
 
-def test_a_note_is_what_looking_says(fresh, monkeypatch):
+def test_the_cache_returns_what_parsing_does(fresh, monkeypatch):
     found = syntax.syntax_of(SOURCE)
-    assert found[1] == ["snaketune.packing", "snaketune.packing.plan"]
-    syntax._keep()
+    assert found[1] == (("snaketune.packing", "plan", "plan"),)
+    syntax._write_cache()
     fresh()
-    monkeypatch.setattr(syntax, "_taken_apart", None)
+    monkeypatch.setattr(syntax, "_parse", None)
     assert syntax.syntax_of(SOURCE) == found
 
 
-def test_another_source_or_another_way_to_look_has_no_note(fresh, monkeypatch):
+def test_another_source_or_another_parser_is_not_in_the_cache(fresh, monkeypatch):
     found = syntax.syntax_of(SOURCE)
-    syntax._keep()
+    syntax._write_cache()
     fresh()
     assert syntax.syntax_of(SOURCE.replace(b"Doc", b"Other words")) == found
     assert syntax.syntax_of(SOURCE.replace(b"x = 1", b"x = 2"))[0] != found[0]
     fresh()
-    monkeypatch.setattr(syntax, "_taken_apart_by", lambda: "other")
-    monkeypatch.setattr(syntax, "_taken_apart", lambda source: ("looked", []))
-    assert syntax.syntax_of(SOURCE) == ("looked", [])
+    monkeypatch.setattr(syntax, "_parser_version", lambda: "other")
+    monkeypatch.setattr(syntax, "_parse", lambda source: ("parsed", []))
+    assert syntax.syntax_of(SOURCE) == ("parsed", ())
 
 
 @pytest.mark.parametrize("there", ["{", "[]", "7"])
-def test_notes_that_cannot_be_read_cost_a_look(fresh, there):
+def test_cache_that_cannot_be_read_cost_a_look(fresh, there):
     found = syntax.syntax_of(SOURCE)
-    syntax.NOTES.write_text(there, encoding="utf-8")
+    syntax.CACHE.write_text(there, encoding="utf-8")
     fresh()
     assert syntax.syntax_of(SOURCE) == found
-    syntax._keep()
-    assert len(json.loads(syntax.NOTES.read_text(encoding="utf-8"))) == 1
+    syntax._write_cache()
+    assert len(json.loads(syntax.CACHE.read_text(encoding="utf-8"))) == 1
 
 
-def test_where_there_are_no_results_nothing_is_left(fresh):
-    syntax.NOTES.parent.rmdir()
+def test_without_results_no_cache_is_written(fresh):
+    syntax.CACHE.parent.rmdir()
     syntax.syntax_of(SOURCE)
-    syntax._keep()
-    assert not syntax.NOTES.parent.exists()
+    syntax._write_cache()
+    assert not syntax.CACHE.parent.exists()
+
+
+@pytest.mark.parametrize("line", ["import snaketune.errors", "from snaketune import errors", "from . import errors"])
+def test_imports_that_would_put_the_name_of_a_module_into_the_digest_are_refused(fresh, line):
+    with pytest.raises(SyntaxError, match="line 2: write `from snaketune.package"):
+        syntax.syntax_of(f"x = 1\n{line}\n".encode())

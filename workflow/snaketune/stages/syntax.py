@@ -1,10 +1,10 @@
-"""What a module's source says, as a digest, whatever its comments and docstrings and the stage that it declares; and which
-modules of the package it imports.
+"""The syntax of a module's source as a digest, and what the module imports from the package.
 
-Taking all modules apart costs half a second, at every start of Snakemake and of each job. So what came out is noted below the
-results, by the very bytes that were read, which is as good as looking again.
+Comments, docstrings, the declaration of a stage and the names of modules don't count, so that a module can be renamed or moved
+without making results stale. Parsing all modules takes half a second, at every start of Snakemake and of each job, so the
+digests are cached below the results, by the bytes of the sources.
 
-    results/.work/.code.json    by digest of a source: the digest of its syntax, and the imports
+    results/.work/.code.json    by digest of a source: the digest of its syntax, and its imports
 """
 
 import ast
@@ -16,71 +16,99 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 PACKAGE = "snaketune"
-NOTES = Path("results/.work/.code.json")
+CACHE = Path("results/.work/.code.json")
+
+
+class Import(NamedTuple):
+    """One name that a module imports from the package.
+
+    >>> Import("snaketune.packing.plan", "build", "build_plan")  # from snaketune.packing.plan import build as build_plan
+    Import(module='snaketune.packing.plan', name='build', bound='build_plan')
+    """
+
+    module: str
+    name: str
+    bound: str
 
 
 @cache
-def syntax_of(source: bytes) -> tuple[str, list[str]]:
-    """Digest of the syntax tree without comments, docstrings and the declaration of a stage, and the names below the package
-    that are imported."""
-    key = f"{_taken_apart_by()}-{xxhash.xxh3_128_hexdigest(source)}"
-    known = _notes()
-    if key not in known:
-        known[key] = _taken_apart(source)
-        atexit.unregister(_keep)
-        atexit.register(_keep)
-    digest, imports = known[key]
-    return digest, imports
+def syntax_of(source: bytes) -> tuple[str, tuple[Import, ...]]:
+    """Return the digest of a module's syntax tree, without its imports from the package, and these imports."""
+    key = f"{_parser_version()}-{xxhash.xxh3_128_hexdigest(source)}"
+    cached = _cache()
+    if key not in cached:
+        cached[key] = _parse(source)
+        atexit.unregister(_write_cache)
+        atexit.register(_write_cache)
+    digest, imports = cached[key]
+    return digest, tuple(Import(*one) for one in imports)
 
 
 @cache
-def _taken_apart_by() -> str:
-    """This very module, and the Python whose trees they are."""
+def _parser_version() -> str:
+    """Digest of this module and of the version of Python, which both decide what the trees look like."""
     own = Path(__file__).read_bytes() + repr(sys.version_info[:2]).encode()
     return xxhash.xxh3_64_hexdigest(own)
 
 
 @cache
-def _notes() -> dict[str, Any]:
+def _cache() -> dict[str, Any]:
     try:
-        found = json.loads(NOTES.read_text(encoding="utf-8"))
+        cached = json.loads(CACHE.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
-def _keep() -> None:
-    """Where there are results; a plan alone leaves nothing behind."""
-    if not NOTES.parent.is_dir():
+def _write_cache() -> None:
+    """Write the cache if there are results; a dry run in an empty folder writes nothing."""
+    if not CACHE.parent.is_dir():
         return
-    partial = NOTES.with_name(f".code.{os.getpid()}.partial")
-    current = {key: value for key, value in _notes().items() if key.startswith(_taken_apart_by())}
-    # A folder that can't be written to costs half a second, and nothing else.
+    partial = CACHE.with_name(f".code.{os.getpid()}.partial")
+    current = {key: value for key, value in _cache().items() if key.startswith(_parser_version())}
+    # Without the cache, the next start takes half a second longer; that is no reason to fail.
     with contextlib.suppress(OSError):
         partial.write_text(json.dumps(current), encoding="utf-8")
-        partial.replace(NOTES)
+        partial.replace(CACHE)
 
 
-def _taken_apart(source: bytes) -> tuple[str, list[str]]:
+def _parse(source: bytes) -> tuple[str, list[Import]]:
     tree = ast.parse(source)
-    # Costs and groups shape no result; what of a declaration does (spec, inputs) is in the fingerprint.
+    # Costs and groups shape no result; a declaration's spec and inputs do, and they are in the fingerprint.
     tree.body = [node for node in tree.body if not _declares_stage(node)]
-    imports = []
+    without_imports = _WithoutImports()
+    tree = without_imports.visit(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imports += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from snaketune.packing import plan` names a module, `from snaketune.packing.plan import build` its content.
-            imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             _drop_docstring(node)
-    ours = {name for name in imports if name.startswith(f"{PACKAGE}.")}
-    return hashlib.sha256(_shape(tree).encode()).hexdigest(), sorted(ours)
+    return hashlib.sha256(_shape(tree).encode()).hexdigest(), without_imports.imports
+
+
+class _WithoutImports(ast.NodeTransformer):
+    """Takes the imports from the package out of a tree and collects them."""
+
+    def __init__(self) -> None:
+        self.imports: list[Import] = []
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom | None:
+        """Collect `from snaketune.package.module import name as bound`."""
+        if node.level or node.module == PACKAGE:
+            raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package.module import name`")
+        if not node.module.startswith(f"{PACKAGE}."):
+            return node
+        self.imports += [Import(node.module, alias.name, alias.asname or alias.name) for alias in node.names]
+        return None
+
+    def visit_Import(self, node: ast.Import) -> ast.Import:
+        """Refuse `import snaketune.package.module`, which names the module wherever it is used."""
+        if any(alias.name.startswith(f"{PACKAGE}.") for alias in node.names):
+            raise SyntaxError(f"line {node.lineno}: write `from {PACKAGE}.package import module`")
+        return node
 
 
 def _declares_stage(node: ast.stmt) -> bool:
