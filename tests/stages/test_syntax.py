@@ -65,5 +65,5 @@ def test_without_results_no_cache_is_written(fresh):
 
 @pytest.mark.parametrize("line", ["import snaketune.errors", "from snaketune import errors", "from . import errors"])
 def test_imports_that_would_put_the_name_of_a_module_into_the_digest_are_refused(fresh, line):
-    with pytest.raises(SyntaxError, match="line 2: write `from snaketune.package"):
+    with pytest.raises(SyntaxError, match=r"line 2: write `from snaketune\.package"):
         syntax.syntax_of(f"x = 1\n{line}\n".encode())

@@ -64,7 +64,7 @@ def check_code(entry: str, expected: str, stage: str) -> None:
         current = f"unreadable ({error})"
     if current != expected:
         raise SnaketuneError(
-            f"the code of the {stage} stage changed since this run was planned (digest {expected} then, {current} now); run again"
+            f"the code of the {stage} stage changed after this run was planned (digest {expected}, now {current}); run again"
         )
 
 
