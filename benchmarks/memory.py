@@ -65,14 +65,14 @@ def measure(name: str) -> dict[str, float]:
     from tests.training.executed import executed
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
-    from snaketune.config.runs import Lora, Scratch, Training
+    from snaketune.config.training_runs import Lora, Scratch, Training
+    from snaketune.models.device_memory import peak_memory
     from snaketune.models.devices import resolve_compute
-    from snaketune.models.room import peak_memory
+    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
-    from snaketune.stages.work import WorkFolder
-    from snaketune.training import pipeline
-    from snaketune.training.sft_trainer import SftTrainer
-    from snaketune.training.trainer import Run
+    from snaketune.training.loop import pipeline
+    from snaketune.training.loop.sft_trainer import SftTrainer
+    from snaketune.training.loop.trainer import Run
 
     shape, (rows, tokens), settings = CASES[name]
     config = AutoConfig.for_model("llama", **{"vocab_size": 32000, "tie_word_embeddings": True} | shape)

@@ -27,10 +27,10 @@ from benchmarks.results import Goals, keep_table, made_on, table, write
 from snaketune.artifacts.digests import digest_file
 from snaketune.config.load import load
 from snaketune.report.pages import pages_of
-from snaketune.stages.code import code_digest
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.status import Results
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
-from snaketune.stages.status import Results
 from snaketune.stages.table import STAGES
 
 ROOT = Path(__file__).parents[1]

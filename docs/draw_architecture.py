@@ -59,7 +59,7 @@ Everything that one stage is stands in one place: `STAGE = Stage(...)` in its mo
 (`stages/declaration.py` says what it holds, `stages/table.py` finds them all). A rule, its file under `workflow/rules/` and
 that module have one name; the module imports nothing heavy, and what `build` calls is in modules beside it.
 `workflow/rules/common.smk` looks up the inputs of every rule in `stages/planner.py`, which finds what is stale
-(`stages/status.py`) and writes a file for each job (`stages/job_files.py`).
+(`stages/cache/status.py`) and writes a file for each job (`stages/job_files.py`).
 
 ## The package itself
 

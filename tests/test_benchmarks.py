@@ -25,7 +25,7 @@ from benchmarks.sft.speed import speed
 
 from snaketune.models.flops import count_flops
 from snaketune.models.kernels import KERNELS
-from snaketune.models.peaks import Peak
+from snaketune.models.peak_flops import Peak
 from snaketune.packing.segments import layout, mask
 from tests.models.conftest import CPU
 

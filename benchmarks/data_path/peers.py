@@ -27,13 +27,13 @@ from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
 from snaketune.packing import plan as planning
 from snaketune.packing import write as writing
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
-from snaketune.packing.pieces import Losses, Pieces, pieces_of
+from snaketune.packing.conversation_overflow import Losses, Pieces, pieces_of
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.sequences import Sequences
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PlanSpec, WriteSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
-from snaketune.tokenization.tokens import TokenParts
+from snaketune.tokenization.token_store import TokenParts
 
 # Texts that our encoder gets at once.
 TEXTS = 32768
@@ -236,7 +236,7 @@ def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dic
     from torch.utils.data import DataLoader
 
     from snaketune.models.batches import collate
-    from snaketune.training.order import EpochPermutation
+    from snaketune.training.loop.sample_order import EpochPermutation
 
     manifest = chain(folder / "rows", repeated(data, folder, 60), made_tokenizer(folder, [data / n for n in FILES]))
     artifact = read_artifact(manifest, "shards")

@@ -10,12 +10,12 @@ import pyarrow as pa
 from benchmarks.jobs import job_of
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
-from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import of_conversations
-from snaketune.tokenization.tokens import ROWS_PER_BATCH, TokenWriter
+from snaketune.tokenization.token_store import ROWS_PER_BATCH, TokenWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("gsm8k/train.jsonl", "dolly_hhrlhf_small/dolly_hhrlhf_train_small.jsonl")

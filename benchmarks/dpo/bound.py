@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.dpo.material import Material, pack_of
 from benchmarks.dpo.pairs import fewest_tokens, pairs_of
 
-from snaketune.stages.jobs import result_at
+from snaketune.stages.job import result_at
 
 
 def bound(material: Material, name: str) -> dict[str, Any]:

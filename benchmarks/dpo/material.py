@@ -19,11 +19,11 @@ from benchmarks.sft.material import LEARNING_RATE, made_model
 
 from snaketune.config.load import load
 from snaketune.packing.reader import documents
+from snaketune.stages.cache.status import inputs_by_role
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.job import Job, result_at
 from snaketune.stages.job_files import JobFile
-from snaketune.stages.jobs import Job, result_at
 from snaketune.stages.run import run
-from snaketune.stages.status import inputs_by_role
 from snaketune.stages.table import STAGES
 from snaketune.tables import read_table
 

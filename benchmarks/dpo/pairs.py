@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.dpo.material import Material, corpus_rows, pack_of
 
 from snaketune.packing.reader import documents
-from snaketune.stages.jobs import result_at
+from snaketune.stages.job import result_at
 
 
 @dataclass(frozen=True, kw_only=True)

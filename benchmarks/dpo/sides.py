@@ -31,7 +31,7 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
     Returns:
         What the clock found; `order`, by step the numbers of its pairs; the curve; and the pass's pairs/s.
     """
-    from snaketune.training import dpo_trainer
+    from snaketune.training.preference import dpo_trainer
 
     pairs = pairs_of(material, run)
     known = {pair.sequences: number for number, pair in enumerate(pairs)}
@@ -65,16 +65,16 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
 
 def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
     """The `ref_logps` stage, from when the model is loaded and tested to when the table is written."""
-    from snaketune.training import reference_pass
+    from snaketune.training.reference import compute
 
-    begins, passes = [], reference_pass.passes
+    begins, passes = [], compute.passes
 
     def timed(*arguments):
         begins.append(time.perf_counter())
         return passes(*arguments)
 
     job = material.graph.job("dpo", run).artifacts["ref_logps"][0]
-    with patch.object(reference_pass, "passes", timed):
+    with patch.object(compute, "passes", timed):
         outcome = _built(job)
     seconds = time.perf_counter() - begins[0]
     pairs = sum(outcome.counts["pairs"].values())
@@ -85,9 +85,9 @@ def _built(job: Any, **instead: Any) -> Any:
     """What the stage's `build` reports of a job, made in a folder of its own in this process."""
     from importlib import import_module
 
-    from snaketune.stages.jobs import result_at
+    from snaketune.stages.cache.work_folders import WorkFolder
+    from snaketune.stages.job import result_at
     from snaketune.stages.table import STAGES
-    from snaketune.stages.work import WorkFolder
 
     stage = STAGES[job.stage]
     artifacts = {role: [result_at(Path(one.manifest)) for one in some] for role, some in job.artifacts.items()}

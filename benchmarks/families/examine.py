@@ -15,12 +15,12 @@ from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.batches import collate
 from snaketune.models.devices import Compute
-from snaketune.models.loading import grow_vocabulary, load_folder
+from snaketune.models.load_model import grow_vocabulary, load_folder
 from snaketune.models.logprobs import separate_token_losses, token_losses
-from snaketune.models.packable import check_config
+from snaketune.models.packing_support import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.shards import IGNORED
-from snaketune.training.checkpoints import load_weights, save_weights
+from snaketune.training.checkpoint.checkpoints import load_weights, save_weights
 
 # Segment lengths, prefix lengths, tokens of the row.
 DOCUMENTS = (([11, 23, 5], [0, 0, 0], 48), ([6, 30, 9], [0, 0, 0], 45))

@@ -2,7 +2,7 @@
 
 from benchmarks.families.examine import ROUNDING, Outcome
 
-from snaketune.models.packable import INSTEAD
+from snaketune.models.packing_support import INSTEAD
 
 HEAD = """# Models
 

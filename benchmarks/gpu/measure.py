@@ -23,7 +23,7 @@ from benchmarks.gpu.shapes import MadeRows, Shape, add_adapters, make_model, mak
 from snaketune.models.batches import collate
 from snaketune.models.compiling import compile_layers
 from snaketune.models.devices import Compute, deterministic_algorithms
-from snaketune.models.peaks import Peak
+from snaketune.models.peak_flops import Peak
 from snaketune.models.selftest import self_test
 
 NEEDED_BY_TRAINER = ("pydantic", "accelerate", "safetensors", "xxhash")
@@ -193,7 +193,7 @@ def _count(marks: Marks, batch: dict[str, Any], supervised: int) -> None:
 def _trainer(
     model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], marks: Marks
 ) -> dict[str, Any]:
-    """The steps of a training as `training.pipeline` runs it; and the memory that was expected of it.
+    """The steps of a training as `training.loop.pipeline` runs it; and the memory that was expected of it.
 
     Args:
         sizes: rows of a micro-batch, and of a step.
@@ -201,14 +201,14 @@ def _trainer(
     from transformers import TrainerCallback
 
     from snaketune.config.operation import Execution
-    from snaketune.config.runs import Learning, Lora, Scratch
+    from snaketune.config.training_runs import Learning, Lora, Scratch
     from snaketune.models.forward import inner_model
+    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
-    from snaketune.stages.work import WorkFolder
-    from snaketune.training.fitness import examine
-    from snaketune.training.pipeline import fit
-    from snaketune.training.sft_trainer import SftTrainer
-    from snaketune.training.trainer import Run
+    from snaketune.training.autotune.machine_check import examine
+    from snaketune.training.loop.pipeline import fit
+    from snaketune.training.loop.sft_trainer import SftTrainer
+    from snaketune.training.loop.trainer import Run
 
     class Measured(SftTrainer):
         def training_step(self, model, inputs, *others):

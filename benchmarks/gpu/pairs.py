@@ -43,7 +43,7 @@ class MadePairs:
 
 
 class MadePairRows(MadeRows):
-    """Rows in memory, as `training.pairs` has them; the reference is zero, and all are from one source."""
+    """Rows in memory, as `training.preference.pair_dataset` has them; the reference is zero, and all are from one source."""
 
     unpaired, sources = False, 1
 

@@ -85,16 +85,16 @@ def _trainer(
     *,
     compiled: bool,
 ) -> None:
-    """The steps of a training as `training.pipeline` runs it."""
+    """The steps of a training as `training.loop.pipeline` runs it."""
     from transformers import TrainerCallback
 
     from snaketune.config.operation import Execution
-    from snaketune.config.runs import Learning
+    from snaketune.config.training_runs import Learning
+    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import DpoSpec
-    from snaketune.stages.work import WorkFolder
-    from snaketune.training.dpo_trainer import DpoTrainer
-    from snaketune.training.pipeline import fit
-    from snaketune.training.trainer import Run
+    from snaketune.training.loop.pipeline import fit
+    from snaketune.training.loop.trainer import Run
+    from snaketune.training.preference.dpo_trainer import DpoTrainer
 
     class Measured(DpoTrainer):
         def check_start(self):

@@ -30,10 +30,10 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
     """The `sft` stage's own path; its trainer has a clock."""
     from snaketune.artifacts.manifest import read_artifact
     from snaketune.config.operation import Execution
+    from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
-    from snaketune.stages.work import WorkFolder
-    from snaketune.training import sft_trainer
-    from snaketune.training.trainer import Run
+    from snaketune.training.loop import sft_trainer
+    from snaketune.training.loop.trainer import Run
 
     clock = Clock(warm_up, steps)
 

@@ -127,7 +127,7 @@ def wrong_clock(trial: Trial) -> None:
     orders = CLOCKS[trial.place]
     chain.order(**orders)
     running = chain.start(*trial.targets)
-    begins(chain, "snaketune.training.launched")
+    begins(chain, "snaketune.training.launch.worker")
     time.sleep(trial.drawn.uniform(0, 1))
     (chain.folder / "clock-is-wrong").touch()
     try:

@@ -73,7 +73,10 @@ class Meddler:
         self.busy = False
 
     def __call__(self, event: str, told: tuple) -> None:
-        if event == "import" and told[0] in ("snaketune.training.stored", "snaketune.training.random_states"):
+        if event == "import" and told[0] in (
+            "snaketune.training.checkpoint.tensor_files",
+            "snaketune.training.checkpoint.random_states",
+        ):
             tell_of_safetensors()
         if self.busy or event not in ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "shutil.rmtree"):
             return

@@ -17,7 +17,7 @@ from benchmarks.torture.faults import Fault
 from benchmarks.torture.processes import wait_for
 from benchmarks.torture.trials import SECONDS, Failed, Trial
 
-from snaketune.cluster.pending import LOST_SIGHT
+from snaketune.cluster.pending_jobs import LOST_SIGHT
 
 CRASH, LOSE = os.environ.get("TORTURE_CRASH_NODE", ""), os.environ.get("TORTURE_LOSE_NODE", "")
 AWAY = os.environ.get("TORTURE_CONTROLLER_AWAY", "")

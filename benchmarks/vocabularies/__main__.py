@@ -19,15 +19,15 @@ from benchmarks.vocabularies.packages import FOLDER, Vocabulary, install, vocabu
 from benchmarks.vocabularies.texts import LONG_SYSTEM, ROWS, TEXTS, Row
 
 from snaketune.corpus.rows import SCHEMAS
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encode import encode_turns
-from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.encode_rows import encode_turns
+from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.tokenizer import build
-from snaketune.tokenization.turns import conversations
+from snaketune.tokenization.turn_columns import conversations
 
 DOCUMENT = Path(__file__).parents[2] / "docs/benchmarks.md"
 TEMPLATES = Path(__file__).parents[2] / "resources/chat_templates"

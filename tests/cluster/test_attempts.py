@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.cluster.asks import Ask
 from snaketune.cluster.deadline import ends_at, requeued
-from snaketune.cluster.ends import last_end, noted, raised
-from snaketune.cluster.pending import Gone, waiting
+from snaketune.cluster.job_endings import last_end, noted, raised
+from snaketune.cluster.limits import Ask
+from snaketune.cluster.pending_jobs import Gone, waiting
 
 JOB = "JobId=17 JobName=x JobState={state} Reason=None TimeLimit={limit} TRES=cpu=4,mem={memory},node=1,billing=4 {rest}\n"
 ASK = Ask(threads=1, mem_mb=1500, runtime=10)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snaketune.cluster.asks import Ask, within
+from snaketune.cluster.limits import Ask, within
 from snaketune.cluster.site import Partition, Site, read_site, site_file
 from snaketune.errors import SnaketuneError
 

@@ -9,15 +9,15 @@ import yaml
 
 from snaketune.config import (
     base,
-    corpora,
+    corpus_sources,
     diagnose,
-    evaluation,
+    evaluations,
     losses,
     operation,
     publishing,
-    runs,
     tokenizers,
     tracking,
+    training_runs,
 )
 from snaketune.config.readme import with_tables
 from snaketune.corpus.layouts.readers import LAYOUTS
@@ -30,7 +30,17 @@ PYPI_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash"}
 def models() -> set[str]:
     return {
         name
-        for module in (corpora, tokenizers, runs, losses, operation, diagnose, evaluation, publishing, tracking)
+        for module in (
+            corpus_sources,
+            tokenizers,
+            training_runs,
+            losses,
+            operation,
+            diagnose,
+            evaluations,
+            publishing,
+            tracking,
+        )
         for name, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, base.Model)
@@ -38,12 +48,12 @@ def models() -> set[str]:
         and value
         not in (
             base.Model,
-            corpora.CorpusContent,
-            runs.Learning,
+            corpus_sources.CorpusContent,
+            training_runs.Learning,
             losses.PreferenceLoss,
             operation.Execution,
-            evaluation.Decoding,
-            evaluation.TaskQuestions,
+            evaluations.Decoding,
+            evaluations.TaskQuestions,
         )
     }
 
@@ -56,7 +66,7 @@ def test_the_tables_of_keys_are_what_the_models_say():
     for name in ("Dpo",):
         shown = re.findall(rf"<!-- keys: {name}((?: \w+)*) -->", text)
         keys = [key for keys in shown for key in keys.split()]
-        assert sorted(keys) == sorted(field.alias or key for key, field in runs.Dpo.model_fields.items())
+        assert sorted(keys) == sorted(field.alias or key for key, field in training_runs.Dpo.model_fields.items())
     # Every key has a value, a default and a meaning.
     tables = re.findall(r"<!-- keys: .* -->\n\n((?:\|.*\n)+)", text)
     rows = [line for table in tables for line in table.splitlines()[2:]]
@@ -67,7 +77,7 @@ def test_the_tables_of_keys_are_what_the_models_say():
 
 def test_every_layout_has_a_reader_and_a_line():
     """Documents have a module of their own."""
-    assert {*get_args(corpora.Layout)} == {"auto", "text", *LAYOUTS}
+    assert {*get_args(corpus_sources.Layout)} == {"auto", "text", *LAYOUTS}
     text = (ROOT / "config/README.md").read_text(encoding="utf-8")
     assert {*re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)} >= {*LAYOUTS, "text"}
 

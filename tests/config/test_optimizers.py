@@ -15,8 +15,8 @@ from transformers.training_args import OptimizerNames
 
 from snaketune.config.load import load
 from snaketune.config.optimizers import OPTIMIZERS, OptimizerName
-from snaketune.config.runs import Sft
 from snaketune.config.schedules import POLYNOMIAL_END, SCHEDULES, ScheduleName
+from snaketune.config.training_runs import Sft
 from snaketune.errors import SnaketuneError
 
 from .edits import put

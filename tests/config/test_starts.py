@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from snaketune.config.load import load
-from snaketune.config.runs import Pretrained
+from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
 

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from snaketune.config.task_files import task_files
-from snaketune.corpus.selecting.evaluated import evaluated_file
+from snaketune.corpus.selecting.evaluation_ngrams import evaluated_file
 from snaketune.errors import SnaketuneError
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.corpus.corpus import build
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 from tests.corpus.flow_of_rows import balances
 

@@ -1,8 +1,8 @@
 """What the tests of layouts and of malformed rows share: short spellings of conversations, and ways to read rows."""
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.rows import Dropped, Malformed
 
 SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}

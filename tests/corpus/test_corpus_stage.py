@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from snaketune.corpus.corpus import build
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CorpusSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 from tests.corpus.flow_of_rows import balances
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.__main__ import main
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.reading.sources import read_file

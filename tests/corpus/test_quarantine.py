@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.work_folders import WorkFolder
 
 MASKED = {"mask_personal_data": ["email", "phone"]}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from snaketune.models import kernels, packable
+from snaketune.models import kernels, packing_support
 from snaketune.models.devices import Compute
 from tests.cuda import standin
 
@@ -24,7 +24,7 @@ def calls(monkeypatch):
     """The stand-in in the place of torch's kernel; what each call of it was given."""
     monkeypatch.setattr(kernels, "varlen_attn", standin.varlen_attn)
     monkeypatch.setattr(kernels, "GROUPED", {"enable_gqa": True})
-    monkeypatch.setattr(packable, "usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
+    monkeypatch.setattr(packing_support, "usable_kernels", lambda device, dtype: ["varlen", "sdpa"])
     standin.CALLS.clear()
     return standin.CALLS
 

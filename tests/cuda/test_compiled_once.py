@@ -6,13 +6,13 @@ import torch
 from benchmarks.families.tiny import tiny_config, tiny_model
 from benchmarks.gpu.shapes import make_rows
 
-from snaketune.config.runs import Lora
+from snaketune.config.training_runs import Lora
 from snaketune.packing.shards import IGNORED
-from snaketune.training import dpo_trainer
-from snaketune.training.dpo_trainer import DpoTrainer
-from snaketune.training.pairs import PairRows
-from snaketune.training.sft_trainer import SftTrainer
-from snaketune.training.trainer import Watch
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.loop.trainer import Watch
+from snaketune.training.preference import dpo_trainer
+from snaketune.training.preference.dpo_trainer import DpoTrainer
+from snaketune.training.preference.pair_dataset import PairRows
 from tests.models.conftest import VOCABULARY
 from tests.training.pipeline_runs import spec, train
 from tests.training.preference_runs import Trained

@@ -7,10 +7,10 @@ import torch
 from benchmarks.families.tiny import tiny_config
 from benchmarks.families.tiny import tiny_model as family_model
 
-from snaketune.config.runs import Lora, Quantization
+from snaketune.config.training_runs import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.attention import Unpackable
-from snaketune.models.packable import check_config, suited
+from snaketune.models.packing_support import check_config, suited
 from snaketune.models.selftest import self_test
 from tests.cuda import standin
 from tests.models.conftest import tiny_model
@@ -102,7 +102,7 @@ def test_values_of_fewer_numbers_than_keys_are_computed_too(calls):
 
 def test_kernels_are_tried_from_the_fastest_on(monkeypatch, capsys):
     everything = ["flash_attention_4", "flash_attention_2", "varlen", "sdpa"]
-    monkeypatch.setattr("snaketune.models.packable.usable_kernels", lambda device, dtype: everything)
+    monkeypatch.setattr("snaketune.models.packing_support.usable_kernels", lambda device, dtype: everything)
     four = replace(VARLEN, kernel="flash_attention_4")
     for config, dropout, kernel in (
         (tiny_config("llama"), True, "flash_attention_4"),

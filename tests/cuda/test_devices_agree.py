@@ -8,13 +8,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainingArguments
 
-from snaketune.config.runs import Lora
+from snaketune.config.training_runs import Lora
 from snaketune.models.compiling import Choice
 from snaketune.models.devices import Compute
 from snaketune.packing.reader import EqualTokens
-from snaketune.training import dpo_trainer, packed
-from snaketune.training.packed import PackedTrainer
-from snaketune.training.sft_trainer import SftTrainer
+from snaketune.training.loop import packed_trainer
+from snaketune.training.loop.packed_trainer import PackedTrainer
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.preference import dpo_trainer
 from tests.training.pipeline_runs import pack, spec, train
 from tests.training.preference_runs import Trained
 
@@ -49,7 +50,7 @@ def trainers(tmp_path, monkeypatch, calls):
         made.append(trainer)
         raise Made
 
-    monkeypatch.setattr("snaketune.training.pipeline.fit", caught)
+    monkeypatch.setattr("snaketune.training.loop.pipeline.fit", caught)
 
     def make(kind: str, lora: Lora | None = None) -> PackedTrainer:
         with pytest.raises(Made):
@@ -86,9 +87,9 @@ def test_sft_as_the_loop_and_compile_make_it(trainers, fake_cuda, monkeypatch, l
     trainer = trainers("sft", lora)
     on_gpu(trainer, fake_cuda, monkeypatch)
     seen = []
-    monkeypatch.setattr(packed, "choose", lambda *_: Choice(compiled=True, why="asked for"))
-    monkeypatch.setattr(packed, "compile_layers", lambda *_, **__: None)
-    monkeypatch.setattr(packed, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
+    monkeypatch.setattr(packed_trainer, "choose", lambda *_: Choice(compiled=True, why="asked for"))
+    monkeypatch.setattr(packed_trainer, "compile_layers", lambda *_, **__: None)
+    monkeypatch.setattr(packed_trainer, "_check_compiled", lambda *losses: seen.extend(losses[:3]))
     with fake_cuda:
         trainer.compile()
         assert [loss.device for loss in seen] == [GPU] * 3

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from snaketune.config.diagnose import doubtful
-from snaketune.config.runs import Learning
+from snaketune.config.training_runs import Learning
 from snaketune.diagnostics.audit import as_markdown, audit
-from snaketune.diagnostics.parts import divided
+from snaketune.diagnostics.step_profile import divided
 from snaketune.stages.specs import AuditSpec, Variant
 
 from .test_diagnosis import RUN

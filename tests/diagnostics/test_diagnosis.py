@@ -12,13 +12,13 @@ import pytest
 
 from snaketune.config.diagnose import Diagnosis
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Learning, Sft
+from snaketune.config.training_runs import Learning, Sft
 from snaketune.diagnostics import timed_training
 from snaketune.diagnostics import trial as trial_module
 from snaketune.diagnostics.attribution import as_csv, as_markdown, attribution
 from snaketune.diagnostics.attribution_picture import picture
 from snaketune.errors import SnaketuneError
-from snaketune.stages.needs import Finding
+from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.specs import DiagnosisSpec, SftSpec, TrialSpec, Variant, canonical
 from tests.packing.chain import started
 

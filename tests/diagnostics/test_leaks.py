@@ -10,8 +10,8 @@ import yaml
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.load import load
 from snaketune.diagnostics.leaks import held_out_in_training
+from snaketune.stages.gpu_needs import Finding
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.needs import Finding
 from snaketune.stages.specs import PreflightEvaluation
 from tests.config.edits import put
 from tests.packing import chain

@@ -11,16 +11,16 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Learning, Lora, Pretrained, Quantization, Scratch
-from snaketune.diagnostics import family_checks, places, preflight
-from snaketune.diagnostics.fits import tokenizer_of_another
+from snaketune.config.training_runs import Learning, Lora, Pretrained, Quantization, Scratch
+from snaketune.diagnostics import environment, family_checks, preflight
+from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PreflightEvaluation, PreflightRun, PreflightSpec, SftSpec, TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer
-from snaketune.training.found import findings_before
+from snaketune.training.loop.preflight_record import findings_before
 from tests.packing.chain import corpus, made, pack, rows_of, started
 
 ROOT = Path(__file__).parents[2]
@@ -194,7 +194,7 @@ def test_a_batch_that_leaves_few_steps_is_told(family):
 def test_a_machine_that_lacks_what_the_run_needs_stops_it_and_all_is_told_at_once(family, monkeypatch):
     family.base = Pretrained(path=str(tiny_model(family.folder)))
     family.told = {"lora": Lora(), "quantization": Quantization()}
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
     with pytest.raises(SnaketuneError) as stopped:
         family.findings()
     assert "sft.demo.quantization: 4-bit weights" in str(stopped.value)
@@ -235,35 +235,35 @@ def test_a_tokenizer_of_another_model_is_told(family, told, says):
 
 
 def test_room_for_the_result_but_not_for_checkpoints_is_a_warning(family, monkeypatch):
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=200_000))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=200_000))
     (found,) = family.findings()
     assert found["severity"] == "warns" and "checkpoints" in found["found"]
 
 
 def test_room_for_a_result_that_is_there_already_is_only_missed(monkeypatch, tmp_path):
     """Another run of its family is added, and the disk is nearly full of what has been made."""
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=10))
     run = SimpleNamespace(key="sft.demo", run=SimpleNamespace(lora=None))
     planned = SimpleNamespace(parameters=100, trained=100)
-    (found,) = places.disk_space(run, planned, 2, tmp_path)
+    (found,) = environment.disk_space(run, planned, 2, tmp_path)
     assert found.certain and "its result takes" in found.found
     made = tmp_path / "sft/demo/manifest.json"
     made.parent.mkdir(parents=True)
     made.touch()
-    (found,) = places.disk_space(run, planned, 2, tmp_path)
+    (found,) = environment.disk_space(run, planned, 2, tmp_path)
     assert not found.certain
     # In half precision, half of it.
-    monkeypatch.setattr(places.shutil, "disk_usage", lambda place: SimpleNamespace(free=300))
-    assert [one.certain for one in places.disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
-    assert [one.certain for one in places.disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda place: SimpleNamespace(free=300))
+    assert [one.certain for one in environment.disk_space(run, planned, 4, tmp_path / "elsewhere")] == [True]
+    assert [one.certain for one in environment.disk_space(run, planned, 2, tmp_path / "elsewhere")] == [False]
 
 
 def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(places.fcntl, "flock", refuse)
-    assert [one.key for one in places.file_system(tmp_path)] == ["results"]
+    monkeypatch.setattr(environment.fcntl, "flock", refuse)
+    assert [one.key for one in environment.file_system(tmp_path)] == ["results"]
 
 
 def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apart(monkeypatch):
@@ -291,7 +291,7 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
         ("pytorch_model.bin",), ("model.safetensors",),
     ):  # fmt: skip
         answer[:] = [what]
-        found = places.hub("sft.demo.base", base)
+        found = environment.hub("sft.demo.base", base)
         assert {one.key for one in found} <= {"sft.demo.base.path"}
         # One that doesn't answer now may do so in a minute.
         assert all(one.certain == (what is not ConnectionError) for one in found)
@@ -300,11 +300,11 @@ def test_of_the_hub_a_missing_model_a_missing_revision_and_silence_are_told_apar
     assert "no model 'owner/model'" in missing[0] and "no revision 'v1'" in revision[0] and "gated" in gated[0]
     assert "can't be reached (ConnectionError)" in silent[0] and "no safetensors" in pickled[0] and sound == []
     # Of a gated model everybody may read the page.
-    (gated,) = places.hub("sft.demo.base", Pretrained(path="owner/gated"))
+    (gated,) = environment.hub("sft.demo.base", Pretrained(path="owner/gated"))
     assert "gated" in gated.found and gated.certain
     # Somebody who works offline is sure to stay so.
     answer[:] = [errors.OfflineModeIsEnabled]
-    assert [one.certain for one in places.hub("dpo.demo.reference", base)] == [True]
+    assert [one.certain for one in environment.hub("dpo.demo.reference", base)] == [True]
 
 
 def raises(error: Exception) -> Any:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from snaketune.config.evaluation import Decoding
+from snaketune.config.evaluations import Decoding
 from snaketune.evaluation.generation import generate, left_padded
-from snaketune.evaluation.next_token import Draw, PenalizeRepeated
+from snaketune.evaluation.sampling import Draw, PenalizeRepeated
 from snaketune.evaluation.stop_texts import cut
 from tests.evaluation.test_generation import Chat
 from tests.models.conftest import CPU, tiny_model

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snaketune.config.evaluation import Decoding
+from snaketune.config.evaluations import Decoding
 from snaketune.evaluation.generation import generate
 from tests.models.conftest import CPU, tiny_model
 

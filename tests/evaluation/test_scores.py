@@ -4,13 +4,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from snaketune.config.evaluation import ExactMatch
-from snaketune.config.measured import FIGURES
+from snaketune.config.evaluations import ExactMatch
+from snaketune.config.score_names import FIGURES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
-from snaketune.evaluation.intervals import wilson
-from snaketune.evaluation.pairs import PAIRS, pair_table
-from snaketune.evaluation.preferences import by_source, of_same_tokens, preference_scores
-from snaketune.training.reference import Reference
+from snaketune.evaluation.pair_logps import PAIRS, pair_table
+from snaketune.evaluation.preference_accuracy import by_source, of_same_tokens, preference_scores
+from snaketune.evaluation.score_intervals import wilson
+from snaketune.training.reference.logps_table import Reference
 
 PROMPT = Prompt(id="1", corpus="c", task="sum", messages=[{"role": "user", "content": "2+2"}], answer="4")
 

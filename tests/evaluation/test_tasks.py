@@ -15,7 +15,7 @@ from lm_eval.utils import make_table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from snaketune.config.evaluation import TaskQuestions
+from snaketune.config.evaluations import TaskQuestions
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.evaluation.tasks import TaskScores, prepared_tasks, run_tasks

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from snaketune.config.runs import Lora, Pretrained, Quantization
+from snaketune.config.training_runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
-from snaketune.models import loading
+from snaketune.models import load_model
 from snaketune.models.adapters import add_lora, leave_casts_to_autocast, merge, put_adapter, round_weights, save_adapter
-from snaketune.models.loading import as_loaded, grow_vocabulary, load_folder
-from snaketune.training.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
+from snaketune.models.load_model import as_loaded, grow_vocabulary, load_folder
+from snaketune.training.checkpoint.checkpoints import copy_trained, load_weights, save_weights, trained_tensors
 from tests.training.test_resume import model_of
 
 from .conftest import VOCABULARY, tiny_model
@@ -234,7 +234,7 @@ def test_a_model_in_memory_is_taken_as_one_that_was_written_and_read(tmp_path, f
 @pytest.fixture
 def in_4_bits(tmp_path, monkeypatch):
     """Weights really in 4 bits, their constants too, on the CPU; a run takes them on CUDA alone."""
-    monkeypatch.setattr(loading, "_device_for_4_bits", lambda: "cpu")
+    monkeypatch.setattr(load_model, "_device_for_4_bits", lambda: "cpu")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_key_value_heads": 4}
     model = tiny_model("llama", **sizes)
     model.save_pretrained(tmp_path / "base")

@@ -13,7 +13,7 @@ from snaketune.models.attention import use_segment_attention
 from snaketune.models.batches import collate
 from snaketune.models.forward import allow_packed, packed_inputs
 from snaketune.models.logprobs import token_losses
-from snaketune.models.packable import check_config
+from snaketune.models.packing_support import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.segments import PADDING_SEGMENT
 

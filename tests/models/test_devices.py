@@ -9,7 +9,7 @@ import torch
 from snaketune.errors import SnaketuneError
 from snaketune.models import attention
 from snaketune.models.devices import Compute, deterministic_algorithms, resolve_compute, use_threads
-from snaketune.models.machines import look
+from snaketune.models.machine import look
 
 from .conftest import CPU
 

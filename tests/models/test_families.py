@@ -15,7 +15,7 @@ from snaketune.models.attention import Unpackable, attend
 from snaketune.models.batches import collate
 from snaketune.models.kernels import segments_for
 from snaketune.models.logprobs import SEPARATE, separate_token_losses, token_losses
-from snaketune.models.packable import check_config
+from snaketune.models.packing_support import check_config
 from snaketune.models.selftest import self_test
 from snaketune.packing.segments import layout_of
 

@@ -5,7 +5,7 @@ import torch
 from benchmarks.families.tiny import tiny_config, tiny_model
 from torch._inductor import metrics
 
-from snaketune.models import products
+from snaketune.models import fused_cross_entropy
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import summed_losses, token_losses
 from snaketune.models.selftest import self_test
@@ -18,18 +18,18 @@ from .test_attention import packed_rows
 @pytest.fixture(autouse=True)
 def fresh():
     torch._dynamo.reset()
-    products.fused.cache_clear()
+    fused_cross_entropy.fused.cache_clear()
     yield
     torch._dynamo.reset()
-    products.fused.cache_clear()
+    fused_cross_entropy.fused.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [packed_rows(), tree_rows(VOCABULARY, 0)], ids=["documents", "trees"])
 @pytest.mark.parametrize("losses", [summed_losses, token_losses])
 def test_losses_and_gradients_are_those_of_eager_passes(rows, losses, monkeypatch):
     """In chunks of 16 rows, so that there are several, and the last is smaller. In 16 bits they are no less exact."""
-    monkeypatch.setattr(products, "FEWEST_ROWS", 16)
-    monkeypatch.setattr(products, "AT_ONCE", dict.fromkeys(("cpu", "other", "fused"), 0))
+    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 16)
+    monkeypatch.setattr(fused_cross_entropy, "AT_ONCE", dict.fromkeys(("cpu", "other", "fused"), 0))
     model = tiny_model(tiny_config("llama"))
     self_test(model, [], CPU, training=True)
     batch = collate(rows, "sdpa")
@@ -49,7 +49,7 @@ def test_losses_and_gradients_are_those_of_eager_passes(rows, losses, monkeypatc
 
 
 def test_one_compilation_serves_every_number_of_rows():
-    passes, weight_VH = products.fused(), torch.randn(64, 8)
+    passes, weight_VH = fused_cross_entropy.fused(), torch.randn(64, 8)
     torch._dynamo.utils.counters.clear()
     for rows in (5, 9, 30, 17):
         logits_CV = torch.randn(rows, 8) @ weight_VH.t()
@@ -61,7 +61,7 @@ def bytes_per_logit(name: str, *per_row: torch.Tensor) -> float:
     """What the compiler counts that a pass over 16-bit logits reads and writes."""
     logits_CV = torch.randn(256, 32000).bfloat16()
     metrics.reset()
-    getattr(products.fused(), name)(logits_CV, *per_row)
+    getattr(fused_cross_entropy.fused(), name)(logits_CV, *per_row)
     return metrics.num_bytes_accessed / logits_CV.numel()
 
 

@@ -8,16 +8,16 @@ from benchmarks.families.tiny import tiny_config
 from transformers import AutoConfig, LlamaConfig
 
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.config.runs import Lora, Quantization
+from snaketune.config.training_runs import Lora, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import use_segment_attention
 from snaketune.models.devices import Compute
 from snaketune.models.flops import count_flops
 from snaketune.models.kernels import segments_for
-from snaketune.models.loading import parameter_count
+from snaketune.models.load_model import parameter_count
 from snaketune.models.memory import SHARED, estimate
-from snaketune.models.planned import Batch, plan_model
+from snaketune.models.memory_trace import Batch, plan_model
 from snaketune.packing.segments import layout
 
 from .conftest import CPU, tiny_model
@@ -150,7 +150,7 @@ def test_a_pass_that_depends_on_values_leaves_what_is_certain(monkeypatch):
     def looks(*_, **__):
         raise RuntimeError("a value is needed")
 
-    monkeypatch.setattr("snaketune.models.planned._followed", looks)
+    monkeypatch.setattr("snaketune.models.memory_trace._followed", looks)
     planned = plan_model(tiny_model("llama").config, CPU, batch=BATCH)
     found = estimate(planned, CPU, "adamw_torch", batch=BATCH)
     assert (planned.kept, found.expected) == (None, None)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from snaketune.models import kernels
 from snaketune.models.attention import Unpackable, use_segment_attention
 from snaketune.models.batches import collate
+from snaketune.models.cpu_attention import pieces_of
 from snaketune.models.logprobs import token_losses
-from snaketune.models.pieces import pieces_of
 from snaketune.models.selftest import self_test
 
 from .conftest import CPU, tiny_model

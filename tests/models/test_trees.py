@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from benchmarks.families.examine import CPU
 from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 
-from snaketune.models import kernels, products
+from snaketune.models import fused_cross_entropy, kernels
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import completion_logprobs, pair_logprobs, separate_token_losses, token_losses
 from snaketune.models.selftest import self_test
@@ -126,8 +126,8 @@ def test_trees_run_one_sequence_at_a_time_where_a_model_cannot_be_packed():
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "cohere"])
 def test_chunks_of_the_head_split_places_and_not_their_tokens(family, monkeypatch):
-    monkeypatch.setattr(products, "FREE", 7 * VOCABULARY)
-    monkeypatch.setattr(products, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(fused_cross_entropy, "FREE", 7 * VOCABULARY)
+    monkeypatch.setattr(fused_cross_entropy, "FEWEST_ROWS", 1)
     same_as_alone(tiny_config(family, **FAMILIES[family]), "sdpa")
 
 

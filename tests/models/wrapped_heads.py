@@ -13,7 +13,7 @@ from benchmarks.families.tiny import VOCABULARY, tiny_config, tiny_model
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from snaketune.models import products
+from snaketune.models import fused_cross_entropy
 from snaketune.models.batches import collate
 from snaketune.models.forward import logits_at, packed_inputs
 from snaketune.models.logprobs import summed_losses, token_losses
@@ -68,7 +68,7 @@ def work(rank: int, port: int, wrapper: str, family: str, losses) -> None:
 
 def main() -> None:
     # Chunks of seven rows.
-    products.AT_ONCE, products.FREE, products.FEWEST_ROWS = (
+    fused_cross_entropy.AT_ONCE, fused_cross_entropy.FREE, fused_cross_entropy.FEWEST_ROWS = (
         dict.fromkeys(("cpu", "other"), 7 * VOCABULARY),
         7 * VOCABULARY,
         1,

@@ -11,9 +11,9 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.packing.pack import build as build_pack
 from snaketune.packing.plan import build as build_plan
 from snaketune.packing.write import build as build_write
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PackSpec, PlanSpec, TokenizeSpec, WriteSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
 from snaketune.tokenization import tokenize
 

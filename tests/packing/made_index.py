@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from snaketune.packing.supervision import Runs
+from snaketune.packing.supervised_runs import Runs
 
 
 def index(sequences: list[dict]) -> pa.RecordBatch:

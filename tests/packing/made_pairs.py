@@ -11,9 +11,9 @@ from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import PackSpec
-from snaketune.tokenization.encoded import EncodedBatch, concatenated
+from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.token_rows import of_pairs
-from snaketune.tokenization.tokens import TokenWriter
+from snaketune.tokenization.token_store import TokenWriter
 from tests.packing.chain import pack_tokens
 
 # A token, and whether it is supervised.

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.pairs import Pairs, pairs_of, whole_pairs
-from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.packing.conversation_overflow import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.packing.pair_overflow import Pairs, pairs_of, whole_pairs
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of, supervised_tokens
 

@@ -13,8 +13,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.packing import shard_writer
 from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.shards import IGNORED, schema
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build as build_tokenizer

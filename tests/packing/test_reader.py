@@ -8,7 +8,7 @@ import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.packing import reader
-from snaketune.packing.order import epoch_order
+from snaketune.packing.epoch_order import epoch_order
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.packing.shards import row_batch, schema
 

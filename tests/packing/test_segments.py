@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.pieces import pieces_of
+from snaketune.models.cpu_attention import pieces_of
 from snaketune.packing.segments import layout, mask, varlen_keys
 
 PICTURE = """

@@ -17,10 +17,10 @@ from snaketune.packing.shards import documents_schema, schema
 from snaketune.stages.specs import PackSpec, TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encoded import concatenated
+from snaketune.tokenization.encoded_rows import concatenated
 from snaketune.tokenization.token_rows import of_completions
+from snaketune.tokenization.token_store import TokenWriter
 from snaketune.tokenization.tokenizer import build as build_tokenizer
-from snaketune.tokenization.tokens import TokenWriter
 from tests.packing import chain
 from tests.packing.chain import ROOT, pack_tokens, rows_of
 from tests.packing.made_pairs import Token, encoded, read_back, up_to_supervised

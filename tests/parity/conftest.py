@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.tokenizer import build

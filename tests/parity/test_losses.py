@@ -15,10 +15,10 @@ from snaketune.config.losses import LossName, PreferenceLoss
 from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
-from snaketune.training.pair_features import pairs_of
-from snaketune.training.pairs import log_probabilities
-from snaketune.training.reference import Reference
-from snaketune.training.step_loss import derivatives, features, loss_of, needs_prompts
+from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts
+from snaketune.training.preference.pair_dataset import log_probabilities
+from snaketune.training.preference.pair_features import pairs_of
+from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows
 

@@ -15,10 +15,10 @@ from snaketune.config.load import load
 from snaketune.corpus.reading.sources import read_files
 from snaketune.errors import SnaketuneError
 from snaketune.preview import sample
-from snaketune.preview.corpora import corpora_of
-from snaketune.preview.look import look_at_file
+from snaketune.preview.config_corpora import corpora_of
+from snaketune.preview.rendered_rows import Piece, shortened, writer_of
+from snaketune.preview.source_preview import look_at_file
 from snaketune.preview.terminal import as_text
-from snaketune.preview.written import Piece, shortened, writer_of
 from snaketune.stages.graph import JobGraph
 
 from .awkward import AWKWARD, GOOD, turns, write_lines

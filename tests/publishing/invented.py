@@ -7,9 +7,9 @@ from typing import Any
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.publishing import card
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
 from snaketune.stages.table import STAGES
-from snaketune.stages.work import WorkFolder
 
 LEARNING = {"epochs": 2.0, "learning_rate": 5e-05, "seed": 0, "schedule_options": {}}
 SCRATCH = {"architecture": "llama", "hidden_size": 32}

@@ -8,8 +8,8 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from snaketune.errors import SnaketuneError
+from snaketune.publishing.card_results import Told
 from snaketune.publishing.markdown import text
-from snaketune.publishing.told import Told
 from snaketune.stages.specs import CorpusWords
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain

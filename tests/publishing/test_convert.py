@@ -10,9 +10,9 @@ import pytest
 from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.publishing import convert
-from snaketune.publishing.laid_out import lay_out
+from snaketune.publishing.gguf_layout import lay_out
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.work import WorkFolder
 
 SPEC = ConvertSpec(type="q8_0")
 # It writes what it was given and found; the shell's own characters are in the name of its folder.

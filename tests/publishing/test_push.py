@@ -13,7 +13,7 @@ from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.errors import SnaketuneError
 from snaketune.publishing.push import models_asked_for
-from snaketune.stages.code import PACKAGE_FOLDER
+from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
 
 from .hub import TOKEN, Hub, running
 from .invented import files_of, write_handed_on

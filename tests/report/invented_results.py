@@ -11,12 +11,12 @@ from invented_data import LENGTH, DataResults, bad, hit
 
 from snaketune.artifacts.manifest import write_json
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.evaluation.documents import LOSSES
-from snaketune.evaluation.pairs import PAIRS
+from snaketune.evaluation.document_losses import LOSSES
+from snaketune.evaluation.pair_logps import PAIRS
 from snaketune.report.report import build
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportedJob, ReportSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
 
 

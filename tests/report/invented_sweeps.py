@@ -4,7 +4,7 @@ import csv
 
 from invented_results import Results
 
-from snaketune.report.findings import Findings
+from snaketune.report.data.results import Findings
 
 # Margins per token of held-out pairs before and after a run, of which one is won and one lost.
 MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}

@@ -12,18 +12,18 @@ import pytest
 from benchmarks.sft.demo import exact_match
 from invented_data import bad
 
-from snaketune.evaluation.intervals import wilson
-from snaketune.report import facts
-from snaketune.report.corpus_flow import corpus_flows
-from snaketune.report.distributions import distribution
-from snaketune.report.findings import Findings
-from snaketune.report.flow import pack_flows, training_flows
-from snaketune.report.headline import cards, lineage
-from snaketune.report.jobs import job_rows
-from snaketune.report.records import records
-from snaketune.report.samples import choose
-from snaketune.report.scores import measures
-from snaketune.report.spans import tokenized_rows
+from snaketune.evaluation.score_intervals import wilson
+from snaketune.report.compare.scores import measures
+from snaketune.report.data.corpus_flow import corpus_flows
+from snaketune.report.data.dropped_examples import records
+from snaketune.report.data.histograms import distribution
+from snaketune.report.data.job_table import job_rows
+from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.results import Findings
+from snaketune.report.data.samples import choose
+from snaketune.report.data.supervised_spans import tokenized_rows
+from snaketune.report.judge import facts
+from snaketune.report.judge.headline import cards, lineage
 from snaketune.report.text import short
 from snaketune.tables import read_table
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from snaketune.report import rules
-from snaketune.report.facts import Asked, Packed, Picked, Rows, Swept, Training
-from snaketune.report.preflight import told
-from snaketune.report.scores import Measure
-from snaketune.report.slow_nodes import slow_nodes
-from snaketune.report.suspicions import groups, steps
-from snaketune.report.variants import Caution, Stopped
-from snaketune.report.verdict import Difference, Verdict
+from snaketune.report.compare.scores import Measure
+from snaketune.report.compare.variants import Caution, Stopped
+from snaketune.report.data.preflight_findings import told
+from snaketune.report.judge import rules
+from snaketune.report.judge.facts import Asked, Packed, Picked, Rows, Swept, Training
+from snaketune.report.judge.run_warnings import groups, steps
+from snaketune.report.judge.slow_nodes import slow_nodes
+from snaketune.report.judge.verdict import Difference, Verdict
 
 RUN = Training(
     label="dpo:a", key="dpo.a", epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}, mfu=0.4,

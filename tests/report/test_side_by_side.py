@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snaketune.config.load import load
+from snaketune.report.compare.side_by_side import names_of
 from snaketune.report.pages import files_to_judge
-from snaketune.report.side_by_side import names_of
 from snaketune.stages.graph import JobGraph
 
 MODELS = ("base:a", "sft:a", "dpo:a")

@@ -6,10 +6,10 @@ import pytest
 from invented_results import Results
 from invented_sweeps import MARGINS, MOVED, begun, findings, table
 
-from snaketune.config.measured import FIGURES
+from snaketune.config.score_names import FIGURES
 from snaketune.errors import SnaketuneError
-from snaketune.report.headline import judged_line
-from snaketune.report.variants import variants
+from snaketune.report.compare.variants import variants
+from snaketune.report.judge.headline import judged_line
 
 SORT_BY = "preferences.pairs.reward_accuracy"
 

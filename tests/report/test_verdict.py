@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from invented_sweeps import begun, findings
 
-from snaketune.report import facts
-from snaketune.report.headline import headline, judged_line
-from snaketune.report.intervals import paired, separate
-from snaketune.report.suspicions import suspicions
-from snaketune.report.variants import variants
-from snaketune.report.verdict import outcomes
+from snaketune.report.compare.variants import variants
+from snaketune.report.judge import facts
+from snaketune.report.judge.difference_intervals import paired, separate
+from snaketune.report.judge.headline import headline, judged_line
+from snaketune.report.judge.run_warnings import suspicions
+from snaketune.report.judge.verdict import outcomes
 
 PAIRS = [f"p{n:02}" for n in range(40)]
 

@@ -13,7 +13,7 @@ from snaketune.config.operation import Operation
 from snaketune.config.task_files import task_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.launches import command
+from snaketune.stages.host.launch_command import command
 from tests.workflow.command_line import snakemake
 from tests.workflow.conftest import MICRO, ROOT, Project
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from snaketune.__main__ import main
-from snaketune.config.files import MOST_VALUES, check_file
 from snaketune.config.load import load
+from snaketune.config.yaml_values import MOST_VALUES, check_file
 from snaketune.errors import SnaketuneError
 from tests.workflow.command_line import snakemake
 from tests.workflow.conftest import ROOT

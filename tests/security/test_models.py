@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from snaketune.config.evaluation import TaskQuestions
+from snaketune.config.evaluations import TaskQuestions
 from snaketune.config.load import load
-from snaketune.config.runs import Pretrained
+from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.tasks import prepared_tasks
-from snaketune.models.loading import load_folder, own_tokenizer, read_config
+from snaketune.models.load_model import load_folder, own_tokenizer, read_config
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.tokenization.making.adopt import adopt
-from snaketune.training.saving import tell_other_tokenizer
+from snaketune.tokenization.creation.adopt import adopt
+from snaketune.training.checkpoint.save_model import tell_other_tokenizer
 from tests.models.conftest import tiny_model
 from tests.tokenization.small_tokenizers import save_tokenizer
 

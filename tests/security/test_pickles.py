@@ -12,19 +12,19 @@ from pyarrow import parquet
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from snaketune.config.corpora import HubDataset
+from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.reading.sources import read_file, read_hub
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 from snaketune.tables import read_table
-from snaketune.training.checkpoints import (
+from snaketune.training.checkpoint.checkpoints import (
     COMPLETE,
     last_checkpoint,
     load_weights,
     save_weights,
 )
-from snaketune.training.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.random_states import load_random_state, save_random_state
+from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
+from snaketune.training.checkpoint.random_states import load_random_state, save_random_state
 from tests.workflow.conftest import ROOT
 
 from .hostile import Bomb

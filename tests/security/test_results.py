@@ -12,12 +12,12 @@ import torch
 from snaketune.artifacts.manifest import read_artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
-from snaketune.stages.clean import clean
-from snaketune.stages.jobs import result_at
-from snaketune.stages.linked import check_place, link_payload
+from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
+from snaketune.stages.job import result_at
+from snaketune.stages.links import check_place, link_payload
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.work import Claim, WorkFolder, publish
-from tests.stages.test_once import run
+from tests.stages.test_build_once import run
 
 OUTSIDE = [
     "../secret",
@@ -213,7 +213,7 @@ def test_an_outcome_has_no_room_for_code():
 
 def test_responses_are_kept_and_found_through_no_link(tmp_path):
     from snaketune.evaluation.generation import Written
-    from snaketune.evaluation.kept_responses import KeptResponses
+    from snaketune.evaluation.response_cache import KeptResponses
 
     elsewhere, work = tmp_path / "elsewhere", tmp_path / ".work"
     work.mkdir()

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from snaketune import __main__
-from snaketune.config.confidential import without_secrets
 from snaketune.config.load import load
 from snaketune.config.operation import Execution
+from snaketune.config.secrets import without_secrets
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.job_files import JobFile, write_job_file
 from snaketune.stages.specs import WriteSpec
-from snaketune.stages.work import WorkFolder
-from snaketune.training import launch
-from snaketune.training.failures import first_failure, record_failure
+from snaketune.training.launch import processes
+from snaketune.training.launch.worker_failures import first_failure, record_failure
 from tests.workflow.conftest import SECRETS
 
 HF = SECRETS["HF_TOKEN"]
@@ -49,10 +49,10 @@ def test_what_processes_are_told_is_no_environment(tmp_path, monkeypatch):
     work = WorkFolder(tmp_path / "w")
     work.state.mkdir(parents=True)
 
-    monkeypatch.setattr(launch, "run_processes", lambda *_: 1)
+    monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
     told = {"artifacts": {}, "files": {}, "work": work, "out": tmp_path / "out", "tracking": Tracking()}
     with pytest.raises(SnaketuneError, match="ended early"):
-        launch.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=2), **told)
+        processes.launch("sft", spec=WriteSpec(part=1, parts=1), operation=Execution(gpus=2), **told)
     written = files_in(work.folder)
     assert {"job.json", "accelerate.yaml"} <= {path.name for path in written}
     for path in written:

@@ -5,11 +5,11 @@ import time
 import pytest
 
 from snaketune.config.task_files import task_files
-from snaketune.corpus.selecting.evaluated import evaluated_file
+from snaketune.corpus.selecting.evaluation_ngrams import evaluated_file
 from snaketune.errors import SnaketuneError
 from snaketune.report.html import environment
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tokenization import template
 from snaketune.tokenization.template import render
 from snaketune.tokenization.tokenizer import build

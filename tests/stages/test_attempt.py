@@ -15,13 +15,13 @@ import pytest
 from snaketune.__main__ import main
 from snaketune.config.base import Model
 from snaketune.errors import SnaketuneError
-from snaketune.stages import fingerprint, once
 from snaketune.stages import run as stages
-from snaketune.stages.accepted import accept
-from snaketune.stages.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.cache import build_once, fingerprint
+from snaketune.stages.cache.accepted_code import accept
+from snaketune.stages.cache.attempt import Attempt, check_files, read_attempt, stamps_of
+from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.host.locks import locked
 from snaketune.stages.job_files import JobFile, write_job_file
-from snaketune.stages.locks import locked
-from snaketune.stages.once import run_once
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.table import STAGES
 
@@ -103,10 +103,10 @@ def test_a_file_that_changes_while_somebody_else_holds_the_folder(tmp_path, sour
         source.write_text("new")
         return locked(lock, what)
 
-    monkeypatch.setattr(once, "locked", held)
+    monkeypatch.setattr(build_once, "locked", held)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source))
-    monkeypatch.setattr(once, "locked", locked)
+    monkeypatch.setattr(build_once, "locked", locked)
     nothing_is_kept_under_the_old_content(tmp_path, source)
 
 
@@ -120,7 +120,7 @@ def test_a_kept_result_is_not_published_for_a_file_that_changed_meanwhile(tmp_pa
         source.write_text("new")
         return locked(lock, what)
 
-    monkeypatch.setattr(once, "locked", held)
+    monkeypatch.setattr(build_once, "locked", held)
     with pytest.raises(SnaketuneError, match=r"rows\.jsonl changed"):
         run(tmp_path, source, reading(source), code=code)
     assert not published.exists()
@@ -166,7 +166,7 @@ def test_an_edit_in_place_that_sets_the_times_back_is_a_change(tmp_path, source)
 @pytest.mark.parametrize("checkpoint", [True, False])
 def test_a_result_names_the_versions_that_it_was_begun_with(tmp_path, source, monkeypatch, capsys, checkpoint):
     installed = {"torch": "2", "numpy": "1"}
-    monkeypatch.setattr(once, "installed_version", installed.get)
+    monkeypatch.setattr(build_once, "installed_version", installed.get)
 
     def killed(work):
         if checkpoint:
@@ -255,20 +255,20 @@ def by_hand(own_code: Path, script: str) -> str:
 
 
 def test_code_that_changed_after_the_plan_is_refused(own_code, tmp_path):
-    digest = "from snaketune.stages.code import code_digest; print(code_digest('snaketune.packing.plan'))"
+    digest = "from snaketune.stages.cache.code_digest import code_digest; print(code_digest('snaketune.packing.plan'))"
     planned = by_hand(own_code, digest).strip()
     module = own_code / "snaketune/packing/plan.py"
     text = module.read_text()
     run_it = (
-        "from snaketune.stages.code import import_checked; "
+        "from snaketune.stages.cache.code_digest import import_checked; "
         f"import_checked('snaketune.packing.plan', '{planned}', 'plan'); print('imported')"
     )
     module.write_text(text + "\n# A comment is no change.\n")
     assert by_hand(own_code, run_it) == "imported\n"
     module.write_text(text + "\nNEW = 1\n")
-    assert "the code of the plan stage changed since this run was planned" in by_hand(own_code, run_it)
+    assert "the code of the plan stage changed after this run was planned" in by_hand(own_code, run_it)
     module.write_text(text + "\ndef half(\n")
-    assert "the code of the plan stage changed since this run was planned" in by_hand(own_code, run_it)
+    assert "the code of the plan stage changed after this run was planned" in by_hand(own_code, run_it)
 
 
 def test_code_that_changes_while_it_is_imported_is_refused(own_code):
@@ -280,10 +280,10 @@ def test_code_that_changes_while_it_is_imported_is_refused(own_code):
     )
     said = by_hand(
         own_code,
-        "from snaketune.stages.code import code_digest, import_checked\n"
+        "from snaketune.stages.cache.code_digest import code_digest, import_checked\n"
         "import_checked('snaketune.packing.plan', code_digest('snaketune.packing.plan'), 'plan')",
     )
-    assert "the code of the plan stage changed since this run was planned" in said
+    assert "the code of the plan stage changed after this run was planned" in said
 
 
 def test_once_imported_it_may_be_edited(own_code):
@@ -291,7 +291,7 @@ def test_once_imported_it_may_be_edited(own_code):
     said = by_hand(
         own_code,
         "import sys\n"
-        "from snaketune.stages.code import code_digest, import_checked, shaping_modules\n"
+        "from snaketune.stages.cache.code_digest import code_digest, import_checked, shaping_modules\n"
         "import_checked('snaketune.corpus.corpus', code_digest('snaketune.corpus.corpus'), 'corpus')\n"
         "print(shaping_modules('snaketune.corpus.corpus') - set(sys.modules))",
     )
@@ -304,7 +304,7 @@ def test_a_job_refuses_to_run_other_code_than_was_planned(tmp_path, monkeypatch,
     job = JobFile(stage="plan", spec=spec, code="0" * 16, out="results/plan/x", inputs={})
     write_job_file(Path("plan.json"), job, None)
     assert main(["plan", "plan.json"]) == 1
-    assert "error: the code of the plan stage changed since this run was planned" in capsys.readouterr().err
+    assert "error: the code of the plan stage changed after this run was planned" in capsys.readouterr().err
     assert not list(tmp_path.glob("results/**/manifest.json"))
 
 

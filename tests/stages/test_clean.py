@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from snaketune.stages.clean import clean
+from snaketune.stages.cache.clean import clean
 
 
 def test_what_the_report_compares_with_is_kept(tmp_path: Path):

@@ -15,7 +15,7 @@ import yaml
 from snaketune.errors import SnaketuneError
 from snaketune.stages import table
 from snaketune.stages.declaration import Cost, any_number, exactly_one
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 from snaketune.stages.specs import ConvertSpec
 from snaketune.stages.table import STAGES, in_order
 

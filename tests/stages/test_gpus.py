@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages import gpus
-from snaketune.stages.gpus import claimed_gpus, gpu_model, visible_gpus
+from snaketune.stages.host import gpus
+from snaketune.stages.host.gpus import claimed_gpus, gpu_model, visible_gpus
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ def test_ctrl_c_is_a_sentence_and_no_traceback(tmp_path):
     script = (
         "import sys, time\n"
         "from snaketune.interrupts import install\ninstall()\n"
-        "from pathlib import Path\nfrom snaketune.stages.locks import locked\n"
+        "from pathlib import Path\nfrom snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )
     told = subprocess.PIPE

@@ -12,6 +12,7 @@ import pytest
 
 from snaketune.errors import SnaketuneError
 from snaketune.stages import job_files
+from snaketune.stages.host.locks import NoLocks
 from snaketune.stages.job_files import (
     LONG_AGO,
     JobFile,
@@ -21,7 +22,6 @@ from snaketune.stages.job_files import (
     says_the_same,
     write_job_file,
 )
-from snaketune.stages.locks import NoLocks
 from snaketune.stages.run import run
 
 JOB = JobFile(stage="plan", out="results/plan/x", spec={"kind": "sft"}, inputs={"tokens": ("results/t/manifest.json",)})

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from snaketune.errors import SnaketuneError
-from snaketune.stages import leases, locks
-from snaketune.stages.clean import clean
-from snaketune.stages.leases import Holder, Lease
-from snaketune.stages.locks import holder, locked
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.host import leases, locks
+from snaketune.stages.host.leases import Holder, Lease
+from snaketune.stages.host.locks import holder, locked
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +172,7 @@ def test_where_there_is_no_flock_a_killed_process_is_dead_at_once(lock, no_flock
         "import errno, fcntl, sys, time\nfrom pathlib import Path\n"
         "def refused(*_): raise OSError(errno.ENOSYS, 'no')\n"
         "fcntl.flock = refused\n"
-        "from snaketune.stages.locks import locked\n"
+        "from snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script, lock], stdout=subprocess.PIPE, text=True) as process:
@@ -248,8 +248,8 @@ def test_a_holder_whose_lease_was_taken_writes_nothing_more(tmp_path, lock):
 def test_a_holder_that_was_stopped_for_long_ends_when_it_goes_on(lock):
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from snaketune.stages import leases\nleases.SECONDS_BETWEEN_BEATS = 0.1\n"
-        "from snaketune.stages.locks import locked\n"
+        "from snaketune.stages.host import leases\nleases.SECONDS_BETWEEN_BEATS = 0.1\n"
+        "from snaketune.stages.host.locks import locked\n"
         "with locked(Path(sys.argv[1]), 'demo'):\n    print('held', flush=True); time.sleep(60)\n"
     )
     told = subprocess.PIPE

@@ -4,9 +4,9 @@ import gc
 
 import pytest
 
-from snaketune.config.corpora import CorpusContent
-from snaketune.config.runs import Lora, Quantization, Scratch, Training
-from snaketune.stages.libraries import importing, of_corpus, of_evaluation, of_reference, of_training
+from snaketune.config.corpus_sources import CorpusContent
+from snaketune.config.training_runs import Lora, Quantization, Scratch, Training
+from snaketune.stages.cache.libraries import importing, of_corpus, of_evaluation, of_reference, of_training
 from snaketune.stages.specs import EvalSpec, RefLogpsSpec, SftSpec
 
 CORPUS = {"kind": "conversations", "sources": [{"files": ["a.jsonl"]}]}

@@ -8,7 +8,7 @@ import pytest
 from snaketune.artifacts import manifest
 from snaketune.artifacts.manifest import describe_files, read_artifact
 from snaketune.errors import SnaketuneError
-from snaketune.stages.work import Claim, WorkFolder, publish
+from snaketune.stages.cache.work_folders import Claim, WorkFolder, publish
 
 
 @pytest.fixture

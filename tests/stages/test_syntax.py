@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snaketune.stages import syntax
+from snaketune.stages.cache import syntax
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from snaketune.config.load import load
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 
 TRAINING = {"learning_rate": 0.1}
 ALONE = {"rank": 4, "merge": False}

@@ -9,8 +9,8 @@ import pyarrow as pa
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
 from snaketune.tokenization.batched.separable import PATTERNS
 from snaketune.tokenization.chat import ChatTokenizer

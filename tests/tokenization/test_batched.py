@@ -12,11 +12,11 @@ from pairs_by_rows import encode_pairs
 from small_tokenizers import CHATML, LLAMA3, MISTRAL, PHI3, TEXTS, chat_of, conversations, families, messages
 from tokenizers import AddedToken
 
-from snaketune.tokenization import turns as columns
+from snaketune.tokenization import turn_columns as columns
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.batched.separable import NotSeparable, separable
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encode import encode_turns, holds_control
+from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.token_rows import of_pairs
 
 TEMPLATES = {path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)} | {"llama3-roles": LLAMA3}

@@ -9,9 +9,9 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encode import encode_turns
+from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.token_rows import of_conversations, of_pairs
-from snaketune.tokenization.turns import conversations, pairs
+from snaketune.tokenization.turn_columns import conversations, pairs
 
 WEIGHTS = [
     [True] * 4,

@@ -14,14 +14,14 @@ from small_tokenizers import CHATML, TEXTS, byte_level, conversations, messages
 
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization import corpus_part, tokenize
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.token_rows import of_pairs
-from snaketune.tokenization.tokens import INDEX, IdViews, TokenParts
+from snaketune.tokenization.token_store import INDEX, IdViews, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -179,7 +179,7 @@ def test_prompts_of_pairs():
 
 
 def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
-    monkeypatch.setattr("snaketune.tokenization.tokens.ROWS_PER_BATCH", 5)
+    monkeypatch.setattr("snaketune.tokenization.token_store.ROWS_PER_BATCH", 5)
     made = [run(tmp_path / str(part), corpus, tokenizer, part=part, parts=2)[0] for part in (1, 2)]
     parts = TokenParts(made)
     views = parts.views("train")
@@ -327,7 +327,7 @@ def test_tokenizing_imports_no_torch(tmp_path, corpus, tokenizer):
 import json, sys
 from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizeSpec
 from snaketune.tokenization.tokenize import build
 def artifact(folder):

@@ -27,13 +27,13 @@ from tokenizers import Tokenizer
 
 from snaketune.artifacts.manifest import describe_files
 from snaketune.errors import SnaketuneError
-from snaketune.stages.code import shaping_modules
+from snaketune.stages.cache.code_digest import shaping_modules
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.making.convert import converted
-from snaketune.tokenization.making.parity import NASTY, compare
-from snaketune.tokenization.making.train import Texts, train
+from snaketune.tokenization.creation.from_sentencepiece import converted
+from snaketune.tokenization.creation.parity import NASTY, compare
+from snaketune.tokenization.creation.train import Texts, train
 from snaketune.tokenization.tokenizer import build
 
 MODELS = ("bpe", "unigram")
@@ -91,7 +91,7 @@ def test_same_corpus_same_bytes_in_another_process(trained, tmp_path, model):
 import sys
 from pathlib import Path
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.tokenizer import build
 rows = Path({str(corpus.folder)!r})

@@ -15,8 +15,8 @@ from snaketune.corpus.rows import SCHEMAS
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encode import encode_turns
-from snaketune.tokenization.turns import conversations
+from snaketune.tokenization.encode_rows import encode_turns
+from snaketune.tokenization.turn_columns import conversations
 
 TOOLS = tools_of([{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])
 # In the way of Llama 3.1: one call in a turn, with `parameters`, and no text beside it.

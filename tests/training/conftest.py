@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.models.probe import probe
-from snaketune.training import pipeline
+from snaketune.models.speed_probe import probe
+from snaketune.training.loop import pipeline
 from tests.models.conftest import CPU
 from tests.tokenization.small_tokenizers import train_in
 from tests.workflow.conftest import made_once
@@ -28,7 +28,7 @@ def probed(tmp_path_factory) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def probed_once(monkeypatch, probed):
-    """Each of hundreds of trainings would measure the machine anew; `tests/models/test_probe.py` and those in processes do."""
+    """Measure the machine once for hundreds of trainings; `tests/models/test_speed_probe.py` measures it itself."""
     monkeypatch.setattr(pipeline, "probe", lambda device, place: probed)
 
 

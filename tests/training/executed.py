@@ -3,7 +3,7 @@
 from typing import Any
 
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Training
+from snaketune.config.training_runs import Training
 
 
 def executed(training: Training, **operation: Any) -> Execution:

@@ -25,18 +25,19 @@ import torch
 from safetensors.torch import save_file
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.runs import Lora, Quantization, Training
-from snaketune.models import loading
+from snaketune.config.training_runs import Lora, Quantization, Training
+from snaketune.models import load_model
 from snaketune.packing.reader import EqualTokens, PackedRows
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
-from snaketune.stages.work import WorkFolder
-from snaketune.training import checkpoints, dpo_trainer
-from snaketune.training.dpo_trainer import DpoTrainer
-from snaketune.training.launch_files import deepspeed_config
-from snaketune.training.sft_trainer import SftTrainer
-from snaketune.training.sharded import local
-from snaketune.training.trainer import Run
+from snaketune.training.checkpoint import checkpoints
+from snaketune.training.launch.accelerate_config import deepspeed_config
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.loop.trainer import Run
+from snaketune.training.parallel.fsdp import local
+from snaketune.training.preference import dpo_trainer
+from snaketune.training.preference.dpo_trainer import DpoTrainer
 from tests.models.conftest import CPU, tiny_model
 
 from .executed import executed
@@ -190,7 +191,7 @@ def run_all(plans: list[Plan], root: Path) -> None:
     pairs = packed_pairs(root / "pairs", rows=10)
     PREFERENCES.extend((pairs, referenced(root / "pairs/logps", pairs, model)))
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    loading._device_for_4_bits = lambda: "cpu"
+    load_model._device_for_4_bits = lambda: "cpu"
     for plan in plans:
         began = time.monotonic()
         if plan.since:

@@ -9,17 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Scratch, Training
+from snaketune.config.training_runs import Lora, Scratch, Training
 from snaketune.models.devices import Compute
-from snaketune.models.loading import as_loaded
+from snaketune.models.load_model import as_loaded
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import row_batch, schema
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
-from snaketune.stages.work import WorkFolder
-from snaketune.training import checkpoints, pipeline
-from snaketune.training.sft_trainer import SftTrainer
-from snaketune.training.trainer import Run
+from snaketune.training.checkpoint import checkpoints
+from snaketune.training.loop import pipeline
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.loop.trainer import Run
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 

@@ -8,19 +8,19 @@ import pyarrow as pa
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Training
+from snaketune.config.training_runs import Lora, Training
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import pair_logprobs_of
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import IGNORED, documents_schema, row_batch, schema
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
-from snaketune.training import dpo_trainer
-from snaketune.training import reference as logps
-from snaketune.training.trainer import Run
+from snaketune.training.loop.trainer import Run
+from snaketune.training.preference import dpo_trainer
+from snaketune.training.reference import logps_table as logps
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import tree_rows
 from tests.training.executed import executed

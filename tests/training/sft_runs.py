@@ -5,11 +5,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Pretrained, Scratch, Training
+from snaketune.config.training_runs import Lora, Pretrained, Scratch, Training
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import SftSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
-from snaketune.training.trainer import Run
+from snaketune.training.loop.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages

@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Learning, Lora
 from snaketune.config.tracking import Tracking
+from snaketune.config.training_runs import Learning, Lora
 from snaketune.errors import SnaketuneError
-from snaketune.stages.plan.trainings import calibrated_learning
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.plan.training_jobs import calibrated_learning
 from snaketune.stages.specs import CalibrateSpec, DpoSpec, SftSpec
-from snaketune.stages.work import WorkFolder
-from snaketune.training import attempts, calibrate, calibrating, calibration, launched, trial
-from snaketune.training import launch as processes
-from snaketune.training.packed import PackedTrainer
-from snaketune.training.portions import CURVE
+from snaketune.training import calibrate
+from snaketune.training.autotune import calibration, timed_steps
+from snaketune.training.autotune.batch_plan import CURVE
+from snaketune.training.launch import calibrate_launcher, oom_retry, processes, worker
+from snaketune.training.loop.packed_trainer import PackedTrainer
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages
 
@@ -29,7 +30,7 @@ FORKED = multiprocessing.get_context("fork")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(trial, "SECONDS", 0.0)
+    monkeypatch.setattr(timed_steps, "SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_what_fits_is_found_and_the_curve_is_whole(tmp_path, tokenizer, holds, m
     holds(5)
     rows = many_rows(tmp_path / "rows", tokenizer, monkeypatch)
     # So that every doubling is worth it.
-    monkeypatch.setattr("snaketune.training.search.GAIN", -1.0)
+    monkeypatch.setattr("snaketune.training.autotune.search.GAIN", -1.0)
     spec = sft_spec(tmp_path, None)
     curve = calibrated(tmp_path / "work", spec_of(spec, spec.base, batch_rows=12), rows, tokenizer)
     kept = [found for found in seen(curve) if not found[1]]
@@ -116,7 +117,7 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
 
 
 def test_a_choice_by_hand_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
-    monkeypatch.setattr("snaketune.training.portions.WORTH_TELLING", -1)
+    monkeypatch.setattr("snaketune.training.autotune.batch_plan.WORTH_TELLING", -1)
     run = sft_spec(tmp_path, None)
     calibrated(
         tmp_path / "work", spec_of(run, run.base, batch_rows=2), packed_rows(tmp_path / "rows", tokenizer), tokenizer,
@@ -150,7 +151,7 @@ def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkey
             raise Killed
         return time_steps(trainer)
 
-    time_steps = trial.time_steps
+    time_steps = timed_steps.time_steps
     monkeypatch.setattr(calibration, "time_steps", counting)
     with pytest.raises(Killed):
         calibrated(tmp_path / "work", spec, rows, tokenizer)
@@ -163,7 +164,7 @@ def forked(monkeypatch) -> None:
     """Processes are launched by a fork of this one, with what the test has put into it."""
 
     def run(command, variables, step):
-        process = FORKED.Process(target=launched.main, args=(next(p for p in map(_path, command) if p),))
+        process = FORKED.Process(target=worker.main, args=(next(p for p in map(_path, command) if p),))
         process.start()
         process.join()
         return process.exitcode
@@ -182,7 +183,7 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
     rows, spec = many_rows(tmp_path / "rows", tokenizer, monkeypatch), sft_spec(tmp_path, None)
     inputs = {"artifacts": {"pack": [rows], "tokenizer": [tokenizer]}, "files": {"base": []}}
     monkeypatch.setattr(
-        launched, "result_at", lambda path: {rows.manifest_path: rows, tokenizer.manifest_path: tokenizer}[path]
+        worker, "result_at", lambda path: {rows.manifest_path: rows, tokenizer.manifest_path: tokenizer}[path]
     )
     operation = Execution(micro_batch_rows=4, log_steps=1, checkpoint_steps=2)
 
@@ -191,7 +192,7 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
         work.payload.mkdir(parents=True, exist_ok=True)
         work.state.mkdir(exist_ok=True)
         told = {"tracking": Tracking(), "out": folder / "out"}
-        return attempts.launch("sft", spec=spec, operation=operation, work=work, **told, **inputs)
+        return oom_retry.launch("sft", spec=spec, operation=operation, work=work, **told, **inputs)
 
     undisturbed = attempt(tmp_path / "undisturbed").run["history"]
     assert len(undisturbed) > 3
@@ -217,8 +218,8 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
 
 def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp_path, monkeypatch):
     """Each launch stands for several processes, one of which has told of its memory and died."""
-    from snaketune.training.portions import Portions, tell_ran_out
-    from snaketune.training.search import Trials
+    from snaketune.training.autotune.batch_plan import Portions, tell_ran_out
+    from snaketune.training.autotune.search import Trials
 
     work, left = WorkFolder(tmp_path), [8, 4]
     work.start()
@@ -232,7 +233,7 @@ def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", dies)
-    assert calibrating.launch("calibrate", work=work) == "done"
+    assert calibrate_launcher.launch("calibrate", work=work) == "done"
 
     def learns_nothing(stage, *, work, **_):
         tell_ran_out(work.state, None, MemoryError())
@@ -240,13 +241,13 @@ def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp
 
     monkeypatch.setattr(processes, "launch", learns_nothing)
     with pytest.raises(SnaketuneError, match="exit status 1"):
-        calibrating.launch("calibrate", work=work)
+        calibrate_launcher.launch("calibrate", work=work)
 
 
 CAPPED = """
 import resource
 import torch
-from snaketune.models.room import host_limit, ran_out
+from snaketune.models.device_memory import host_limit, ran_out
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 try:
@@ -265,14 +266,14 @@ def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch
     """Five rows in micro-batches of four: every other one has one row, and is faster."""
     run = sft_spec(tmp_path, None)
     timings = []
-    time_steps = trial.time_steps
+    time_steps = timed_steps.time_steps
 
     def timed(trainer):
         timings.append((trainer.args.per_device_train_batch_size, time_steps(trainer)))
         return timings[-1][1]
 
     monkeypatch.setattr(calibration, "time_steps", timed)
-    monkeypatch.setattr("snaketune.training.search.GAIN", -1.0)
+    monkeypatch.setattr("snaketune.training.autotune.search.GAIN", -1.0)
     rows = packed_rows(tmp_path / "rows", tokenizer)
     calibrated(tmp_path / "work", spec_of(run, run.base, batch_rows=4), rows, tokenizer)
     tokens = {rows_at_once: timing.tokens for rows_at_once, timing in timings}

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoints import (
+from snaketune.training.checkpoint.checkpoints import (
     COMPLETE,
     MarkComplete,
     last_checkpoint,
     remove_incomplete,
 )
-from snaketune.training.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.random_states import load_random_state, save_random_state
+from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
+from snaketune.training.checkpoint.random_states import load_random_state, save_random_state
 
 
 def trained(steps: int, seed: int = 0):

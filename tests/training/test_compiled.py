@@ -6,12 +6,12 @@ from benchmarks.families.tiny import tiny_config, tiny_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from snaketune.config.runs import Lora, Sft
+from snaketune.config.training_runs import Lora, Sft
 from snaketune.errors import SnaketuneError
 from snaketune.models import compiling
 from snaketune.models.compiling import choose
-from snaketune.training.sft_trainer import SftTrainer
-from snaketune.training.trainer import Watch
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.loop.trainer import Watch
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train
 from .preference_runs import Trained
@@ -132,7 +132,7 @@ def test_compiled_layers_that_compute_something_else_train_nothing(tmp_path, fre
         for layer in model.model.layers:
             layer.register_forward_hook(lambda module, arguments, output: output.flip(-1))
 
-    monkeypatch.setattr("snaketune.training.packed.compile_layers", break_layers)
+    monkeypatch.setattr("snaketune.training.loop.packed_trainer.compile_layers", break_layers)
     with pytest.raises(
         SnaketuneError, match=r"training\.compile: the compiled model's loss is .*; nothing was\s+trained"
     ):

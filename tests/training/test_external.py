@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from snaketune.config.runs import Pretrained
+from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.external import check_same_tokens
+from snaketune.training.reference.external import check_same_tokens
 from tests.models.conftest import tiny_model
 from tests.tokenization.small_tokenizers import CHATML, messages, save_tokenizer
 

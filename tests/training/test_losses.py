@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file
 
 from snaketune.config.losses import PreferenceLoss
-from snaketune.config.runs import Lora
+from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.training import dpo_trainer
-from snaketune.training.dpo_loss import Pairs
-from snaketune.training.pair_features import pairs_of
-from snaketune.training.preference_metrics import SUMS, means, sums_of
-from snaketune.training.step_loss import loss_of
+from snaketune.training.loop.step_loss import loss_of
+from snaketune.training.preference import dpo_trainer
+from snaketune.training.preference.dpo_loss import Pairs
+from snaketune.training.preference.metrics import SUMS, means, sums_of
+from snaketune.training.preference.pair_features import pairs_of
 
 from .preference_runs import Trained
 

@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 from snaketune.config.optimizers import OptimizerName
-from snaketune.config.runs import Training
 from snaketune.config.schedules import ScheduleName
+from snaketune.config.training_runs import Training
 from snaketune.errors import SnaketuneError
 from snaketune.models.memory import _state_bytes
-from snaketune.models.planned import plan_model
-from snaketune.training import optimizer_states
-from snaketune.training.optimizer_states import load_optimizer, save_optimizer
-from snaketune.training.steps import step_arguments
+from snaketune.models.memory_trace import plan_model
+from snaketune.training.checkpoint import optimizer_states
+from snaketune.training.checkpoint.optimizer_states import load_optimizer, save_optimizer
+from snaketune.training.loop.step_arguments import step_arguments
 from tests.models.conftest import CPU, tiny_model
 
 from .pipeline_runs import Interrupted, pack, spec, stop_after, train

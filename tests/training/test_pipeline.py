@@ -12,25 +12,25 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Training
+from snaketune.config.training_runs import Lora, Training
 from snaketune.errors import SnaketuneError
-from snaketune.models import at_once, logprobs
+from snaketune.models import auto_batch, logprobs
 from snaketune.models.adapters import add_lora
 from snaketune.models.attention import Unpackable
 from snaketune.models.logprobs import pair_logprobs_of, token_losses
-from snaketune.models.probe import processor
 from snaketune.models.selftest import self_test
+from snaketune.models.speed_probe import processor
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import documents_schema, row_batch
 from snaketune.packing.shards import schema as columns
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
-from snaketune.training import dpo_trainer
-from snaketune.training.checkpoints import copy_trained, trained_tensors
-from snaketune.training.reference import schema
-from snaketune.training.sft_trainer import SftTrainer
-from snaketune.training.trainer import Run
+from snaketune.training.checkpoint.checkpoints import copy_trained, trained_tensors
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.loop.trainer import Run
+from snaketune.training.preference import dpo_trainer
+from snaketune.training.reference.logps_table import schema
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.training.executed import executed
 
@@ -216,7 +216,7 @@ def test_a_pass_without_gradients_goes_on_with_fewer_rows_where_memory_runs_out(
         return computed(model, batch)
 
     monkeypatch.setattr(logprobs, "token_losses", limited)
-    monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
+    monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 4 * LENGTH)
     found = pair_logprobs_of(model, rows, CPU, "reference")
     torch.testing.assert_close(found[0], whole)
     assert torch.equal(found[1], counts)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from snaketune.artifacts.manifest import describe_files
-from snaketune.config.runs import Lora
-from snaketune.training import checkpoints
-from snaketune.training.dpo_trainer import DpoTrainer
+from snaketune.config.training_runs import Lora
+from snaketune.training.checkpoint import checkpoints
+from snaketune.training.preference.dpo_trainer import DpoTrainer
 
 from .pipeline_runs import Interrupted
 from .preference_runs import Trained

@@ -10,14 +10,15 @@ import torch
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
-from snaketune.models import at_once, logprobs
+from snaketune.models import auto_batch, logprobs
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import layout_of
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
-from snaketune.training import ref_logps, ref_pass, reference_pass
-from snaketune.training.reference import FILE
+from snaketune.training import ref_logps, ref_pass
+from snaketune.training.reference import compute
+from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain
 from tests.packing.chain import rows_of
@@ -86,7 +87,7 @@ def test_every_completion_has_the_log_probabilities_of_its_sequence_alone(tmp_pa
     found = {(row["split"], row["id"], row["completion"]): row for row in rows}
     loaded, checked = tiny_of(model), 0
     for split in ("train", "held_out"):
-        packed, places = PackedRows(pack, split), list(reference_pass.documents(pack, split))
+        packed, places = PackedRows(pack, split), list(compute.documents(pack, split))
         for number in range(len(packed)):
             row, ids = packed[number], [place["id"] for place in places if place["row"] == number]
             placed = layout_of([row])
@@ -114,8 +115,8 @@ def tiny_of(model: Artifact) -> torch.nn.Module:
 @pytest.fixture
 def small_steps(monkeypatch):
     """A row at a time, each kept at once."""
-    monkeypatch.setattr(at_once, "FORWARD_TOKENS_ELSEWHERE", 1)
-    monkeypatch.setattr(reference_pass, "SECONDS_BETWEEN_CHUNKS", 0.0)
+    monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 1)
+    monkeypatch.setattr(compute, "SECONDS_BETWEEN_CHUNKS", 0.0)
 
 
 def killed_after(passes: int, monkeypatch) -> None:
@@ -236,11 +237,11 @@ def test_parts_of_something_else_or_too_few_of_them_are_refused(tmp_path, tokeni
 
 def test_rows_at_once_grow_as_long_as_that_is_faster_and_the_values_are_the_same(tmp_path, tokenizer, monkeypatch):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
-    one_by_one, taken = at_once.AtOnce(256, torch.device("cpu")), []
+    one_by_one, taken = auto_batch.AtOnce(256, torch.device("cpu")), []
     assert not one_by_one.grows
     straight, _ = reference(tmp_path / "straight", pack, model)
 
-    class Growing(at_once.AtOnce):
+    class Growing(auto_batch.AtOnce):
         def __init__(self, row_length, device):
             super().__init__(row_length, device, grows=True)
             self.rows = 1
@@ -251,7 +252,7 @@ def test_rows_at_once_grow_as_long_as_that_is_faster_and_the_values_are_the_same
             super().passed(tokens, 1.0 if self.rows < 4 else 0.5 * self.rows)
 
     monkeypatch.setattr(logprobs, "AtOnce", Growing)
-    monkeypatch.setattr(at_once, "PASSES", 2)
+    monkeypatch.setattr(auto_batch, "PASSES", 2)
     grown, _ = reference(tmp_path / "grown", pack, model)
     assert taken[:4] == [1, 1, 2, 2]
     assert max(taken) <= 4

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snaketune.config.runs import Lora
+from snaketune.config.training_runs import Lora
 from snaketune.errors import SnaketuneError
-from snaketune.training.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
-from snaketune.training.trainer import Watch
+from snaketune.training.checkpoint.checkpoints import WEIGHTS, MarkComplete, last_checkpoint, load_weights, save_weights
+from snaketune.training.loop.trainer import Watch
 from tests.models.conftest import tiny_model
 
 from .pipeline_runs import CPU, Interrupted, pack, spec, stop_after, train

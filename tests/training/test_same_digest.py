@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora
-from snaketune.stages.work import WorkFolder
-from snaketune.training import pipeline, sft_trainer
+from snaketune.config.training_runs import Lora
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.training.loop import pipeline, sft_trainer
 
 from .sft_runs import packed_rows, raw_rows, sft_run
 from .test_pipeline import preference_training

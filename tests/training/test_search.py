@@ -2,8 +2,8 @@
 
 import pytest
 
-from snaketune.training.portions import Portions, best_of, divisors
-from snaketune.training.search import Trials, search
+from snaketune.training.autotune.batch_plan import Portions, best_of, divisors
+from snaketune.training.autotune.search import Trials, search
 
 
 class Device:

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.evaluation import ExactMatch, Generation
-from snaketune.config.runs import Lora, Pretrained, Quantization, Training
+from snaketune.config.evaluations import ExactMatch, Generation
+from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import eval as evaluation
-from snaketune.models.loading import load_folder
-from snaketune.models.stacked import Stack
+from snaketune.models.adapter_stack import Stack
+from snaketune.models.load_model import load_folder
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, EvalSpec, RefLogpsSpec, SftSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 from snaketune.training import dpo, ref_logps, sft
-from snaketune.training.reference import FILE
+from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.packing import chain
 from tests.tokenization.small_tokenizers import messages

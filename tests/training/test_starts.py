@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from snaketune.artifacts.manifest import Artifact, describe_files
-from snaketune.config.runs import Lora, Pretrained, Quantization
+from snaketune.config.training_runs import Lora, Pretrained, Quantization
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation import model_scores
+from snaketune.models.adapter_stack import ADAPTER
 from snaketune.models.devices import resolve_compute
-from snaketune.models.loading import load_folder
-from snaketune.models.stacked import ADAPTER
+from snaketune.models.load_model import load_folder
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import read_table
 from snaketune.training import dpo, ref_logps
-from snaketune.training.reference import FILE
+from snaketune.training.reference.logps_table import FILE
 from tests.models.conftest import tiny_model
 from tests.training.executed import executed
 from tests.training.pipeline_runs import Interrupted, stop_after

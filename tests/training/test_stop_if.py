@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.training import pipeline
-from snaketune.training.dpo_trainer import COURSE
-from snaketune.training.order import EpochPermutation
+from snaketune.training.loop import pipeline
+from snaketune.training.loop.sample_order import EpochPermutation
+from snaketune.training.preference.dpo_trainer import COURSE
 
 from .pipeline_runs import Interrupted, stop_after
 from .preference_runs import Trained

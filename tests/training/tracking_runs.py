@@ -17,11 +17,12 @@ import pytest
 
 from snaketune.config.tracking import Tracking
 from snaketune.packing.reader import PackedRows
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.tracking.curves import Curves, Tracked
-from snaketune.training import checkpoints, pipeline
-from snaketune.training.sft_trainer import SftTrainer
-from snaketune.training.trainer import Run
+from snaketune.training.checkpoint import checkpoints
+from snaketune.training.loop import pipeline
+from snaketune.training.loop.sft_trainer import SftTrainer
+from snaketune.training.loop.trainer import Run
 from tests.models.conftest import CPU, tiny_model
 from tests.training.executed import executed
 

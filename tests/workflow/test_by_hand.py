@@ -213,7 +213,7 @@ def test_only_what_a_target_needs_is_run_and_told(project):
     assert "stale: " not in shown
 
 
-LOSS = "workflow/snaketune/training/dpo_loss.py"
+LOSS = "workflow/snaketune/training/preference/dpo_loss.py"
 
 
 def test_a_code_change_is_seen_without_notes_and_can_be_accepted(own_code):

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from snaketune.stages.locks import try_lock
+from snaketune.stages.host.locks import try_lock
 
 from .conftest import ROOT, rules_in
 from .reruns import DPO, SFT

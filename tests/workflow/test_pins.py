@@ -16,7 +16,7 @@ import yaml
 from envs import check_pins
 from packaging.requirements import Requirement
 
-from snaketune.stages.code import PACKAGE_FOLDER
+from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
 from snaketune.stages.table import STAGES
 
 from .conftest import ROOT

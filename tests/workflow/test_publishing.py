@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from snaketune.artifacts.manifest import read_artifact
 from snaketune.publishing import convert
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.work import WorkFolder
 from tests.publishing.hub import TOKEN, running
 from tests.publishing.test_convert import STAND_IN
 

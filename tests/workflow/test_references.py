@@ -8,11 +8,11 @@ import shutil
 import pytest
 
 from snaketune.config.load import load
-from snaketune.stages.fingerprint import fingerprint, read_artifacts, read_files
+from snaketune.stages.cache.fingerprint import fingerprint, read_artifacts, read_files
+from snaketune.stages.cache.work_folders import WORK_ROOT
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.jobs import Job, result_at
-from snaketune.stages.work import WORK_ROOT
-from snaketune.training.keyed import keys
+from snaketune.stages.job import Job, result_at
+from snaketune.training.reference.cache_key import keys
 
 from .reruns import LORA, PRETRAINED, TABLE
 from .test_staleness import put

@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from snaketune.config.conditions import Condition
 from snaketune.config.load import load
 from snaketune.config.workflow import Workflow
-from snaketune.stages import code
-from snaketune.stages.code import code_digest
+from snaketune.stages.cache import code_digest as code
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.status import Results
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job_files import job_file_of
 from snaketune.stages.specs import canonical
-from snaketune.stages.status import Results
 from snaketune.stages.table import STAGES
 
 from .conftest import ROOT, Project
@@ -177,7 +177,7 @@ def test_nothing_reruns_for_what_changes_no_meaning(project):
 # Module → the rules that an edit of its code reruns.
 CODE = {
     "corpus/layouts/canonical.py": CORPUS,
-    "tokenization/making/train.py": TOKENIZER,
+    "tokenization/creation/train.py": TOKENIZER,
     "tokenization/tokenize.py": TOKENS | SFT,
     "tokenization/corpus_part.py": TOKENS | SFT,
     "packing/best_fit.py": PACK_SFT,
@@ -188,36 +188,36 @@ CODE = {
     "packing/reader.py": {"pack"} | SFT,
     "packing/segments.py": {"pack"} | SFT,
     "training/sft.py": SFT,
-    "training/sft_trainer.py": SFT,
-    "training/raw.py": SFT,
+    "training/loop/sft_trainer.py": SFT,
+    "training/loop/trl_trainer.py": SFT,
     "training/ref_logps.py": REF,
-    "training/reference_parts.py": REF,
-    "training/reference_pass.py": REF,
-    "training/dpo_loss.py": DPO,
-    "training/unpaired_loss.py": DPO,
-    "training/unreferenced_loss.py": DPO,
-    "training/step_loss.py": DPO,
-    "training/course.py": DPO,
+    "training/reference/gather.py": REF,
+    "training/reference/compute.py": REF,
+    "training/preference/dpo_loss.py": DPO,
+    "training/preference/unpaired_loss.py": DPO,
+    "training/preference/unreferenced_loss.py": DPO,
+    "training/loop/step_loss.py": DPO,
+    "training/preference/dpo_monitor.py": DPO,
     "config/losses.py": set(),
     "training/dpo.py": DPO,
-    "training/dpo_trainer.py": DPO,
+    "training/preference/dpo_trainer.py": DPO,
     "evaluation/exact_match.py": EVAL,
     "publishing/card.py": CARD,
     "publishing/markdown.py": CARD,
     "publishing/push.py": set(),
     "report/report.py": REPORT,
     "report/page_files.py": REPORT,
-    "stages/work.py": set(),
+    "stages/cache/work_folders.py": set(),
     "tables.py": TOKENIZER,
     "artifacts/manifest.py": set(),
-    "training/checkpoints.py": SFT,
-    "training/optimizer_states.py": SFT,
-    "training/launch.py": SFT,
-    "training/launched.py": SFT,
+    "training/checkpoint/checkpoints.py": SFT,
+    "training/checkpoint/optimizer_states.py": SFT,
+    "training/launch/processes.py": SFT,
+    "training/launch/worker.py": SFT,
     "models/selftest.py": SFT,
-    "stages/gpus.py": set(),
+    "stages/host/gpus.py": set(),
     "stages/progress.py": set(),
-    "config/runs.py": set(),
+    "config/training_runs.py": set(),
 }
 
 
@@ -252,11 +252,11 @@ def test_editing_a_module_reruns_the_stages_whose_result_it_shapes(finished, tmp
 
 def test_snakemake_sees_an_edited_module(own_code):
     assert own_code.stale() == set()
-    path = own_code.code / "workflow/snaketune/training/dpo_loss.py"
+    path = own_code.code / "workflow/snaketune/training/preference/dpo_loss.py"
     path.write_text(path.read_text(encoding="utf-8") + "\n\n# A comment changes nothing.\n", encoding="utf-8")
     assert own_code.stale() == set()
     path.write_text(path.read_text(encoding="utf-8") + "\n\nNEW_CONSTANT = 1\n", encoding="utf-8")
-    assert own_code.stale() == CODE["training/dpo_loss.py"]
+    assert own_code.stale() == CODE["training/preference/dpo_loss.py"]
 
 
 def test_a_corpus_edit_that_yields_the_same_rows_computes_nothing_after_it(project):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from snaketune.stages.jobs import result_at
-from snaketune.stages.work import WorkFolder
-from snaketune.training import launched
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.job import result_at
+from snaketune.training.launch import worker
 from tests.training.event_files import points_of
 
 from .conftest import ROOT
@@ -112,7 +112,7 @@ def learned(project, target: str) -> list[tuple[int, str, float]]:
     return [point for point in points if not point[1].startswith("speed/")]
 
 
-@pytest.mark.parametrize("killed", ["snaketune.training.launched", "accelerate.commands.launch"])
+@pytest.mark.parametrize("killed", ["snaketune.training.launch.worker", "accelerate.commands.launch"])
 def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed):
     """One of two that train, or the one that started both: the job ends, says why at last, and resumes."""
     project = lengthen(finished.copy_to(tmp_path / "two"))
@@ -121,7 +121,7 @@ def test_a_process_that_dies_takes_the_others_with_it(finished, tmp_path, killed
     *_, victim = processes(f"-m {killed}", project.folder)
     os.kill(victim, signal.SIGKILL)
     assert running.wait(timeout=60) != 0
-    assert not processes("snaketune.training.launched", project.folder)
+    assert not processes("snaketune.training.launch.worker", project.folder)
     last = project.read("results/logs/sft/run.log").splitlines()[-1]
     assert last.startswith("error: the training process ended early")
     assert last.endswith("Run again to resume")
@@ -181,7 +181,7 @@ def test_micro_batches_change_nothing_but_rounding(finished, tmp_path):
     weights = []
     for micro_batch_rows in (1, 4):
         work, job = job_of_sft(finished, tmp_path / str(micro_batch_rows), micro_batch_rows=micro_batch_rows)
-        launched.work_on(json.loads(job.read_text(encoding="utf-8")))
+        worker.work_on(json.loads(job.read_text(encoding="utf-8")))
         weights.append(load_file(work.payload / "model.safetensors"))
     for name in weights[0]:
         np.testing.assert_allclose(weights[0][name], weights[1][name], atol=2e-4, err_msg=name)
@@ -192,7 +192,7 @@ def test_two_processes_learn_what_one_does(finished, tmp_path):
     work, job = job_of_sft(finished, tmp_path / "two")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-         "-m", "snaketune.training.launched", str(job)],
+         "-m", "snaketune.training.launch.worker", str(job)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "workflow"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
     )  # fmt: skip
@@ -215,7 +215,7 @@ def test_an_orphaned_training_ends_and_its_successor_waits_for_it(finished, tmp_
             os.kill(process, signal.SIGKILL)
     running.wait()
     project.snakemake(SFT)
-    assert not processes("snaketune.training.launched", project.folder)
+    assert not processes("snaketune.training.launch.worker", project.folder)
     assert len(list(project.folder.glob("results/.work/sft/*/payload"))) == 2
 
 

@@ -21,9 +21,9 @@ import json
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
 from snaketune.stages.declaration import Cost, Stage, exactly_one
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.work_folders import WorkFolder
 
 
 class LengthsSpec(Model):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-from snaketune.config.files import check_file
+from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
 
 moves = workflow.modifier.path_modifier

@@ -5,7 +5,7 @@ import os
 from snakemake.settings.types import DeploymentMethod, ExecMode
 
 from snaketune.publishing.convert import find_converter
-from snaketune.stages.launches import check_installed, check_limit, check_nodes, planned
+from snaketune.stages.host.launch_command import check_installed, check_limit, check_nodes, planned
 
 # A process that runs single jobs for the one that planned them decides nothing.
 PLANS = workflow.exec_mode == ExecMode.DEFAULT

@@ -1,4 +1,4 @@
-from snaketune.preview.corpora import corpora_of
+from snaketune.preview.config_corpora import corpora_of
 
 
 rule preview:

@@ -1,7 +1,7 @@
 """What rules ask of the scheduler, which jobs are sent to a cluster as one, and why those that were sent wait."""
 
-from snaketune.cluster.pending import watch
-from snaketune.cluster.requests import Requests
+from snaketune.cluster.pending_jobs import watch
+from snaketune.cluster.resources import Requests
 from snaketune.cluster.site import read_site, site_file
 
 with plain_errors():

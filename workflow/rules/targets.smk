@@ -1,9 +1,9 @@
 """What targets that aren't files stand for: `all`, `doctor`, `diagnose`, `calibrations`, `gguf`, `push`."""
 
 from snaketune.publishing.push import pushed_jobs
-from snaketune.stages.jobs import RESULTS
-from snaketune.stages.linked import check_place
-from snaketune.stages.status import made_from
+from snaketune.stages.job import RESULTS
+from snaketune.stages.links import check_place
+from snaketune.stages.cache.status import made_from
 
 
 def results(jobs):

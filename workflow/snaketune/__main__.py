@@ -14,19 +14,19 @@ import signal
 import sys
 from pathlib import Path
 
-from snaketune.cluster.ends import noted
-from snaketune.config.confidential import without_secrets
-from snaketune.config.files import check_file
+from snaketune.cluster.job_endings import noted
+from snaketune.config.secrets import without_secrets
+from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
-from snaketune.stages.accepted import accept
-from snaketune.stages.code import code_digest
-from snaketune.stages.disk import disk_trouble
+from snaketune.stages.cache.accepted_code import accept
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.libraries import quiet_libraries
+from snaketune.stages.cache.work_folders import WORK_ROOT
+from snaketune.stages.host.disk_errors import disk_trouble
+from snaketune.stages.job import result_at
 from snaketune.stages.job_files import read_job_file
-from snaketune.stages.jobs import result_at
-from snaketune.stages.libraries import quiet_libraries
 from snaketune.stages.run import run
 from snaketune.stages.table import STAGES
-from snaketune.stages.work import WORK_ROOT
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "preview":
             return _preview(options)
         if options.command == "clean":
-            from snaketune.stages.clean import clean
+            from snaketune.stages.cache.clean import clean
 
             clean(WORK_ROOT, remove=options.remove)
             return 0
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             accept(lambda stage: code_digest(STAGES[stage].module) if stage in STAGES else None, WORK_ROOT.parent)
             return 0
         if options.command == "export-ref-logps":
-            from snaketune.training.exporting import export_ref_logps
+            from snaketune.training.reference.export import export_ref_logps
 
             inputs = [result_at(path) for path in (options.ref_logps, options.pack, options.corpus)]
             written = export_ref_logps(*inputs, options.split, options.out)
@@ -67,19 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
             push(models_asked_for(options.names, options.configfile, options.models), dry_run=options.dry_run)
             return 0
         if options.command == "slurm-profile":
-            from snaketune.cluster.described import write_description
+            from snaketune.cluster.describe import write_description
 
             print(write_description(options.out))
             return 0
         if options.command == "doctor":
-            from snaketune.diagnostics import nodes
+            from snaketune.diagnostics import node_comparison
 
             if not options.nodes:
-                print(json.dumps(nodes.here(Path())))
+                print(json.dumps(node_comparison.here(Path())))
                 return 0
-            found = nodes.on_nodes(options.nodes)
-            said = nodes.differing(found) or [f"no node is more than {nodes.APART:.0%} from the median"]
-            print(nodes.table(found), "", *said, sep="\n")
+            found = node_comparison.on_nodes(options.nodes)
+            said = node_comparison.differing(found) or [
+                f"no node is more than {node_comparison.APART:.0%} from the median"
+            ]
+            print(node_comparison.table(found), "", *said, sep="\n")
             return 0
         job = read_job_file(options.job_file)
         if job.stage != options.command:
@@ -108,10 +110,10 @@ def _preview(options: argparse.Namespace) -> int:
     Returns:
         The exit status: 1 where one can't be read, or holds no row that can be used.
     """
-    from snaketune.preview.configured import look_at_config
-    from snaketune.preview.look import look_at_file
+    from snaketune.preview.config_preview import look_at_config
+    from snaketune.preview.rendered_rows import writer_of
+    from snaketune.preview.source_preview import look_at_file
     from snaketune.preview.terminal import as_text, has_colours
-    from snaketune.preview.written import writer_of
 
     if bool(options.files) == bool(options.corpora):
         raise SnaketuneError("preview: name files to look at (for the sources of a config: snakemake preview)")
@@ -128,7 +130,7 @@ def _preview(options: argparse.Namespace) -> int:
         for line in as_text(look, colour=has_colours(sys.stdout)):
             print(line.encode(sys.stdout.encoding, "backslashreplace").decode(sys.stdout.encoding), flush=True)
     if options.html:
-        from snaketune.report.previewed import page
+        from snaketune.report.preview_page import page
 
         options.html.parent.mkdir(parents=True, exist_ok=True)
         options.html.write_text(page(seen), encoding="utf-8")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw_rows import RawRow
 from tests.corpus.row_spelling import PREFERENCES, read, read_all, spelled
 
 

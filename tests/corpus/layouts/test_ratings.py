@@ -141,7 +141,7 @@ def test_a_condition_that_cannot_be_meant_is_refused(make):
 def test_what_is_no_condition_is_refused_by_the_config(where, says):
     from pydantic import ValidationError
 
-    from snaketune.config.corpora import Source
+    from snaketune.config.corpus_sources import Source
 
     with pytest.raises(ValidationError, match=says):
         Source(files=["x"], where=where)

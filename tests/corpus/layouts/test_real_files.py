@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference, content_hash

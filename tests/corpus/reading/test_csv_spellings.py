@@ -5,7 +5,7 @@ import gzip
 import pytest
 from pydantic import ValidationError
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import read_file
 from snaketune.corpus.rows import Malformed

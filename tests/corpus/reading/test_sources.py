@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snaketune.config.corpora import HubDataset
+from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.reading.sources import read_file, read_hub
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from snaketune.corpus.corpus import build
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import CorpusSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 
 

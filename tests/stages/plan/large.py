@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 
 AUTO = {"learning_rate": 1e-4, "batch_rows": 8}
 FIXED = AUTO | {"micro_batch_rows": 2, "gradient_checkpointing": False}

@@ -4,7 +4,7 @@ import pytest
 
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 from snaketune.stages.plan.context import Context, cached
 
 CONFIG_OF_ONE = {

@@ -6,8 +6,8 @@
     what ran here   of a job of the same name run.json tells seconds and peak memory, and half as much again is asked for: in
                     place of the estimate of a computing stage's memory where the spec is the same, else where it is more
 
-Estimates err to the larger side, and are cut to what a partition gives (`cluster.asks`). Where one was too small all the same,
-the next attempt asks for twice what the last one had, if it ran out of just that (`cluster.ends`).
+Estimates err to the larger side, and are cut to what a partition gives (`cluster.limits`). Where one was too small,
+the next attempt asks for twice what the last one had, if it ran out of just that (`cluster.job_endings`).
 """
 
 import json
@@ -18,10 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snaketune.cluster.asks import Ask
-from snaketune.config.runs import Pretrained, Scratch
+from snaketune.cluster.limits import Ask
+from snaketune.config.training_runs import Pretrained, Scratch
 from snaketune.stages.declaration import Cost, ModelCost
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 

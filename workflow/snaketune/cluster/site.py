@@ -15,7 +15,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from snaketune.config.base import Model, PositiveInt
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 
 VARIABLE = "SNAKEMAKE_SLURM_PARTITIONS"

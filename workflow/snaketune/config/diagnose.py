@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from snaketune.config.base import NAME_PATTERN, Model, Name, PositiveInt
-from snaketune.config.runs import Dpo, Sft
+from snaketune.config.training_runs import Dpo, Sft
 from snaketune.errors import SnaketuneError
 
 BASELINE = "baseline"

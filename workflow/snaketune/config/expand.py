@@ -13,7 +13,7 @@ from copy import deepcopy
 from itertools import product
 from typing import Any
 
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 
 RUN_SECTIONS = ("sft", "dpo")

@@ -6,13 +6,13 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from snaketune.config.confidential import key_of_secret
 from snaketune.config.expand import expand_runs
-from snaketune.config.measured import check_sort_by
-from snaketune.config.names import unknown
 from snaketune.config.paths import check_plain
-from snaketune.config.published import check_published
-from snaketune.config.runs import Pretrained
+from snaketune.config.publish_targets import check_published
+from snaketune.config.score_names import check_sort_by
+from snaketune.config.secrets import key_of_secret
+from snaketune.config.suggestions import unknown
+from snaketune.config.training_runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
 

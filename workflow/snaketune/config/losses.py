@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from snaketune.config.base import Fraction, Model, PositiveFloat, PositiveInt
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 
 LossName = Literal[
     "sigmoid", "ipo", "hinge", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop",

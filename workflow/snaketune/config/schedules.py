@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from snaketune.config.base import Fraction, PositiveFloat, PositiveInt
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 
 Curve = Literal["linear", "cosine", "1-sqrt"]
 

@@ -10,7 +10,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationInfo, field_validator, model_validator
 
 from snaketune.config.base import Model, Name
-from snaketune.config.confidential import TOKEN
+from snaketune.config.secrets import TOKEN
 
 SECRET_NAME = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 # Weights & Biases' keys and Hugging Face's tokens; and what stands before an address' host.

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from snaketune.config.base import Model, Name
-from snaketune.config.corpora import Corpus
+from snaketune.config.corpus_sources import Corpus
 from snaketune.config.diagnose import Diagnosis
-from snaketune.config.evaluation import Evaluation, Report
-from snaketune.config.names import unknown
+from snaketune.config.evaluations import Evaluation, Report
 from snaketune.config.optimizers import OPTIMIZERS, missing_package
 from snaketune.config.packing import Packing
 from snaketune.config.publishing import Gguf, Push
-from snaketune.config.runs import Dpo, Pretrained, Scratch, Sft, Training
 from snaketune.config.schedules import SCHEDULES
+from snaketune.config.suggestions import unknown
 from snaketune.config.tokenizers import Tokenizer
 from snaketune.config.tracking import Tracking
+from snaketune.config.training_runs import Dpo, Pretrained, Scratch, Sft, Training
 from snaketune.errors import SnaketuneError
 
 

@@ -17,22 +17,22 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.counts import counts_of
 from snaketune.corpus.decisions import decide
+from snaketune.corpus.first_pass import Scan
+from snaketune.corpus.last_pass import write_duplicates, write_rows
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.rows import SCHEMAS
-from snaketune.corpus.scan import Scan
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
-from snaketune.corpus.selecting.evaluated import all_evaluated
+from snaketune.corpus.selecting.evaluation_ngrams import all_evaluated
 from snaketune.corpus.selecting.near_duplicates import NearDuplicates
 from snaketune.corpus.selecting.spool import Spool
-from snaketune.corpus.writing import write_duplicates, write_rows
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CorpusSpec
-from snaketune.stages.work import WorkFolder
 
 QUARANTINE = "quarantine.jsonl"
 DUPLICATES = "duplicates.jsonl"

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.decisions import REASONS, Decisions
+from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.scan import Scan, SourceCounts
 from snaketune.stages.specs import CorpusSpec
 
 

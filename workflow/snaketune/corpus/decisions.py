@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from snaketune.corpus.scan import Scan, SourceCounts
+from snaketune.corpus.first_pass import Scan, SourceCounts
 from snaketune.corpus.selecting.duplicates import but_first, first_of
 from snaketune.corpus.selecting.mixing import over_cap, times_used
 from snaketune.corpus.selecting.splits import is_held_out

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt, printable, say
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.diagnostics.attribution_picture import picture
-from snaketune.diagnostics.files import MEASURED
+from snaketune.diagnostics.trial_files import MEASURED
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DiagnosisSpec
-from snaketune.stages.work import WorkFolder
 
 # A loss that is further from the baseline's isn't that of the same training.
 COMPARABLE = 0.05

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from typing import Any
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.diagnostics.files import MEASURED
 from snaketune.diagnostics.switches import WORTH, Switch, switches_of
+from snaketune.diagnostics.trial_files import MEASURED
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import AuditSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,
@@ -49,8 +49,8 @@ def build(
     Args:
         trials: in the order of the spec's variants.
     """
-    from snaketune.training.found import FINDINGS
-    from snaketune.training.portions import CURVE
+    from snaketune.training.autotune.batch_plan import CURVE
+    from snaketune.training.loop.preflight_record import FINDINGS
 
     findings = json.loads(preflight.file(FINDINGS).read_text(encoding="utf-8"))["findings"]
     curve = json.loads(calibrate.file(CURVE).read_text(encoding="utf-8"))

@@ -2,11 +2,11 @@
 (`diagnostics.attribution`)."""
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Stage, any_number
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DiagnosisSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,

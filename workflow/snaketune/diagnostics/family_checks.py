@@ -15,28 +15,28 @@ from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.config.runs import Pretrained
-from snaketune.diagnostics.fits import tokenizer_of_another
+from snaketune.config.training_runs import Pretrained
+from snaketune.diagnostics.dropped_tokens import lost_tokens
+from snaketune.diagnostics.environment import disk_space, file_system, hub
+from snaketune.diagnostics.hyperparameters import out_of_range
 from snaketune.diagnostics.leaks import held_out_in_training
-from snaketune.diagnostics.lost import lost_tokens
-from snaketune.diagnostics.padding import pads_with_the_end
-from snaketune.diagnostics.places import disk_space, file_system, hub
-from snaketune.diagnostics.settings import out_of_range
-from snaketune.diagnostics.unanswered import exact_match_of_nothing
+from snaketune.diagnostics.missing_answers import exact_match_of_nothing
+from snaketune.diagnostics.special_tokens import pads_with_the_end
+from snaketune.diagnostics.tokenizer_match import tokenizer_of_another
 from snaketune.errors import SnaketuneError
 from snaketune.models.devices import resolve_compute
-from snaketune.models.loading import read_config, scratch_config
-from snaketune.models.planned import Planned
+from snaketune.models.load_model import read_config, scratch_config
+from snaketune.models.memory_trace import Planned
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.shards import RAW_FORMAT_VERSION
-from snaketune.stages.needs import Finding, tell
+from snaketune.stages.cache.work_folders import WORK_ROOT, WorkFolder
+from snaketune.stages.gpu_needs import Finding, tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightRun, PreflightSpec
-from snaketune.stages.work import WORK_ROOT, WorkFolder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.fitness import examine
-from snaketune.training.found import FINDINGS
-from snaketune.training.saving import choose_dtype
+from snaketune.training.autotune.machine_check import examine
+from snaketune.training.checkpoint.save_model import choose_dtype
+from snaketune.training.loop.preflight_record import FINDINGS
 
 
 def check_family(

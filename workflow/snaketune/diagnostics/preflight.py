@@ -4,10 +4,10 @@
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,

@@ -21,22 +21,23 @@ from transformers.trainer_callback import PrinterCallback
 
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.config.operation import Execution
-from snaketune.diagnostics.files import MEASURED, TRACE
-from snaketune.diagnostics.parts import Profiled
+from snaketune.diagnostics.step_profile import Profiled
+from snaketune.diagnostics.trial_files import MEASURED, TRACE
 from snaketune.errors import SnaketuneError
+from snaketune.models.device_memory import peak_memory
 from snaketune.models.devices import keep_freed_memory
-from snaketune.models.probe import probe
-from snaketune.models.room import peak_memory
-from snaketune.stages.libraries import installed_version
-from snaketune.stages.needs import tell
+from snaketune.models.speed_probe import probe
+from snaketune.stages.cache.libraries import installed_version
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.gpu_needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec, TrialSpec
-from snaketune.stages.work import WorkFolder
-from snaketune.training import dpo_trainer, sft_trainer
-from snaketune.training.launched import is_first_process
-from snaketune.training.order import SetEpoch
-from snaketune.training.pipeline import Begun, fitness_of, prepared
-from snaketune.training.trainer import BaseTrainer, Run
+from snaketune.training.launch.worker import is_first_process
+from snaketune.training.loop import sft_trainer
+from snaketune.training.loop.pipeline import Begun, fitness_of, prepared
+from snaketune.training.loop.sample_order import SetEpoch
+from snaketune.training.loop.trainer import BaseTrainer, Run
+from snaketune.training.preference import dpo_trainer
 
 WINDOWS = 10
 

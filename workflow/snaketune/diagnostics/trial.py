@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TrialSpec
-from snaketune.stages.work import WorkFolder
 
 if TYPE_CHECKING:
     from snaketune.tracking.curves import Tracked
@@ -31,7 +31,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_calibration,
     operation=(*TRAINING, "share_kernels"),
-    launcher="snaketune.diagnostics.trying",
+    launcher="snaketune.diagnostics.trial_launcher",
     cost=ModelCost(flops=0),
     measures=True,
 )

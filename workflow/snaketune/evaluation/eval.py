@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import EvalSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from snaketune.config.evaluation import ExactMatch
+from snaketune.config.evaluations import ExactMatch
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.intervals import share_interval
+from snaketune.evaluation.score_intervals import share_interval
 from snaketune.patterns import TooSlow, search
 
 # 1,234 and -12,345,678.5

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
-from snaketune.config.evaluation import Decoding
-from snaketune.evaluation.next_token import processors
+from snaketune.config.evaluations import Decoding
+from snaketune.evaluation.sampling import processors
 from snaketune.evaluation.stop_texts import Stopped, cut
 from snaketune.models.devices import Compute
 from snaketune.stages.progress import progress

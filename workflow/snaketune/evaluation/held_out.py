@@ -8,12 +8,12 @@ import pyarrow as pa
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.evaluation.documents import Documents
-from snaketune.evaluation.intervals import per_token_interval
+from snaketune.evaluation.document_losses import Documents
+from snaketune.evaluation.score_intervals import per_token_interval
 from snaketune.models.attention import Unpackable, use_own_attention
 from snaketune.models.devices import Compute
 from snaketune.models.logprobs import SEPARATE, losses_by_batch
-from snaketune.models.packable import check_config, suited
+from snaketune.models.packing_support import check_config, suited
 from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 

@@ -3,8 +3,8 @@
 scores.json       held-out loss and perplexity, exact match, preference accuracy and margins, task scores; their 95% intervals
 responses.jsonl   every generated response, with the prompt, the expected and the found answer
 lm_eval.json      where tasks are asked, what lm-evaluation-harness itself writes (`evaluation/harness_results.py`)
-losses.arrow      loss of every held-out document (`evaluation/documents.py`)
-pairs.arrow       log-probabilities of every held-out pair's completions, beside the reference's (`evaluation/pairs.py`)
+losses.arrow      loss of every held-out document (`evaluation/document_losses.py`)
+pairs.arrow       log-probabilities of every held-out pair's completions, beside the reference's (`evaluation/pair_logps.py`)
 """
 
 import json
@@ -20,28 +20,28 @@ import pyarrow as pa
 from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.artifacts.manifest import Artifact, write_json
-from snaketune.config.evaluation import Decoding
+from snaketune.config.evaluations import Decoding
 from snaketune.errors import SnaketuneError
-from snaketune.evaluation.continuing import Continuing, how_to_continue
-from snaketune.evaluation.documents import loss_table
+from snaketune.evaluation.document_losses import loss_table
 from snaketune.evaluation.exact_match import Prompt, Response, as_rows, choose_prompts, judge, summarize
 from snaketune.evaluation.generation import generate, generates_plainly
+from snaketune.evaluation.generation_check import Continuing, how_to_continue
 from snaketune.evaluation.held_out import held_out_loss, how_to_run
-from snaketune.evaluation.kept_responses import KeptResponses, prompt_digest
-from snaketune.evaluation.pairs import PAIRS
-from snaketune.evaluation.preferences import comparable_references, held_out_preferences
+from snaketune.evaluation.pair_logps import PAIRS
+from snaketune.evaluation.preference_accuracy import comparable_references, held_out_preferences
+from snaketune.evaluation.response_cache import KeptResponses, prompt_digest
+from snaketune.models.adapter_stack import Stack
 from snaketune.models.attention import use_own_attention
 from snaketune.models.devices import Compute, resolve_compute
-from snaketune.models.loading import parameter_count, set_special_tokens
-from snaketune.models.stacked import Stack
+from snaketune.models.load_model import parameter_count, set_special_tokens
 from snaketune.packing.reader import PackedRows
+from snaketune.stages.cache.external_files import entries, outside_digest
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.outside import entries, outside_digest
 from snaketune.stages.specs import EvalSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.refused import Refused
+from snaketune.tokenization.template_errors import Refused
 
 if TYPE_CHECKING:
     from snaketune.evaluation.tasks import Prepared

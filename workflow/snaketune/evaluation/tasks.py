@@ -14,13 +14,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from snaketune.config.evaluation import TaskQuestions
-from snaketune.config.names import unknown
+from snaketune.config.evaluations import TaskQuestions
+from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.harness_results import harness_results
-from snaketune.evaluation.intervals import SHARES, around
+from snaketune.evaluation.score_intervals import SHARES, around
 from snaketune.evaluation.task_code import refuse_code
-from snaketune.stages.disk import disk_trouble
+from snaketune.stages.host.disk_errors import disk_trouble
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.config.names import unknown
-from snaketune.config.runs import Lora, Pretrained
+from snaketune.config.suggestions import unknown
+from snaketune.config.training_runs import Lora, Pretrained
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import TooSlow, fullmatch
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from snaketune.models.loading import numbers_in
+from snaketune.models.load_model import numbers_in
 
 # As configs call the experts of a layer, and those of them that a token goes to.
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

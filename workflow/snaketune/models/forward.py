@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from snaketune.models.head import Supervised
+from snaketune.models.chunked_head import Supervised
 from snaketune.models.kernels import Segments
 
 

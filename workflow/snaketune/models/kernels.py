@@ -10,7 +10,7 @@ The B rows of a batch are laid end to end into one sequence of T tokens; `Segmen
     dense              everywhere, the reference               all T x T pairs
 
 Where no segment has a prefix, every kernel takes queries, keys and values as they lie. With prefixes, the keys of every
-segment's whole sequence are gathered; on a CPU, sdpa leaves them where they are (`models.pieces`), unless weights are
+segment's whole sequence are gathered; on a CPU, sdpa leaves them where they are (`models.cpu_attention`), unless weights are
 dropped. Where a layer sees no further than a window of w tokens (itself and the w - 1 before it), kernels that take windows
 are told; sdpa runs blocks of w queries, each against the 2w - 1 keys that they see some of.
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from snaketune.errors import SnaketuneError
-from snaketune.models.pieces import Piece, attend_by_pieces, can_attend, pieces_of
+from snaketune.models.cpu_attention import Piece, attend_by_pieces, can_attend, pieces_of
 from snaketune.packing.segments import PADDING_SEGMENT, Layout, mask, varlen_keys
 
 
@@ -45,7 +45,7 @@ class Segments:
         kernel: one of KERNELS.
         longest: tokens of the longest document with its prefix, or a bound of it that all batches of a run share.
         positions_T: see `packing.segments.Layout`.
-        pieces: for `sdpa` on a CPU, see `models.pieces`.
+        pieces: for `sdpa` on a CPU, see `models.cpu_attention`.
         mask_TT: for `dense`, see `packing.segments.mask`.
         keys_U: for `sdpa` and the varlen kernels, see `packing.segments.varlen_keys`; None without prefixes.
         cu_q, cu_k: for the varlen kernels, see there.

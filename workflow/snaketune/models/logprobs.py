@@ -1,8 +1,8 @@
 """Log-probabilities of supervised tokens, and their sums by completion.
 
 Shapes: N supervised tokens, C completions, M of the tokens by completion, V vocabulary, P pairs. Only the positions that
-predict a supervised token are projected to the vocabulary, a chunk of them at a time (`models.head`), so the head costs N x V
-and not T x V, and never holds as much.
+predict a supervised token are projected to the vocabulary, a chunk of them at a time (`models.chunked_head`), so the head costs
+N x V and not T x V, and never holds as much.
 """
 
 import time
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from snaketune.models.at_once import AtOnce
+from snaketune.models.auto_batch import AtOnce
 from snaketune.models.batches import Batch, collate
+from snaketune.models.device_memory import ran_out, start_again
 from snaketune.models.devices import Compute
 from snaketune.models.forward import logits_at, packed_losses
 from snaketune.models.kernels import Segments
-from snaketune.models.room import ran_out, start_again
 from snaketune.packing.reader import PackedRows
 from snaketune.stages.progress import progress
 

@@ -10,9 +10,9 @@ weights     trained ones 4 bytes (float32 masters), frozen ones those of the com
 gradients   4 bytes per trained number; so far: all where a step has several micro-batches, else none. DDP's buckets: as much
 states      `config.optimizers.OPTIMIZERS`, 4 bytes each or 1; bitsandbytes keeps embeddings, and what has fewer than 4096
             numbers, in 32 bits; Adafactor has rows + columns of a matrix (Shazeer and Stern, 2018)
-kept        `models.planned`: what the model's own code would keep. By hand one comes near with 34 bytes per token and hidden
+kept        `models.memory_trace`: what the model's own code would keep. The rule of thumb is 34 bytes per token and hidden
             size in every layer (Korthikanti et al., 2022). With gradient checkpointing: what goes into layers, and one of them
-head        `models.head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
+head        `models.chunked_head`: hidden states and their gradient, the weight's cast and gradient, the logits of a chunk
 
 FSDP and ZeRO 3 divide weights, gradients and states among the processes and gather two layers at a time; ZeRO 2 divides
 gradients and states. On a CPU a process holds a quarter more than its tensors (HELD).
@@ -23,7 +23,7 @@ what 16,384 tokens keep in 6 layers, 2.17 GB, gradients of the micro-batch befor
 bytes, 0.54, and 0.16 of hidden states and casts:
 
 >>> from transformers import AutoConfig
->>> from snaketune.models.planned import plan_model
+>>> from snaketune.models.memory_trace import plan_model
 >>> config = AutoConfig.for_model("llama", vocab_size=32000, hidden_size=384, intermediate_size=1024, num_hidden_layers=6,
 ...                               num_attention_heads=6, tie_word_embeddings=True)
 >>> h100 = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
@@ -44,10 +44,10 @@ from typing import Literal
 import torch
 
 from snaketune.config.optimizers import OPTIMIZERS
-from snaketune.config.runs import Quantization
+from snaketune.config.training_runs import Quantization
 from snaketune.models.devices import Compute
-from snaketune.models.planned import Batch, Head, Planned, Weight
-from snaketune.models.products import AT_ONCE, FEWEST_ROWS, FREE
+from snaketune.models.fused_cross_entropy import AT_ONCE, FEWEST_ROWS, FREE
+from snaketune.models.memory_trace import Batch, Head, Planned, Weight
 
 # Of which tensors each process has a part, where the others' processes have all of them.
 Sharing = Literal["ddp", "fsdp", "zero2", "zero3"]

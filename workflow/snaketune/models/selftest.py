@@ -28,10 +28,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from snaketune.models.attention import Unpackable, use_own_attention, use_segment_attention
 from snaketune.models.batches import collate
+from snaketune.models.chunked_head import chunk_head, whole_around_layers
 from snaketune.models.devices import NOT_DETERMINISTIC, Compute
 from snaketune.models.forward import allow_packed, logits_at, packed_inputs
-from snaketune.models.head import chunk_head, whole_around_layers
-from snaketune.models.packable import INSTEAD, batch_dependent_rope, windows_of
+from snaketune.models.packing_support import INSTEAD, batch_dependent_rope, windows_of
 from snaketune.packing.reader import PackedRows
 from snaketune.packing.segments import mask
 from snaketune.packing.shards import IGNORED

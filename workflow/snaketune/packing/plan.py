@@ -1,11 +1,11 @@
 """The `plan` stage: which piece of which sequence goes into which row (`packing.row_plan`)."""
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,

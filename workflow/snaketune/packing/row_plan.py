@@ -18,21 +18,21 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import plan_best_fit_decreasing
-from snaketune.packing.lost import lost_to_length, warning
-from snaketune.packing.metadata import packing_metadata
-from snaketune.packing.pairs import Pairs, pairs_of, whole_pairs
-from snaketune.packing.pieces import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.packing.completion_tokens import Spelling
+from snaketune.packing.conversation_overflow import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.packing.packing_metadata import packing_metadata
+from snaketune.packing.packing_units import Placed, placed, singles
+from snaketune.packing.pair_overflow import Pairs, pairs_of, whole_pairs
+from snaketune.packing.prefix_trees import Shared, trees_of
 from snaketune.packing.shards import FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, TOLD, documents_schema
-from snaketune.packing.spelling import Spelling
-from snaketune.packing.supervision import Runs
-from snaketune.packing.trees import Shared, trees_of
-from snaketune.packing.units import Placed, placed, singles
-from snaketune.packing.wrapped import wrap
+from snaketune.packing.supervised_runs import Runs
+from snaketune.packing.truncation import lost_to_length, warning
+from snaketune.packing.wrap import wrap
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PlanSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import write_table
-from snaketune.tokenization.tokens import TokenParts
+from snaketune.tokenization.token_store import TokenParts
 
 ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.packing.pieces import COLUMNS, Pieces
+from snaketune.packing.conversation_overflow import COLUMNS, Pieces
 from snaketune.packing.shards import IGNORED, row_batch
-from snaketune.packing.supervision import Runs
+from snaketune.packing.supervised_runs import Runs
 from snaketune.tables import read_table
 from snaketune.tokenization.ragged import offsets_of
-from snaketune.tokenization.tokens import TokenParts
+from snaketune.tokenization.token_store import TokenParts
 
 # Files of this size may stay mapped as a whole. Of larger ones, a slice maps 64 kB around itself: half a gigabyte at most.
 MAPPED_BYTES = 2**30

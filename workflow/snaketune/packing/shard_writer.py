@@ -22,12 +22,12 @@ from snaketune.packing.shards import (
     schema,
     shard_name,
 )
+from snaketune.stages.cache.work_folders import WorkFolder, sync
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import WriteSpec
-from snaketune.stages.work import WorkFolder, sync
 from snaketune.tables import read_table
-from snaketune.tokenization.tokens import TokenParts
+from snaketune.tokenization.token_store import TokenParts
 
 RAW_ROWS_PER_BATCH = 1024
 

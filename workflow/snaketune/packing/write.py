@@ -1,11 +1,11 @@
 """The `write` stage: some of the shards, from the plan (`packing.shard_writer`)."""
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import WriteSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import pre_tokenizers
 
-from snaketune.tokenization.making.train import TURN_END
+from snaketune.tokenization.creation.train import TURN_END
 
 # What chat templates write as control tokens: <|im_end|>, <start_of_turn>, [INST], <s>, <｜User｜>.
 CONTROL = re.compile(r"<[|｜][^<>\s]{1,40}[|｜]>|</?s>|<[a-z]+(?:_[a-z]+)*_turn>|\[/?[A-Z][A-Z_]*\]|<[be]os>")

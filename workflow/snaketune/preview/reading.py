@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from snaketune.config.corpora import Cleaning, Repair, Source
+from snaketune.config.corpus_sources import Cleaning, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw import Made, RawRow
+from snaketune.corpus.raw_rows import Made, RawRow
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw import Noted, RawRow
+from snaketune.corpus.raw_rows import Noted, RawRow
 from snaketune.corpus.reading.archives import is_tar, is_zip
+from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_unpacked
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
 from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.reading.sources import NOT_THERE_OR_BROKEN, hub_name, read_files, read_hub
-from snaketune.corpus.reading.unpacking import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_unpacked
 from snaketune.corpus.rows import TEXT, Malformed
 from snaketune.errors import SnaketuneError
 

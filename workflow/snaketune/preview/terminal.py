@@ -14,10 +14,10 @@ import numpy as np
 
 from snaketune.corpus.excerpts import excerpt, printable
 from snaketune.corpus.rows import TEXT
-from snaketune.preview.entry import conditions
-from snaketune.preview.look import Look
+from snaketune.preview.config_entry import conditions
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading
-from snaketune.preview.written import Piece, Shown, Written
+from snaketune.preview.rendered_rows import Piece, Shown, Written
+from snaketune.preview.source_preview import Look
 
 BOLD, DIM, GREEN, RED, RESET = "\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 WIDTH, LABEL = 108, 12

@@ -6,12 +6,12 @@ said as the config says it, or not at all.
 
 from pathlib import Path
 
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.plan.cards import card_jobs
+from snaketune.stages.plan.card_jobs import card_jobs
 from snaketune.stages.specs import CardSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,
@@ -35,23 +35,23 @@ def build(spec: CardSpec, work: WorkFolder, *, manifests: list[Path]) -> Outcome
     Raises:
         SnaketuneError: a manifest or the scores of an evaluation can't be read.
     """
-    from snaketune.publishing import sections
-    from snaketune.publishing.figures import figures
-    from snaketune.publishing.loading import loading
+    from snaketune.publishing import card_sections
+    from snaketune.publishing.card_metadata import metadata
+    from snaketune.publishing.card_results import Told
+    from snaketune.publishing.card_scores import figures
     from snaketune.publishing.markdown import text
-    from snaketune.publishing.metadata import metadata
-    from snaketune.publishing.told import Told
+    from snaketune.publishing.usage_snippet import loading
 
     told = Told(spec, manifests)
     found = figures(told)
     parts = {
-        "Training data": sections.data(told),
-        "Training": sections.training(told),
-        "Evaluation": sections.scores(found),
+        "Training data": card_sections.data(told),
+        "Training": card_sections.training(told),
+        "Evaluation": card_sections.scores(found),
         "How to load it": loading(told),
-        "Files": sections.files(told),
+        "Files": card_sections.files(told),
     }
-    card = [f"---\n{metadata(told, found)}\n---", f"# {text(told.model.job.name)}", sections.summary(told)]
+    card = [f"---\n{metadata(told, found)}\n---", f"# {text(told.model.job.name)}", card_sections.summary(told)]
     card += [f"## {title}\n\n{part}" for title, part in parts.items()]
     (work.payload / CARD).write_text("\n\n".join(card) + "\n", encoding="utf-8", newline="\n")
     return Outcome(counts={"scores": len(found)})

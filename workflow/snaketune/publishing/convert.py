@@ -15,12 +15,12 @@ from pathlib import Path
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.laid_out import lay_out
+from snaketune.publishing.gguf_layout import lay_out
+from snaketune.stages.cache.work_folders import WorkFolder, remove
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome
-from snaketune.stages.plan.conversions import convert_jobs
+from snaketune.stages.plan.convert_jobs import convert_jobs
 from snaketune.stages.specs import ConvertSpec
-from snaketune.stages.work import WorkFolder, remove
 
 STAGE = Stage(
     module=__name__,

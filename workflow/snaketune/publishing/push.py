@@ -14,15 +14,15 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter
 
-from snaketune.config.confidential import HIDDEN, without_secrets
-from snaketune.config.files import check_file
 from snaketune.config.load import load
-from snaketune.config.names import unknown
 from snaketune.config.publishing import Push
+from snaketune.config.secrets import HIDDEN, without_secrets
+from snaketune.config.suggestions import unknown
+from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.package import Package, package_of
+from snaketune.publishing.upload_files import Package, package_of
 from snaketune.stages.graph import JobGraph
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 
 TOKEN = "HF_TOKEN"
 # Of these a loader takes whatever lies there: those of the model before must not stay beside the new ones.

@@ -9,21 +9,22 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from snaketune.report import side_by_side, text
-from snaketune.report.compared import Compared
-from snaketune.report.corpus_flow import corpus_flows
-from snaketune.report.drawing import COLOURS, Chart, Style, svg_inline
-from snaketune.report.findings import Findings
-from snaketune.report.flow import pack_flows, training_flows
-from snaketune.report.headline import cards, headline, judged_line
-from snaketune.report.jobs import job_rows, tokenizer_rows, versions
-from snaketune.report.preferences import Change, flips
-from snaketune.report.records import records
-from snaketune.report.samples import Sample, choose
-from snaketune.report.scores import measures
-from snaketune.report.spans import tokenized_rows
-from snaketune.report.suspicions import groups, steps, suspicions
-from snaketune.report.variants import Variants
+from snaketune.report import text
+from snaketune.report.charts.style import COLOURS, Chart, Style, svg_inline
+from snaketune.report.compare import side_by_side
+from snaketune.report.compare.other_results import Compared
+from snaketune.report.compare.scores import measures
+from snaketune.report.compare.variants import Variants
+from snaketune.report.data.corpus_flow import corpus_flows
+from snaketune.report.data.dropped_examples import records
+from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
+from snaketune.report.data.packing_flow import pack_flows, training_flows
+from snaketune.report.data.preference_shift import Change, flips
+from snaketune.report.data.results import Findings
+from snaketune.report.data.samples import Sample, choose
+from snaketune.report.data.supervised_spans import tokenized_rows
+from snaketune.report.judge.headline import cards, headline, judged_line
+from snaketune.report.judge.run_warnings import groups, steps, suspicions
 from snaketune.stages.specs import ReportSpec
 
 SAMPLES_ON_THE_PAGE = 4

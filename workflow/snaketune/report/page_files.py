@@ -11,22 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.report import data_csv, scores
-from snaketune.report.compared import Compared
-from snaketune.report.data_figures import data_charts
-from snaketune.report.drawing import Chart, Style, model_styles, svg_file
-from snaketune.report.figures import dpo_chart, sft_chart
-from snaketune.report.findings import Findings
+from snaketune.report.charts.data_charts import data_charts
+from snaketune.report.charts.preference_charts import preferences_chart
+from snaketune.report.charts.style import Chart, Style, model_styles, svg_file
+from snaketune.report.charts.training_curves import dpo_chart, sft_chart
+from snaketune.report.charts.variant_charts import variants_chart
+from snaketune.report.compare import scores
+from snaketune.report.compare.other_results import Compared
+from snaketune.report.compare.side_by_side import conversations_of, names_of, tables
+from snaketune.report.compare.variants import Variants, best_of, csv_rows, variants
+from snaketune.report.data import counts_csv
+from snaketune.report.data.preference_shift import Change, changes
+from snaketune.report.data.results import Findings
 from snaketune.report.html import Pages
 from snaketune.report.pages import pages_for
-from snaketune.report.preference_figures import preferences_chart
-from snaketune.report.preferences import Change, changes
-from snaketune.report.side_by_side import conversations_of, names_of, tables
-from snaketune.report.variant_figures import variants_chart
-from snaketune.report.variants import Variants, best_of, csv_rows, variants
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import ReportSpec
-from snaketune.stages.work import WorkFolder
 
 # What a cell begins with that is computed, full-width forms too; some programs look past space before it.
 FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -103,7 +104,7 @@ def _charts(findings: Findings, found: Variants, changed: list[Change], styles: 
 def _table(name: str, findings: Findings, found: Variants) -> tuple[Sequence[str], list[dict[str, Any]]]:
     match name:
         case "data":
-            return data_csv.COLUMNS, data_csv.csv_rows(findings)
+            return counts_csv.COLUMNS, counts_csv.csv_rows(findings)
         case "variants":
             return csv_rows(found)
     return scores.csv_rows(findings)

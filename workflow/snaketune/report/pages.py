@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from snaketune.report.side_by_side import names_of
+from snaketune.report.compare.side_by_side import names_of
 from snaketune.stages.graph import JobGraph
 
 

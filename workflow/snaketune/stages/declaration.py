@@ -2,7 +2,7 @@
 
 Planning, rules, command line, estimates and report follow from the declarations, which `stages.table` finds. To read one, its
 module is imported, so the module imports nothing heavy at its top (no numpy, pyarrow or torch): `build` does when it is called.
-A declaration is no part of the code digest (`stages.syntax`), so an edit of a cost or a group reruns nothing.
+A declaration is no part of the code digest (`stages.cache.syntax`), so an edit of a cost or a group reruns nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
-from snaketune.stages.libraries import Inputs, always
+from snaketune.stages.cache.libraries import Inputs, always
 
 if TYPE_CHECKING:
     from snaketune.config.workflow import Workflow
-    from snaketune.stages.jobs import Job
+    from snaketune.stages.job import Job
 
 # Keys of `Execution`: where a stage in launched processes computes, and in which micro-batches.
 DEVICES = ("gpus", "nodes", "launch", "zero_stage", "allow_cpu")
@@ -100,7 +100,7 @@ class Stage:
         files: roles filled by files from outside.
         libraries: distributions whose version shapes the result, by its spec and artifacts.
         cost: what a job takes, or a function that says it of a job's spec.
-        group: with which others its jobs are sent to a cluster as one where all are short (`cluster.together`).
+        group: with which others its jobs are sent to a cluster as one where all are short (`cluster.groups`).
         array: whether its jobs are one array of a cluster, and so ask alike.
         in_report: whether the report reads its results; what was measured before a training is in that one's run.json.
         jobs: for a stage whose jobs follow from those of others: its jobs, by the config and the jobs planned so far.

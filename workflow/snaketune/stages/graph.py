@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
-from snaketune.stages.jobs import Job
-from snaketune.stages.plan.jobs import plan_jobs
+from snaketune.stages.job import Job
+from snaketune.stages.plan.all_jobs import plan_jobs
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
 

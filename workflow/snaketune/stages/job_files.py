@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from snaketune.config.base import Model
 from snaketune.config.tracking import Tracking
 from snaketune.errors import SnaketuneError
-from snaketune.stages.jobs import RESULTS
-from snaketune.stages.leases import Lease
-from snaketune.stages.locks import NoLocks, try_lock
+from snaketune.stages.host.leases import Lease
+from snaketune.stages.host.locks import NoLocks, try_lock
+from snaketune.stages.job import RESULTS
 
 JOBS = RESULTS / ".jobs"
 # Of jobs that a dry run plans otherwise than the last run: what runs may still read the files of that one.

@@ -7,8 +7,11 @@ from typing import Any
 
 from snaketune.config.load import load
 from snaketune.errors import SnaketuneError
-from snaketune.stages.code import code_digest
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.libraries import installed_version
+from snaketune.stages.cache.status import Results, inputs_by_role, made_from
 from snaketune.stages.graph import JobGraph
+from snaketune.stages.job import Job
 from snaketune.stages.job_files import (
     DRY_RUN,
     JobFile,
@@ -17,9 +20,6 @@ from snaketune.stages.job_files import (
     says_the_same,
     write_job_file,
 )
-from snaketune.stages.jobs import Job
-from snaketune.stages.libraries import installed_version
-from snaketune.stages.status import Results, inputs_by_role, made_from
 from snaketune.stages.table import STAGES
 
 

@@ -14,20 +14,20 @@ from pydantic import ValidationError
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.base import Model
-from snaketune.config.names import unknown
 from snaketune.config.operation import Execution
+from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
-from snaketune.stages.code import check_code, code_digest, import_checked, templates
-from snaketune.stages.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.code_digest import check_code, code_digest, import_checked, templates
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.gpu_needs import needs_of_gpu, tell
+from snaketune.stages.host.gpus import claimed_gpus, visible_gpus
+from snaketune.stages.job import result_at
 from snaketune.stages.job_files import JobFile
-from snaketune.stages.jobs import result_at
-from snaketune.stages.linked import link_payload
-from snaketune.stages.needs import needs_of_gpu, tell
-from snaketune.stages.once import run_once
+from snaketune.stages.links import link_payload
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import canonical
 from snaketune.stages.table import STAGES
-from snaketune.stages.work import WorkFolder
 
 M = TypeVar("M", bound=Model)
 

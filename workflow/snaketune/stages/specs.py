@@ -8,12 +8,12 @@ import json
 from typing import Any, Literal
 
 from snaketune.config.base import Fraction, Model
-from snaketune.config.corpora import CorpusContent
-from snaketune.config.evaluation import ExactMatch, Generation, Report, TaskQuestions
+from snaketune.config.corpus_sources import CorpusContent
+from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskQuestions
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainOn
-from snaketune.config.runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch
+from snaketune.config.training_runs import Learning, Lora, Precision, Pretrained, Quantization, Scratch
 
 CorpusSpec = CorpusContent
 Kind = Literal["sft", "preference", "unpaired"]
@@ -75,7 +75,7 @@ class SftSpec(Model):
 
 
 class RefLogpsSpec(Model):
-    """Everything besides weights and pairs that can move a log-probability; `training.keyed` says what of it counts."""
+    """Everything besides weights and pairs that can change a log-probability; `training.reference.cache_key` lists it."""
 
     precision: Precision
     frozen_weights: bool
@@ -118,7 +118,7 @@ class CalibrateSpec(Model):
     base: Pretrained | Scratch
     """Of preferences too: an SFT model is as large as its base."""
     run: SftSpec | DpoSpec
-    """Without the keys that neither time nor memory follow from (`stages.plan.trainings`)."""
+    """Without the keys that neither time nor memory follow from (`stages.plan.training_jobs`)."""
     gradient_checkpointing: GradientCheckpointing
     processes: int
     launch: Launch

@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
-from snaketune.config.names import unknown
+from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.stages.declaration import Stage
 

@@ -22,15 +22,15 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from snaketune.errors import SnaketuneError
+from snaketune.tokenization.assistant_spans import render_unmarked
 from snaketune.tokenization.control import ControlTokens, unused_characters
-from snaketune.tokenization.encoded import Encoded
-from snaketune.tokenization.offered import Tools, texts_in, with_texts
-from snaketune.tokenization.refused import Refused
+from snaketune.tokenization.encoded_rows import Encoded
 from snaketune.tokenization.template import Message, Span, marks_generation, render
 from snaketune.tokenization.template_control import LeftOut, TemplateControl
+from snaketune.tokenization.template_errors import Refused
 from snaketune.tokenization.token_spans import token_spans
 from snaketune.tokenization.tool_calls import HARMLESS, check_marked_calls, reads_calls, said_in, with_calls
-from snaketune.tokenization.unmarked import render_unmarked
+from snaketune.tokenization.tools_argument import Tools, texts_in, with_texts
 
 # What templates can name, as transformers passes it to them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import Message, Span
+from snaketune.tokenization.template_errors import Refused
 from snaketune.tokenization.tool_calls import with_said
 
 # Private-use characters, from which those that occur in no text of a batch are taken.

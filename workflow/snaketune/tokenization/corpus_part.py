@@ -20,25 +20,25 @@ import pyarrow as pa
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import TokenizeSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encode import encode_turns, holds_control
-from snaketune.tokenization.encoded import EncodedBatch
-from snaketune.tokenization.groups import groups_of, part_of
-from snaketune.tokenization.refused import Refused
+from snaketune.tokenization.encode_rows import encode_turns, holds_control
+from snaketune.tokenization.encoded_rows import EncodedBatch
+from snaketune.tokenization.row_groups import groups_of, part_of
 from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.template_control import LeftOut
+from snaketune.tokenization.template_errors import Refused
 from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs, spread
-from snaketune.tokenization.tokens import SPLITS, TokenWriter
-from snaketune.tokenization.turns import Turns, completed, conversations, pairs
+from snaketune.tokenization.token_store import SPLITS, TokenWriter
+from snaketune.tokenization.turn_columns import Turns, completed, conversations, pairs
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.errors import SnaketuneError
-from snaketune.tokenization.offered import Tools, parsed, runs
-from snaketune.tokenization.refused import Refused
+from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.tools_argument import Tools, parsed, runs
 
 Message = dict[str, Any]
 Span = tuple[int, int]

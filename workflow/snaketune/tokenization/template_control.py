@@ -14,10 +14,10 @@ import numpy as np
 from tokenizers import Encoding
 
 from snaketune.tokenization.control import unused_characters
-from snaketune.tokenization.offered import Tools, not_written
-from snaketune.tokenization.refused import Refused
 from snaketune.tokenization.template import SHIPPED, Message, Span, render
+from snaketune.tokenization.template_errors import Refused
 from snaketune.tokenization.tool_calls import harmless, shape
+from snaketune.tokenization.tools_argument import Tools, not_written
 
 Render = Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]]
 MAX_KNOWN = 4096

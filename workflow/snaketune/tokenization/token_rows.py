@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from snaketune.tokenization.encoded import EncodedBatch
+from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.ragged import first_in_rows, gather, offsets_of
 
 

@@ -1,11 +1,11 @@
 """The `tokenize` stage: one part of a corpus to token ids, and which of them are supervised (`tokenization.corpus_part`)."""
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import Cost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizeSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,

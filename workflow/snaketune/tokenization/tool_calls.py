@@ -19,8 +19,8 @@ from typing import Any
 
 from jinja2 import nodes
 
-from snaketune.tokenization.offered import strings_in, with_strings
-from snaketune.tokenization.refused import Refused
+from snaketune.tokenization.template_errors import Refused
+from snaketune.tokenization.tools_argument import strings_in, with_strings
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OPENING, CLOSING = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}\s*")

@@ -13,19 +13,19 @@ from typing import Any
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TokenizerSpec
-from snaketune.stages.work import WorkFolder
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control import any_of
-from snaketune.tokenization.making.adopt import adopt
-from snaketune.tokenization.making.check import PROBES, check, check_mistral_frame
-from snaketune.tokenization.making.convert import converted, save
-from snaketune.tokenization.making.parity import compare
-from snaketune.tokenization.making.train import CONTROL, PAD, TURN_END, UNK, Texts, train
-from snaketune.tokenization.refused import Refused
+from snaketune.tokenization.creation.adopt import adopt
+from snaketune.tokenization.creation.check import PROBES, check, check_mistral_frame
+from snaketune.tokenization.creation.from_sentencepiece import converted, save
+from snaketune.tokenization.creation.parity import compare
+from snaketune.tokenization.creation.train import CONTROL, PAD, TURN_END, UNK, Texts, train
 from snaketune.tokenization.template import TEXT, Message, render, shipped
+from snaketune.tokenization.template_errors import Refused
 
 SAMPLES = 3
 # Characters of a conversation that is short enough to be shown.

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from transformers import TrainerCallback
 
 from snaketune.config.tracking import IN_ADDRESS, Tracking
-from snaketune.stages.work import WorkFolder
+from snaketune.stages.cache.work_folders import WorkFolder
 
 # Of the metrics that a line of the log holds, those that say how fast it goes; all others say how it learns.
 SPEED = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed", "memory_gb")

@@ -8,7 +8,7 @@ import os
 import time
 from collections import defaultdict
 
-from snaketune.stages.locks import locked
+from snaketune.stages.host.locks import locked
 from snaketune.tracking.curves import Tracked
 
 FINGERPRINT = "snaketune.fingerprint"

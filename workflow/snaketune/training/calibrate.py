@@ -1,16 +1,16 @@
 """The `calibrate` stage: in which micro-batches a training is fastest on this device; in launched processes
-(`training.calibration`)."""
+(`training.autotune.calibration`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import DEVICES, ModelCost, Stage, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec
-from snaketune.stages.work import WorkFolder
 
 if TYPE_CHECKING:
     from snaketune.tracking.curves import Tracked
@@ -23,7 +23,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_calibration,
     operation=(*DEVICES, "load_in_memory", "micro_batch_rows"),
-    launcher="snaketune.training.calibrating",
+    launcher="snaketune.training.launch.calibrate_launcher",
     cost=ModelCost(flops=0),
     measures=True,
 )
@@ -44,6 +44,6 @@ def build(
     Args:
         tracked: not used, as its curve is the result.
     """
-    from snaketune.training.calibration import measure_curve
+    from snaketune.training.autotune.calibration import measure_curve
 
     return measure_curve(spec, work, operation=operation, pack=pack, tokenizer=tokenizer)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import DpoSpec
-from snaketune.stages.work import WorkFolder
 
 if TYPE_CHECKING:
     from snaketune.tracking.curves import Tracked
@@ -34,7 +34,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_training,
     operation=(*TRAINING, "share_kernels"),
-    launcher="snaketune.training.attempts",
+    launcher="snaketune.training.launch.oom_retry",
     cost=ModelCost(flops=6),
     group="models",
     in_report=True,
@@ -59,9 +59,9 @@ def build(
         ref_logps: one, or none for a loss without a reference.
         beneath, base: what lies beneath the model, if that is an adapter alone.
     """
-    from snaketune.training.dpo_trainer import train_on
-    from snaketune.training.launched import is_first_process
-    from snaketune.training.trainer import Run
+    from snaketune.training.launch.worker import is_first_process
+    from snaketune.training.loop.trainer import Run
+    from snaketune.training.preference.dpo_trainer import train_on
 
     for result in (model, *beneath):
         result.files()

@@ -1,16 +1,16 @@
 """The `ref_logps` stage: log-probabilities of every pair's completions under the reference model, as their own artifact
-(`training.reference_parts`)."""
+(`training.reference.gather`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import PASS, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,
@@ -27,7 +27,7 @@ STAGE = Stage(
     operation=(*PASS, "parts"),
     takes_operation=True,
     digested_by={"pack": "pairs"},
-    key_module="snaketune.training.keyed",
+    key_module="snaketune.training.reference.cache_key",
     cost=ModelCost(flops=2),
     group="models",
     in_report=True,
@@ -46,7 +46,7 @@ def build(
     operation: Execution | None = None,
 ) -> Outcome:
     """Fill `work.payload` with `logps.arrow`; see `gather_logps`."""
-    from snaketune.training.reference_parts import gather_logps
+    from snaketune.training.reference.gather import gather_logps
 
     return gather_logps(
         spec, work, pack=pack, model=model, beneath=beneath, tokenizer=tokenizer, base=base, operation=operation

@@ -1,14 +1,14 @@
-"""The `ref_pass` stage: log-probabilities of one part of the pairs under the reference model (`training.reference_pass`)."""
+"""The `ref_pass` stage: log-probabilities of one part of the pairs under the reference model (`training.reference.compute`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from snaketune.artifacts.manifest import Artifact
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import PASS, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefPassSpec
-from snaketune.stages.work import WorkFolder
 
 STAGE = Stage(
     module=__name__,
@@ -24,7 +24,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_reference,
     operation=PASS,
-    key_module="snaketune.training.keyed",
+    key_module="snaketune.training.reference.cache_key",
     cost=ModelCost(flops=2),
     group="models",
     array=True,
@@ -42,6 +42,6 @@ def build(
     base: Sequence[Path] = (),
 ) -> Outcome:
     """Fill `work.payload` with this part's `logps.arrow`; see `compute_logps`."""
-    from snaketune.training.reference_pass import compute_logps
+    from snaketune.training.reference.compute import compute_logps
 
     return compute_logps(spec, work, pack, (*model, *beneath), tokenizer, part=spec.part, parts=spec.parts)

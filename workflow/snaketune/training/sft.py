@@ -1,5 +1,5 @@
 """The `sft` stage: supervised fine-tuning, full or LoRA, from scratch or from a model; in launched processes
-(`training.sft_trainer`)."""
+(`training.loop.sft_trainer`)."""
 
 import shutil
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.config.operation import Execution
-from snaketune.stages import libraries
+from snaketune.stages.cache import libraries
+from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.declaration import TRAINING, ModelCost, Stage, any_number, exactly_one
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import SftSpec
-from snaketune.stages.work import WorkFolder
 
 if TYPE_CHECKING:
     from snaketune.tracking.curves import Tracked
@@ -30,7 +30,7 @@ STAGE = Stage(
     files=("base",),
     libraries=libraries.of_training,
     operation=TRAINING,
-    launcher="snaketune.training.attempts",
+    launcher="snaketune.training.launch.oom_retry",
     cost=ModelCost(flops=6),
     group="models",
     in_report=True,
@@ -54,10 +54,10 @@ def build(
     Args:
         model, beneath: the result that it starts from, and what lies beneath that.
     """
-    from snaketune.training.launched import is_first_process
-    from snaketune.training.saving import tell_other_tokenizer
-    from snaketune.training.sft_trainer import train_on
-    from snaketune.training.trainer import Run
+    from snaketune.training.checkpoint.save_model import tell_other_tokenizer
+    from snaketune.training.launch.worker import is_first_process
+    from snaketune.training.loop.sft_trainer import train_on
+    from snaketune.training.loop.trainer import Run
 
     tokenizer.files()
     for result in (*model, *beneath):

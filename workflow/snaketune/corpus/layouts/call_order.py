@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from snaketune.corpus.layouts.parts import CALL_TYPES, CALLS_KEYS
+from snaketune.corpus.layouts.content_parts import CALL_TYPES, CALLS_KEYS
 from snaketune.corpus.rows import Malformed, Message
 
 RESULT_KEY = "tool_call_id"

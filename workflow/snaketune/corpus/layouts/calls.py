@@ -7,7 +7,7 @@ question, ground_truth    ground_truth: [{"f": {"x": [1, 1.0]}}, …], the value
 import json
 from typing import Any
 
-from snaketune.corpus.layouts.parts import ARGUMENTS_KEYS, calls_text, kind_of
+from snaketune.corpus.layouts.content_parts import ARGUMENTS_KEYS, calls_text, kind_of
 from snaketune.corpus.rows import Malformed
 
 COLUMNS = ("answers", "ground_truth")

@@ -6,9 +6,8 @@ Costs some microseconds per row; flat trees and unpaired completions hold their 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.columns import Columns
-from snaketune.corpus.layouts.documents import documents
 from snaketune.corpus.layouts.exchanges import prompt_and_response
 from snaketune.corpus.layouts.mapped import (
     SYSTEM_COLUMNS,
@@ -20,19 +19,20 @@ from snaketune.corpus.layouts.mapped import (
     take_along,
     tools_beside,
 )
-from snaketune.corpus.layouts.marks import marks_against
 from snaketune.corpus.layouts.media import refuse_media
+from snaketune.corpus.layouts.message_trees import is_nested_tree, rows_of_messages
+from snaketune.corpus.layouts.quality_flags import marks_against
 from snaketune.corpus.layouts.readers import rows_of
 from snaketune.corpus.layouts.recognise import check_kind, recognise
 from snaketune.corpus.layouts.repair import mend
-from snaketune.corpus.layouts.soundness import check
-from snaketune.corpus.layouts.trees import is_nested_tree, rows_of_messages
+from snaketune.corpus.layouts.strip_templates import unframe
+from snaketune.corpus.layouts.text_documents import documents
 from snaketune.corpus.layouts.unpaired import Labelled, alone, labelled, paired
-from snaketune.corpus.layouts.unread import unread
-from snaketune.corpus.layouts.unwrap import unframe
+from snaketune.corpus.layouts.unread_columns import unread
+from snaketune.corpus.layouts.validation import check
 from snaketune.corpus.layouts.votes import check_numbers, numbers_of
-from snaketune.corpus.raw import Made, RawRow
-from snaketune.corpus.reading.where import Where
+from snaketune.corpus.raw_rows import Made, RawRow
+from snaketune.corpus.reading.row_filter import Where
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row
 
 LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))

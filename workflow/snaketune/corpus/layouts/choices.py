@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from snaketune.corpus.layouts.columns import note_read, plain_text, says_nothing
-from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.rows import Malformed
 
 CHOICES_COLUMNS = ("choices", "options")

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from snaketune.corpus.layouts.columns import text_if_number
-from snaketune.corpus.layouts.parts import text_of
+from snaketune.corpus.layouts.content_parts import text_of
+from snaketune.corpus.layouts.messages import SPEAKER_KEYS, may_spell_turns, turns_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.strip_templates import unwrapped
 from snaketune.corpus.layouts.templates import without_end
-from snaketune.corpus.layouts.turns import SPEAKER_KEYS, may_spell_turns, turns_of
-from snaketune.corpus.layouts.unwrap import unwrapped
 from snaketune.corpus.rows import Malformed, Message
 
 

@@ -14,10 +14,10 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.roles import IN_DIALOGUES, Speakers, role_of
+from snaketune.corpus.layouts.strip_templates import conversation_in, take_ends_off
 from snaketune.corpus.layouts.transcripts import cut, cut_at_marks
-from snaketune.corpus.layouts.unwrap import conversation_in, take_ends_off
 from snaketune.corpus.rows import Malformed, Message
 
 # Lines between turns: a rule of asterisks, or a remark in brackets or in italics.

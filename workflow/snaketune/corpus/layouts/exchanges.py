@@ -4,18 +4,18 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.beside import add_to_prompt, add_to_response
 from snaketune.corpus.layouts.calls import COLUMNS as CALLS_COLUMNS
 from snaketune.corpus.layouts.calls import called
 from snaketune.corpus.layouts.choices import letter_of
 from snaketune.corpus.layouts.columns import column_of, columns_of, plain_text, text_if_number
 from snaketune.corpus.layouts.completions import exchange
-from snaketune.corpus.layouts.pairs import completed_pair
-from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.content_parts import kind_of
+from snaketune.corpus.layouts.context_columns import add_to_prompt, add_to_response
+from snaketune.corpus.layouts.messages import may_spell_turns, turns_of
+from snaketune.corpus.layouts.preference_pairs import completed_pair
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
+from snaketune.corpus.layouts.strip_templates import unwrapped
 from snaketune.corpus.layouts.templates import may_be_framed
-from snaketune.corpus.layouts.turns import may_spell_turns, turns_of
-from snaketune.corpus.layouts.unwrap import unwrapped
 from snaketune.corpus.rows import Malformed, Message, Preference
 
 PROMPT_AND_RESPONSE = (

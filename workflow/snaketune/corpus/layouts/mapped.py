@@ -3,14 +3,14 @@
 import re
 from typing import Any
 
-from snaketune.config.corpora import Fields
-from snaketune.corpus.layouts.beside import NAMED_CONTEXT, NAMED_REASONING, add_to_prompt, add_to_response
+from snaketune.config.corpus_sources import Fields
 from snaketune.corpus.layouts.columns import column_of, plain_text
 from snaketune.corpus.layouts.completions import exchange
-from snaketune.corpus.layouts.other_turns import loose_turns
-from snaketune.corpus.layouts.pairs import pair
-from snaketune.corpus.layouts.parts import kind_of, text_of
+from snaketune.corpus.layouts.content_parts import kind_of, text_of
+from snaketune.corpus.layouts.context_columns import NAMED_CONTEXT, NAMED_REASONING, add_to_prompt, add_to_response
+from snaketune.corpus.layouts.preference_pairs import pair
 from snaketune.corpus.layouts.tools import are_offered_in, may_be_functions, tools_of
+from snaketune.corpus.layouts.vendor_turns import loose_turns
 from snaketune.corpus.rows import Conversation, Malformed, Row
 
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")

@@ -11,8 +11,8 @@ are shared and computed once; or only the worst does (`pairing: worst`).
 from collections.abc import Mapping
 from typing import Any
 
+from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.exchanges import asked, pair_beside
-from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.ratings import number_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.rows import Dropped, Malformed, Row

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.config.corpora import Source
+from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.columns import column_of, columns_of
+from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.dialogues import dialogue_column, dialogue_turns
 from snaketune.corpus.layouts.exchanges import (
     INSTRUCTION_RESPONSES,
@@ -17,8 +18,9 @@ from snaketune.corpus.layouts.exchanges import (
     pair_beside,
     question_exchange,
 )
-from snaketune.corpus.layouts.other_turns import SYSTEM_KEYS, messages_of_contents, messages_of_moss
-from snaketune.corpus.layouts.pairs import (
+from snaketune.corpus.layouts.message_trees import rows_of_tree
+from snaketune.corpus.layouts.messages import turns_of
+from snaketune.corpus.layouts.preference_pairs import (
     PAIR_COLUMNS,
     about,
     other_answer,
@@ -26,13 +28,11 @@ from snaketune.corpus.layouts.pairs import (
     transcript_pair,
     whole_pair,
 )
-from snaketune.corpus.layouts.parts import kind_of
 from snaketune.corpus.layouts.rated import COMPLETIONS, RATINGS, rated_pairs
 from snaketune.corpus.layouts.ratings import check_ratings
 from snaketune.corpus.layouts.roles import SYSTEM_ANSWERS, Speakers
-from snaketune.corpus.layouts.trees import rows_of_tree
-from snaketune.corpus.layouts.turns import turns_of
 from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS
+from snaketune.corpus.layouts.vendor_turns import SYSTEM_KEYS, messages_of_contents, messages_of_moss
 from snaketune.corpus.layouts.votes import (
     ANSWER_COLUMNS,
     STRENGTH_COLUMNS,

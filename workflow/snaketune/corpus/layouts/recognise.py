@@ -7,15 +7,15 @@ from typing import Any
 from snaketune.corpus.layouts.columns import columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
-from snaketune.corpus.layouts.nearest import nearest
-from snaketune.corpus.layouts.other_turns import is_contents
-from snaketune.corpus.layouts.pairs import pair_columns
+from snaketune.corpus.layouts.message_trees import is_message, is_nested_tree
+from snaketune.corpus.layouts.messages import may_spell_turns
+from snaketune.corpus.layouts.nearest_layout import nearest
+from snaketune.corpus.layouts.preference_pairs import pair_columns
 from snaketune.corpus.layouts.rated import is_rated
 from snaketune.corpus.layouts.readers import LAYOUTS
 from snaketune.corpus.layouts.transcripts import is_transcript
-from snaketune.corpus.layouts.trees import is_message, is_nested_tree
-from snaketune.corpus.layouts.turns import may_spell_turns
 from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, verdict
+from snaketune.corpus.layouts.vendor_turns import is_contents
 from snaketune.corpus.layouts.votes import answer_columns, only_scored
 from snaketune.corpus.rows import Malformed
 

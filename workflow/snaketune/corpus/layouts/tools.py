@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.layouts.parts import kind_of
-from snaketune.corpus.raw import without_nulls
+from snaketune.corpus.layouts.content_parts import kind_of
+from snaketune.corpus.raw_rows import without_nulls
 from snaketune.corpus.rows import Malformed, Message
 
 FIRST = ("name", "description", "parameters")

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.roles import role_of
 from snaketune.corpus.rows import Malformed, Message
 

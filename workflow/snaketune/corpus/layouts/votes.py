@@ -15,7 +15,7 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.parts import kind_of
+from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.ratings import number_of
 from snaketune.corpus.rows import Dropped, Malformed
 

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.reading.formats import Opening
-from snaketune.corpus.reading.not_data import refuse_zipped
+from snaketune.corpus.reading.unreadable_formats import refuse_zipped
 from snaketune.errors import SnaketuneError
 
 BadZipFile = zipfile.BadZipFile

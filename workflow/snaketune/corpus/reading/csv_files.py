@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.reading.formats import HEAD_LENGTH, UNNAMED, Opening, TextKeys, csv_delimiter, suffix_of
 from snaketune.corpus.rows import Malformed

@@ -7,7 +7,7 @@ from typing import BinaryIO, Literal, NamedTuple
 
 from snaketune.corpus.reading.delimiters import delimiter_of
 from snaketune.corpus.reading.encodings import UTF_8
-from snaketune.corpus.reading.not_data import refuse
+from snaketune.corpus.reading.unreadable_formats import refuse
 from snaketune.errors import SnaketuneError
 
 Format = Literal["parquet", "arrow", "json", "csv", "text"]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, BinaryIO, Literal
 
 from snaketune.corpus.excerpts import excerpt
-from snaketune.corpus.raw import Noted, RawRow
+from snaketune.corpus.raw_rows import Noted, RawRow
 from snaketune.corpus.reading.encodings import UTF_8, not_in
 from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, UNNAMED, Opening, TextKeys, suffix_of
 from snaketune.corpus.reading.json_arrays import document_rows

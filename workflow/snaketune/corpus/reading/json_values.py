@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH, excerpt
-from snaketune.corpus.raw import noted
+from snaketune.corpus.raw_rows import noted
 from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.rows import Malformed
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.raw import Noted, RawRow, nan_as_null, without_nulls
+from snaketune.corpus.raw_rows import Noted, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.formats import Opening
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError

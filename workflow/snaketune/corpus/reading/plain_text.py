@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
-from snaketune.corpus.raw import RawRow
+from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.reading.formats import Opening
 from snaketune.corpus.rows import TEXT, Malformed

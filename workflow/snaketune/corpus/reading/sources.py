@@ -15,11 +15,12 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from snaketune.config.corpora import HubDataset
+from snaketune.config.corpus_sources import HubDataset
 from snaketune.corpus.excerpts import printable, say
-from snaketune.corpus.raw import NAN_AS_NULL, RawRow, nan_as_null, without_nulls
+from snaketune.corpus.raw_rows import NAN_AS_NULL, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.archives import BadZipFile, is_tar, is_zip, tar_members, zip_members
 from snaketune.corpus.reading.csv_files import read_csv
+from snaketune.corpus.reading.decompression import open_unpacked, unpacked
 from snaketune.corpus.reading.encodings import UTF_8, as_utf8, not_in
 from snaketune.corpus.reading.formats import (
     DATA_SUFFIXES,
@@ -34,7 +35,6 @@ from snaketune.corpus.reading.formats import (
 from snaketune.corpus.reading.json_files import read_json
 from snaketune.corpus.reading.parquet_arrow import read_arrow, read_parquet
 from snaketune.corpus.reading.plain_text import read_text
-from snaketune.corpus.reading.unpacking import open_unpacked, unpacked
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from snaketune.corpus.excerpts import printable
 from snaketune.corpus.rows import id_of
-from snaketune.corpus.selecting.evaluated import Evaluated, EvaluatedTexts
+from snaketune.corpus.selecting.evaluation_ngrams import Evaluated, EvaluatedTexts
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts, split_words, windows, words_of
 from snaketune.stages.progress import progress

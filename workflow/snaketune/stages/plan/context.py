@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
-from snaketune.stages.jobs import Job
+from snaketune.stages.job import Job
 
 # By section and name, the names of the runs that a written name stands for: those of a grid, or itself.
 Variants = dict[str, dict[str, tuple[str, ...]]]

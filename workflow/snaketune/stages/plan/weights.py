@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaketune.config.runs import Pretrained, Scratch
-from snaketune.stages.jobs import Job, files_in
+from snaketune.config.training_runs import Pretrained, Scratch
+from snaketune.stages.job import Job, files_in
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a model is made of; `models.stacked` puts it together.
+    """What a model is made of; `models.adapter_stack` puts it together.
 
     Attributes:
         results: jobs; all but the last hold adapters only, each for the model that follows.

@@ -17,11 +17,11 @@ from snaketune.tokenization.batched.frames import Frame, Frames
 from snaketune.tokenization.batched.separable import SPACE, NotSeparable, Separable, separable
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.encode import encode_turns
-from snaketune.tokenization.encoded import EncodedBatch, concatenated
+from snaketune.tokenization.encode_rows import encode_turns
+from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.ragged import gather, offsets_of
 from snaketune.tokenization.tool_calls import OPEN
-from snaketune.tokenization.turns import Turns
+from snaketune.tokenization.turn_columns import Turns
 
 # What Python's strip() takes off, as a template's trim does.
 STRIPPED = "".join(character for code in range(0x3001) if (character := chr(code)).isspace())

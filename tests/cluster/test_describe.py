@@ -1,0 +1,96 @@
+"""A cluster's file from what SLURM says, recorded from SLURM 22.05 and put in the place of its programs."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from snaketune.cluster.describe import write_description
+from snaketune.cluster.site import read_site
+from snaketune.errors import SnaketuneError
+
+PARTITIONS = """\
+PartitionName=cpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL Default=YES MaxNodes=UNLIMITED MaxTime=01:00:00 \
+MaxCPUsPerNode=UNLIMITED Nodes=cpu1 State=UP TotalCPUs=4 TotalNodes=1 DefMemPerNode=UNLIMITED MaxMemPerNode=6000
+PartitionName=gpu AllowGroups=ALL AllowAccounts=me,you MaxNodes=2 MaxTime=2-00:00:00 MaxCPUsPerNode=UNLIMITED \
+Nodes=gpu[1-3] State=UP TotalCPUs=24 TotalNodes=3 MaxMemPerNode=UNLIMITED
+PartitionName=theirs AllowAccounts=you MaxTime=UNLIMITED State=UP TotalNodes=1
+PartitionName=old AllowAccounts=ALL MaxTime=UNLIMITED State=DOWN TotalNodes=1
+"""
+NODES = "cpu|4|8000|(null)\ngpu|8|32000|gpu:a100:2(S:0-1)\ngpu|8+|64000+|gpu:a100:4\n"
+CONFIG = "AccountingStorageType   = {storage}\nSelectType              = select/{select}\nMinJobAge = {age} sec\n"
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Programs on PATH that say what a test wants."""
+
+    def say(storage="accounting_storage/slurmdbd", select="cons_tres", account="me", age=300):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        texts = {
+            "partitions": PARTITIONS,
+            "nodes": NODES,
+            "config": CONFIG.format(storage=storage, select=select, age=age),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        programs = {
+            "scontrol": f'case "$*" in *partition*) cat {folder}/partitions;; *config*) cat {folder}/config;; esac',
+            "sinfo": f"cat {folder}/nodes",
+            "sacctmgr": f"echo {account}",
+        }
+        for name, body in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+            (folder / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return tmp_path / "cluster.yaml"
+
+    return say
+
+
+def test_partitions_accounts_and_gpus_are_asked_for(slurm):
+    path = slurm()
+    told = write_description(path)
+    assert "partitions cpu, gpu; jobs are watched by squeue" in told
+    assert "left out: theirs (not for account me), old (its state is DOWN)" in told
+    site = read_site(path)
+    assert (site.account, site.status_command, site.gpus_by, site.gpus_per_node) == ("me", "squeue", "gpus", {"gpu": 4})
+    cpu, gpu = site.partitions["cpu"], site.partitions["gpu"]
+    assert (cpu.max_runtime, cpu.max_mem_mb, cpu.max_threads, cpu.max_gpu) == (60, 6000, 4, 0)
+    assert (gpu.max_runtime, gpu.max_mem_mb, gpu.max_threads, gpu.max_nodes, gpu.max_gpu) == (2880, 64000, 8, 2, 8)
+    assert gpu.available_gpu_models == ("a100",)
+
+
+def test_without_accounting_squeue_watches_and_without_tres_gpus_are_gres(slurm):
+    path = slurm(storage="(null)", select="cons_res", account="")
+    assert "no account was found" in write_description(path)
+    told = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert (told["status_command"], told["gpus_by"]) == ("squeue", "gres")
+    assert "account" not in told
+    # Nobody has an account to be refused for.
+    assert "theirs" in told["partitions"]
+
+
+@pytest.mark.parametrize(
+    "storage, age, command",
+    [("slurmdbd", 300, "squeue"), ("slurmdbd", 60, "sacct"), ("none", 60, "squeue"), ("none", 300, "squeue")],
+)
+def test_jobs_are_watched_in_the_queue_unless_it_forgets_them_and_there_are_accounts(slurm, storage, age, command):
+    path = slurm(storage=f"accounting_storage/{storage}", age=age)
+    assert f"jobs are watched by {command}" in write_description(path)
+
+
+def test_what_somebody_edited_is_never_overwritten(slurm):
+    path = slurm()
+    path.write_text("account: mine\n", encoding="utf-8")
+    with pytest.raises(SnaketuneError, match="is there already"):
+        write_description(path)
+    assert path.read_text(encoding="utf-8") == "account: mine\n"
+
+
+def test_where_there_is_no_slurm_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SnaketuneError, match="SLURM doesn't answer here"):
+        write_description(Path(tmp_path / "cluster.yaml"))

@@ -1,0 +1,250 @@
+"""A base is what its folder says, all of it, with the tokens that it knows."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from snaketune.config.training_runs import Lora, Pretrained, Quantization, Scratch
+from snaketune.errors import SnaketuneError
+from snaketune.models.adapters import add_lora
+from snaketune.models.load_model import (
+    grow_vocabulary,
+    load_base,
+    load_folder,
+    own_tokenizer,
+    parameter_count,
+    read_config,
+    read_folder_config,
+)
+from snaketune.tokenization.chat import ChatTokenizer
+
+from .conftest import VOCABULARY, tiny_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def rewrite(folder, change) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        (lambda weights: {k: v for k, v in weights.items() if "mlp" not in k}, r"layers.0.mlp.*\(6 in all\)"),
+        (lambda weights: {k.replace("layers", "blocks"): v for k, v in weights.items()}, "layers.0"),
+        (lambda weights: weights | {"lm_head.weight": torch.ones(VOCABULARY, 3)}, "lm_head.weight"),
+    ],
+)
+def test_weights_that_would_be_random_are_refused(folder, change, lacks):
+    load_folder(folder, weights_dtype=torch.float32)
+    rewrite(folder, change)
+    with pytest.raises(SnaketuneError, match=lacks):
+        load_folder(folder, weights_dtype=torch.float32)
+
+
+def test_weights_without_a_place_are_named(folder, capsys):
+    rewrite(folder, lambda weights: weights | {"vision.weight": torch.ones(2)})
+    load_folder(folder, weights_dtype=torch.float32)
+    assert "has no place for: vision.weight (1 in all)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "can't be loaded: "),
+        (lambda folder: (folder / "model.safetensors").unlink(), "can't be loaded: .*safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"), "can't be loaded: "),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "nothing known"}'), "can't be loaded: "),
+    ],
+)
+def test_a_folder_that_holds_no_model_is_refused_by_name(folder, change, told):
+    change(folder)
+    with pytest.raises(SnaketuneError, match=f"the model '{folder}' {told}"):
+        load_folder(folder, weights_dtype=torch.float32)
+
+
+def test_weights_in_pickles_are_not_read(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SnaketuneError, match="can't be loaded"):
+        load_folder(folder, weights_dtype=torch.float32)
+
+
+def test_code_that_comes_with_a_model_is_not_run_unasked(folder):
+    config = json.loads((folder / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": auto_map}))
+    (folder / "own.py").write_text("raise AssertionError('run')")
+    for load in (read_folder_config, lambda path: load_folder(path, weights_dtype=torch.float32)):
+        with pytest.raises(SnaketuneError, match=r"can't be loaded: .*contains custom code"):
+            load(folder)
+
+
+def test_4_bit_weights_are_trained_on_a_cpu_that_has_evaluated_them(folder):
+    """bitsandbytes would lay them out for a kernel without a backward pass."""
+    model = load_folder(folder, weights_dtype=torch.float32, quantization=Quantization())
+    adapted = add_lora(model, Lora(rank=4))
+    ids = torch.arange(4, 36)[None]
+    with torch.no_grad():
+        evaluated = adapted.eval()(input_ids=ids, labels=ids).loss
+    trained = adapted.train()(input_ids=ids, labels=ids).loss
+    assert trained == evaluated
+    trained.backward()
+    gradients = [
+        p.grad.abs().max() for name, p in adapted.named_parameters() if "layers.0.self_attn.q_proj.lora_B" in name
+    ]
+    assert gradients and min(gradients) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_of_the_data_type_asked_for(folder, dtype):
+    saved = load_file(folder / "model.safetensors")
+    for name, parameter in load_folder(folder, weights_dtype=dtype).named_parameters():
+        assert torch.equal(parameter, saved[name].to(dtype)), name
+
+
+class Chat:
+    """As much of a tokenizer as loading looks at."""
+
+    pad_id, stop_ids = 0, (1,)
+
+    def __init__(self, vocabulary: dict[str, int]):
+        self.ids = vocabulary
+        self.vocab_size = len(vocabulary)
+
+    def strangers(self, vocabulary: dict[str, int]) -> list[str]:
+        return [token for token, id in vocabulary.items() if self.ids.get(token) != id]
+
+
+def test_a_model_that_is_not_there_is_said_not_to_be_there(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert own_tokenizer(Pretrained(path=str(folder))) is None
+    for path in (str(tmp_path / "nowhere"), "no-such/model-anywhere"):
+        with pytest.raises(SnaketuneError, match=f"the model '{path}' can't be loaded"):
+            own_tokenizer(Pretrained(path=path))
+
+
+def test_a_tokenizer_of_another_model_is_refused_and_added_tokens_are_not(folder):
+    own = {f"t{i}": i for i in range(VOCABULARY)}
+    Tokenizer(WordLevel(own, unk_token="t0")).save(str(folder / "tokenizer.json"))
+    base = Pretrained(path=str(folder))
+    more = Chat(own | {"<new>": VOCABULARY})
+    assert load_base(base, more, weights_dtype=torch.float32).get_input_embeddings().weight.shape[0] == VOCABULARY + 1
+    swapped = Chat(own | {"t5": 6, "t6": 5})
+    with pytest.raises(SnaketuneError, match=r"2 of 97 tokens have another id, for instance 't[56]'"):
+        load_base(base, swapped, weights_dtype=torch.float32)
+
+
+# The control tokens of a run's tokenizer, behind the base's words as the base's own `<start>`, `<end>` and `<spare>` are.
+@pytest.mark.parametrize(
+    ("control", "refused"),
+    [
+        (["<start>", "<end>", "<spare>"], None),
+        (["<start>", "<end>", "<spare>", "<pad>"], None),
+        (["<start>", "<end>"], None),
+        # Exchanged; of another model, which has the same words; and one that was added in another order.
+        (["<end>", "<start>", "<spare>"], "2 of 100 tokens have another id, for instance '<(start|end)>'"),
+        (["<user>", "<end>", "<spare>"], "1 of 100 tokens have another id, for instance '<start>'"),
+        (["<start>", "<end>", "<pad>"], None),
+        (["<start>", "<end>", "<pad>", "<spare>"], "1 of 100 tokens have another id, for instance '<spare>'"),
+    ],
+)
+def test_control_tokens_of_a_base_keep_their_ids(folder, control, refused):
+    own = {f"t{i}": i for i in range(VOCABULARY)}
+    base = _with_control(own, ["<start>", "<end>", "<spare>"])
+    base.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<end>", "pad_token": "t0"}
+    chat = ChatTokenizer(json.loads(_with_control(own, control).to_str()), config, "")
+    model = Pretrained(path=str(folder))
+    if refused:
+        with pytest.raises(SnaketuneError, match=f"{refused}; adopt the base's own"):
+            load_base(model, chat, weights_dtype=torch.float32)
+    else:
+        load_base(model, chat, weights_dtype=torch.float32)
+
+
+def _with_control(own: dict[str, int], control: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel(own, unk_token="t0"))
+    tokenizer.add_special_tokens(control)
+    return tokenizer
+
+
+def test_a_model_from_scratch_depends_on_its_own_seed_alone():
+    def made(seed: int) -> torch.Tensor:
+        shape = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1, tie_embeddings=False, seed=seed)
+        model = load_base(shape, Chat({f"t{i}": i for i in range(50)}), weights_dtype=torch.float32)
+        assert (model.config.pad_token_id, model.generation_config.eos_token_id) == (0, [1])
+        assert read_config(shape) is None
+        return model.lm_head.weight
+
+    torch.manual_seed(1)
+    first = made(3)
+    torch.manual_seed(2)
+    assert torch.equal(made(3), first)
+    assert not torch.equal(made(4), first)
+    assert len(first) == 50
+
+
+def test_new_rows_of_the_vocabulary_are_the_same_at_every_loading():
+    models = []
+    for seed, dtype in ((1, torch.float32), (2, torch.float32), (3, torch.bfloat16)):
+        model = tiny_model("llama", initializer_range=0.02).to(dtype)
+        torch.manual_seed(seed)
+        grow_vocabulary(model, VOCABULARY + 3)
+        models.append(model)
+    for pick in (lambda model: model.get_input_embeddings(), lambda model: model.get_output_embeddings()):
+        first, second, rounded = (pick(model).weight[-3:] for model in models)
+        assert first.shape == (3, 32)
+        assert first.std() > 0.01
+        assert torch.equal(first, second)
+        assert torch.equal(first.to(torch.bfloat16), rounded)
+
+
+def test_a_vocabulary_never_shrinks_and_keeps_what_it_has():
+    model = tiny_model("llama", tie_word_embeddings=True)
+    before = model.get_input_embeddings().weight.clone()
+    grow_vocabulary(model, VOCABULARY - 5)
+    assert torch.equal(model.get_input_embeddings().weight, before)
+    grow_vocabulary(model, VOCABULARY + 5)
+    assert torch.equal(model.get_input_embeddings().weight[:VOCABULARY], before)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.config.vocab_size == VOCABULARY + 5
+
+
+def test_only_adapters_train():
+    model = tiny_model("llama")
+    layers = [
+        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    ]
+    everywhere = add_lora(model, Lora(rank=2))
+    trained = [name for name, parameter in everywhere.named_parameters() if parameter.requires_grad]
+    assert len(trained) == 2 * len(layers)
+    assert all("lora_" in name for name in trained)
+    some = add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("q_proj",)))
+    assert all("q_proj" in name for name, parameter in some.named_parameters() if parameter.requires_grad)
+    with pytest.raises(SnaketuneError, match=r"lora\.target_modules: .*no_such_layer"):
+        add_lora(tiny_model("llama"), Lora(rank=2, target_modules=("no_such_layer",)))
+
+
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_tied_embeddings_is_refused(module):
+    """Merged into the one, it would change the other."""
+    targets = Lora(rank=2, target_modules=("q_proj", module))
+    with pytest.raises(SnaketuneError, match=r"lora\.target_modules: the output head of this model is its embedding"):
+        add_lora(tiny_model("llama", tie_word_embeddings=True), targets)
+    trained = add_lora(tiny_model("llama"), targets)
+    assert any(module in name and p.requires_grad for name, p in trained.named_parameters())
+
+
+def test_tied_parameters_are_counted_once():
+    tied, own = (tiny_model("llama", tie_word_embeddings=both) for both in (True, False))
+    assert parameter_count(own) - parameter_count(tied) == VOCABULARY * 32

@@ -1,0 +1,87 @@
+"""Peaks come from the table where the card is in it, else from a measurement that changes nothing else."""
+
+import pytest
+import torch
+
+from snaketune.models import peak_flops
+from snaketune.models.devices import Compute
+from snaketune.models.peak_flops import PEAKS, TERA, known_peak, measured_peak, peak_of
+from tests.models.conftest import CPU
+
+# As torch names them.
+NAMES = {
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA H200": 989.4,
+    "NVIDIA GH200 480GB": 989.4,
+    "NVIDIA B200": 2250,
+    "NVIDIA GB200": 2500,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A100-PCIE-40GB": 312,
+    "NVIDIA A100 80GB PCIe": 312,
+    "NVIDIA A10": 125,
+    "NVIDIA A10G": 70,
+    "NVIDIA L4": 121,
+    "NVIDIA L40S": 362,
+    "NVIDIA GeForce RTX 3090": 71,
+    "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA GeForce RTX 5090": 209.5,
+    "NVIDIA RTX A6000": 154.8,
+    "NVIDIA RTX 6000 Ada Generation": 364.2,
+    "AMD Instinct MI250X": 191.5,
+    "AMD Instinct MI300X": 1307.4,
+}
+OTHERS = [
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D",
+    "Orin",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_common_cards_are_known_by_the_name_that_torch_has_for_them(name):
+    assert known_peak(name, "bfloat16") == known_peak(name, "float16") == NAMES[name] * TERA
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_card_that_only_sounds_like_one_is_unknown(name):
+    assert known_peak(name, "bfloat16") is None
+
+
+def test_cards_without_bfloat16_have_no_peak_of_it():
+    for name, half in (("Tesla T4", 65), ("Tesla V100-SXM2-16GB", 125), ("Tesla V100-PCIE-32GB", 112)):
+        assert known_peak(name, "bfloat16") is None
+        assert known_peak(name, "float16") == half * TERA
+
+
+def test_wider_numbers_are_never_faster():
+    """Of a row, all figures are dense or all are doubled: 16 bits are twice as fast as TF32 everywhere."""
+    for names, (half, tf32, single) in PEAKS.items():
+        assert not tf32 or 1.95 < half / tf32 < 2.05, names
+        assert (tf32 or half) >= single, names
+
+
+def test_a_process_with_a_known_card_goes_by_its_data_sheet(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L40S")
+    monkeypatch.setattr(peak_flops, "measured_peak", lambda *_: pytest.fail("measured"))
+    card = Compute(device=torch.device("cuda"), dtype=torch.bfloat16, kernel="varlen")
+    assert peak_of(card).flops_per_second == 362e12
+    assert peak_of(card).source == "data sheet of NVIDIA L40S, dense bfloat16"
+    single = Compute(device=torch.device("cuda"), dtype=torch.float32, kernel="sdpa")
+    assert peak_of(single).flops_per_second == 91.6e12
+    monkeypatch.setattr(peak_flops, "_products_in_tf32", lambda: True)
+    assert peak_of(single).flops_per_second == 183e12
+
+
+def test_what_is_in_no_table_is_measured_and_draws_nothing():
+    measured_peak.cache_clear()
+    before = torch.random.get_rng_state()
+    peak = peak_of(CPU)
+    assert torch.equal(before, torch.random.get_rng_state())
+    threads = torch.get_num_threads()
+    assert peak.source == f"measured matrix product, float32, {threads} thread{'s' if threads > 1 else ''}"
+    assert peak.flops_per_second > 1e8
+    assert peak_of(CPU) is peak

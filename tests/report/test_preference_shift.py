@@ -1,0 +1,129 @@
+"""What DPO changed in held-out pairs: before and after, by source, and the pairs that flipped."""
+
+import pytest
+from invented_results import Results
+from invented_sweeps import MARGINS, MOVED, begun, findings, table
+
+from snaketune.report.data.preference_shift import changes, flips
+
+
+def test_what_changed_is_told_by_source_too(results):
+    made = begun(results)
+    kept = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
+    sources = [kept | {"files": [name], "layouts": {}} for name in ("one/<b>.jsonl", "two.jsonl")]
+    results.corpus("pairs", kind="preferences", sources=sources)
+    results.dpo("a", *made, spec={"beta": 0.5})
+    results.pairs("main/dpo-a", MOVED, reference=MARGINS, sources=2)
+    results.evaluate("main/dpo-a", by_source={str(number): {"reward_accuracy": number / 4} for number in (1, 0)})
+    (change,) = changes(findings(results))
+    first, second = change.by_source()
+    # up and high; down and low.
+    assert (first.name, first.pairs, first.before, first.after) == ("0: one/<b>.jsonl", 2, 0.5, 1.0)
+    assert (second.name, second.pairs, second.before, second.after) == ("1: two.jsonl", 2, 0.5, 0.0)
+    assert first.chosen == pytest.approx(0.5 * 10 * (0.8 + 0.5) / 2) and first.rejected == 0
+    _, pages = results.report()
+    page = (pages / "preferences.html").read_text("utf-8")
+    assert "0: one/&lt;b&gt;.jsonl" in page and "50% → 100%" in page
+    shares = {row["measure"]: row["dpo:a"] for row in table(pages, "evaluation") if "source" in row["measure"]}
+    assert shares == {f"chosen gained more than rejected: source {number}": str(number / 4) for number in (0, 1)}
+
+
+def test_a_pair_that_neither_completion_wins_is_half_a_preference(results):
+    made = begun(results)
+    kept = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
+    results.corpus("pairs", kind="preferences", sources=[kept | {"files": [n], "layouts": {}} for n in ("a", "b")])
+    results.dpo("a", *made, spec={"beta": 0.5})
+    ties = dict.fromkeys(MARGINS, 0.0)
+    results.pairs("main/dpo-a", ties, reference=ties, sources=2)
+    results.evaluate("main/dpo-a")
+    (change,) = changes(findings(results))
+    assert [(one.before, one.after) for one in change.by_source()] == [(0.5, 0.5)] * 2
+    _, pages = results.report()
+    assert "chosen is likelier per token in 50% → 50%" in (pages / "preferences.svg").read_text("utf-8")
+
+
+def moved(results: Results, **evaluated) -> list:
+    """A run whose pairs flipped both ways. Args: evaluated: what is known of the models, by name of the argument."""
+    made = begun(results)
+    results.dpo("a", *made, spec={"beta": 0.5})
+    results.pairs("main/dpo-a", MOVED, reference=evaluated.get("reference"))
+    results.evaluate("main/dpo-a")
+    if "sft" in evaluated:
+        results.pairs("main/sft-a", evaluated["sft"])
+        results.evaluate("main/sft-a")
+    return changes(findings(results))
+
+
+@pytest.mark.parametrize("known", [{"sft": MARGINS}, {"reference": MARGINS}, {"sft": MARGINS, "reference": MARGINS}])
+def test_before_is_the_model_that_a_run_began_with_or_its_reference(results, known):
+    (change,) = moved(results, **known)
+    assert change.before == ("sft:a" if "sft" in known else "reference")
+    assert change.outcomes(per_token=True) == {"won": 1, "lost": 1, "right": 1, "wrong": 1}
+    assert [change.ids[place] for won in (True, False) for place in change.flipped(won, 9)] == ["up", "down"]
+    before_P2, after_P2 = change.rewards()
+    assert not before_P2.any()
+    scale = 0.5 if "reference" in known else 1.0
+    assert after_P2[:, 0].tolist() == pytest.approx([scale * 10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
+    results.report()
+
+
+def test_a_reference_that_is_another_model_than_the_start_has_rewards_of_its_own(results):
+    other = {pair: margin + 1 for pair, margin in MARGINS.items()}
+    (change,) = moved(results, sft=MARGINS, reference=other)
+    before_P2, _ = change.rewards()
+    assert before_P2[:, 0].tolist() == pytest.approx([-0.5 * 10] * 4)
+    _, pages = results.report()
+    assert "(outlines: before)" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_a_run_without_a_reference_is_held_against_the_model_it_began_with(results):
+    (change,) = moved(results, sft=MARGINS)
+    assert change.beta is None
+    before_P2, after_P2 = change.rewards()
+    assert not before_P2.any()
+    assert after_P2[:, 0].tolist() == pytest.approx([10 * (MOVED[pair] - MARGINS[pair]) for pair in change.ids])
+    _, pages = results.report()
+    assert "dpo:a: gains, chosen" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_without_a_reference_and_without_what_came_before_nothing_is_told(results):
+    assert moved(results) == []
+    _, pages = results.report()
+    assert "No evaluation asked" in (pages / "preferences.html").read_text("utf-8")
+
+
+def test_pairs_that_only_one_of_them_knows_are_left_out(results):
+    (change,) = moved(results, sft={pair: MARGINS[pair] for pair in ("low", "up")})
+    assert sorted(change.ids) == ["low", "up"]
+
+
+def test_whole_answers_and_their_tokens_may_say_otherwise(results):
+    made = begun(results)
+    results.dpo("a", *made)
+    results.pairs("main/dpo-a", {"p": 0.5}, reference={"p": -0.5})
+    results.evaluate("main/dpo-a")
+    (change,) = changes(findings(results))
+    # The same sums, over fewer tokens of the rejected one.
+    change.counts_P2[:] = [[100, 5]]
+    assert change.outcomes(per_token=True)["right"] == 1
+    assert change.outcomes(per_token=False)["won"] == 1
+
+
+def test_flipped_pairs_are_shown_with_their_texts(results):
+    texts = {pair: (f"ask {pair}", f"<i>good {pair}</i>", f"bad {pair} " + "x" * 5000) for pair in MARGINS}
+    tokenizer = results.tokenizer()
+    model = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)
+    pairs = results.texts("pairs", texts)
+    results.dpo("a", model, results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference"))
+    results.pairs("main/dpo-a", MOVED, reference=MARGINS)
+    results.evaluate("main/dpo-a")
+    found = findings(results)
+    (flip,) = flips(found, changes(found)[0], True, 5)
+    assert (flip.prompt, flip.chosen) == ("[user] ask up", "<i>good up</i>")
+    assert len(flip.rejected) < 1000
+    _, pages = results.report()
+    for name in ("index.html", "preferences.html"):
+        page = (pages / name).read_text("utf-8")
+        assert "&lt;i&gt;good up&lt;/i&gt;" in page
+        assert "&lt;i&gt;good down&lt;/i&gt;" in page
+        assert "good high" not in page

@@ -1,0 +1,324 @@
+"""A stage is built at most once per fingerprint, publishes whole results, and says what is wrong with a broken one."""
+
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command, write_json
+from snaketune.config.base import Model
+from snaketune.config.operation import Execution
+from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.build_once import run_once
+from snaketune.stages.cache.clean import clean
+from snaketune.stages.cache.fingerprint import fingerprint, read_files
+from snaketune.stages.cache.status import Results
+from snaketune.stages.host.locks import locked
+from snaketune.stages.job import Job
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.run import bring_back_from_the_future
+
+
+def run(folder: Path, *, text: str = "rows", spec: dict | None = None, built: list | None = None, **changes) -> Path:
+    """A stage that writes one file and one record."""
+
+    def build(work):
+        if built is not None:
+            built.append(work.folder.name)
+        (work.payload / "deep").mkdir()
+        (work.payload / "deep/rows.txt").write_text(text)
+        (work.payload / "notes.txt").write_text("notes")
+        return Outcome(counts={"read": 1}, records=("notes.txt",), run={"speed": time.time()})
+
+    out = folder / "results/demo/x"
+    arguments = {
+        "stage": "demo", "spec": spec or {"a": 1}, "artifacts": {}, "files": {}, "code": "c", "out": out,
+        "payload": "rows", "build": build, "work_root": folder / "results/.work",
+    }  # fmt: skip
+    run_once(**(arguments | changes))
+    return out / "manifest.json"
+
+
+def test_the_second_run_builds_nothing_and_gives_the_same_bytes(tmp_path):
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    first = manifest.read_bytes()
+    manifest.unlink()
+    run(tmp_path, built=built)
+    assert len(built) == 1
+    assert manifest.read_bytes() == first
+    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
+
+
+def test_what_differs_from_run_to_run_is_in_no_manifest(tmp_path):
+    one, other = run(tmp_path / "one"), run(tmp_path / "other")
+    assert one.read_bytes() == other.read_bytes()
+    assert "speed" in json.loads((one.parent / "run.json").read_text())
+    assert str(tmp_path) not in one.read_text()
+
+
+@pytest.mark.parametrize("change", [{"spec": {"a": 2}}, {"code": "d"}, {"stage": "other"}])
+def test_every_part_of_the_fingerprint_counts(tmp_path, change):
+    built: list = []
+    run(tmp_path, built=built)
+    run(tmp_path, built=built, **change)
+    assert len(built) == 2
+
+
+def fingerprint_of(stage: str, files: dict[str, list[Path]]) -> tuple[str, dict[str, list[str]]]:
+    """Of nothing but these files, and what it holds of them."""
+    inputs = read_files(files, Path("results/.work"))
+    return fingerprint(stage, {}, inputs, "c", "", None), inputs
+
+
+def test_the_fingerprint_sees_file_contents_and_not_their_place(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").write_text("same")
+    digests = [fingerprint_of("s", {"files": [tmp_path / name / "f"]})[0] for name in ("a", "b")]
+    (tmp_path / "b/f").write_text("edited")
+    assert digests[0] == digests[1] != fingerprint_of("s", {"files": [tmp_path / "b/f"]})[0]
+
+
+def in_folder(role: str, folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The fingerprint of a folder's files, and what the plan's look at the same files calls changed."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    found, inputs = fingerprint_of("eval", {role: files})
+    job = Job(stage="eval", name="x", spec=Model(), files={role: tuple(map(str, files))})
+    assert not list(Results(code_of=str)._inputs(job, inputs))
+    return found, inputs
+
+
+@pytest.mark.parametrize(("role", "counts"), [("base", True), ("tasks", True), ("task_data", True), ("files", False)])
+def test_names_count_where_files_are_read_as_a_folder(tmp_path, role, counts):
+    folder = tmp_path / "one"
+    (folder / "deep").mkdir(parents=True)
+    for name in ("chat_template.jinja", "config.json", "deep/data.json"):
+        (folder / name).write_text(name)
+    before, inputs = in_folder(role, folder)
+    moved = folder.rename(tmp_path / "other")
+    assert in_folder(role, moved)[0] == before
+    # Its place in the order stays.
+    (moved / "chat_template.jinja").rename(moved / "chat_template_old.jinja")
+    assert (in_folder(role, moved)[0] != before) == counts
+    files = tuple(str(path) for path in sorted(moved.rglob("*")) if path.is_file())
+    job = Job(stage="eval", name="x", spec=Model(), files={role: files})
+    told = list(Results(code_of=str)._inputs(job, inputs))
+    assert ["chat_template_old.jinja" in why for why in told] == ([True] if counts else [])
+
+
+def test_the_content_digest_sees_the_payload_and_the_format_alone(tmp_path):
+    manifest = json.loads(run(tmp_path).read_text())
+    assert content_digest(manifest) == content_digest(manifest | {"counts": {}, "records": {}, "spec": {}, "code": "z"})
+    changed = {"deep/rows.txt": {"digest": "xxh3:0"}}
+    assert content_digest(manifest) != content_digest(manifest | {"payload": changed})
+    # And what readers take from the manifest itself: shards are padded with it.
+    assert content_digest(manifest) != content_digest(manifest | {"pad_id": 5})
+
+
+def test_a_damaged_result_is_never_published_again(tmp_path):
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    # Published files are hard links to the kept ones, so this damages both.
+    (manifest.parent / "rows/deep/rows.txt").write_text("r0ws")
+    run(tmp_path, built=built)
+    assert len(built) == 2
+    assert (manifest.parent / "rows/deep/rows.txt").read_text() == "rows"
+
+
+def test_a_reader_names_the_damaged_file_and_the_command_that_heals_it(tmp_path):
+    manifest = run(tmp_path)
+    artifact = read_artifact(manifest, "rows")
+    assert artifact.file("deep/rows.txt").read_text() == "rows"
+    (manifest.parent / "rows/deep/rows.txt").write_text("other")
+    with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is damaged.*--forcerun .*manifest\.json"):
+        artifact.file("deep/rows.txt")
+    (manifest.parent / "rows/deep/rows.txt").unlink()
+    with pytest.raises(SnaketuneError, match=r"deep/rows\.txt is missing"):
+        artifact.file("deep/rows.txt")
+
+
+def test_a_failed_build_leaves_nothing_published_and_starts_afresh(tmp_path):
+    def fails(work):
+        (work.payload / "half").write_text("half")
+        (work.state / "checkpoint").write_text("kept")
+        raise SnaketuneError("no")
+
+    with pytest.raises(SnaketuneError):
+        run(tmp_path, build=fails)
+    assert not (tmp_path / "results/demo/x").exists()
+    seen: list = []
+
+    def builds(work):
+        seen.append(((work.payload / "half").exists(), (work.state / "checkpoint").read_text()))
+        (work.payload / "rows.txt").write_text("rows")
+        return Outcome()
+
+    run(tmp_path, build=builds)
+    assert seen == [(False, "kept")]
+
+
+def _slow(folder: Path, log: Path) -> None:
+    def build(work):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} begins\n")
+            file.flush()
+            time.sleep(1.0)
+            file.write(f"{os.getpid()} ends\n")
+        (work.payload / "rows.txt").write_text("rows")
+        return Outcome()
+
+    run(folder, build=build)
+
+
+def test_the_command_that_heals_names_the_config_that_was_given(tmp_path, monkeypatch):
+    assert rebuild_command(Path("m.json")) == "snakemake --forcerun m.json"
+    monkeypatch.setenv("SNAKETUNE_CONFIG", "my.yaml")
+    assert rebuild_command(Path("m.json")) == "snakemake --configfile my.yaml --forcerun m.json"
+
+
+def test_two_jobs_never_write_one_work_folder(tmp_path):
+    log = tmp_path / "log"
+    context = multiprocessing.get_context("fork")
+    jobs = [context.Process(target=_slow, args=(tmp_path, log)) for _ in range(3)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs] == [0, 0, 0]
+    # The first builds, and the others find its result.
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_clean_only_looks_at_locks_and_keeps_what_is_in_use(tmp_path, capsys):
+    manifest = run(tmp_path)
+    manifest.unlink()
+    root = tmp_path / "results/.work"
+    (lock,) = root.glob("demo/*/lock")
+    # Who held it last; perhaps somebody else's file, or on a full disk.
+    lock.write_text("process 1 on elsewhere\n", encoding="utf-8")
+    clean(root, remove=False)
+    assert "would remove" in capsys.readouterr().out
+    assert lock.read_text(encoding="utf-8") == "process 1 on elsewhere\n"
+    with locked(lock, "demo"):
+        clean(root, remove=True)
+    assert f"in use by process {os.getpid()} on " in capsys.readouterr().out
+    assert lock.exists()
+
+
+def test_clean_tells_first_and_keeps_what_is_published(tmp_path, capsys):
+    run(tmp_path)
+    run(tmp_path, spec={"a": 2}, text="newer")
+    root = tmp_path / "results/.work"
+    clean(root, remove=False)
+    assert "would remove" in capsys.readouterr().out
+    assert len(list(root.glob("demo/*"))) == 2
+    clean(root, remove=True)
+    (kept,) = root.glob("demo/*")
+    assert kept.name == json.loads((tmp_path / "results/demo/x/manifest.json").read_text())["fingerprint"]
+
+
+def test_who_began_later_publishes(tmp_path):
+    """The job of an older config outlives its driver, and ends when the newer one has published, or is still at work."""
+    out = tmp_path / "results/demo/x/manifest.json"
+    newer = []
+
+    def run_newer(work):
+        run(tmp_path, spec={"a": 2}, text="newer")
+        newer.append(out.read_bytes())
+        (work.payload / "rows.txt").write_text("older")
+        return Outcome()
+
+    with pytest.raises(SnaketuneError, match=r"a job that began later makes another result .* isn't published"):
+        run(tmp_path, build=run_newer)
+    assert [out.read_bytes()] == newer
+    assert (out.parent / "rows/deep/rows.txt").read_text() == "newer"
+    # Nothing is lost: asked for again, it is there at once.
+    built: list = []
+    run(tmp_path, built=built)
+    assert not built and (out.parent / "rows/rows.txt").read_text() == "older"
+
+
+def test_what_is_finished_and_could_not_be_published_is_kept(tmp_path, capsys, monkeypatch):
+    """A message that asks for room names a command that makes it."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    root = tmp_path / "results/.work"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        patch.setattr(shutil, "copyfile", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(tmp_path)
+    (work,) = (root / "demo").iterdir()
+    clean(root, remove=True)
+    assert f"kept {work}: a finished result that isn't published yet" in capsys.readouterr().out
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    assert not built and manifest.is_file()
+    # Published, and then left behind by another config, it is old work.
+    manifest.unlink()
+    clean(root, remove=True)
+    assert not work.exists()
+
+
+def test_a_manifest_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (order.append("fsync"), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (order.append(to.name), replace(path, to)))
+    write_json(tmp_path / "manifest.json", {"a": 1})
+    # The file, its name, and the folder that has it.
+    assert order == ["fsync", "manifest.json", "fsync"]
+
+
+@pytest.mark.parametrize("which", ["published", "kept"])
+def test_a_damaged_manifest_is_known_for_what_it_is(tmp_path, monkeypatch, which):
+    """One digit of a count: still JSON, still the payload's digests, and not what was written."""
+    built: list = []
+    manifest = run(tmp_path, built=built)
+    whole = manifest.read_bytes()
+    (kept,) = tmp_path.glob("results/.work/demo/*/manifest.json")
+    damaged = manifest if which == "published" else kept
+    damaged.write_bytes(damaged.read_bytes().replace(b'"read": 1', b'"read": 3'))
+    if which == "published":
+        with pytest.raises(SnaketuneError, match=r"manifest\.json is damaged.*remove it and run again"):
+            read_artifact(manifest, "rows")
+        monkeypatch.chdir(tmp_path)
+        standing = Results(code_of=lambda stage: "c").of(Job(stage="demo", name="x", spec=Model()))
+        assert standing.why == ("its manifest.json is damaged",)
+    manifest.unlink()
+    run(tmp_path, built=built)
+    assert manifest.read_bytes() == whole
+    assert len(built) == (2 if which == "kept" else 1)
+
+
+def test_a_manifest_from_before_they_had_a_digest_is_read(tmp_path):
+    manifest = run(tmp_path)
+    described = json.loads(manifest.read_text())
+    del described["manifest_digest"]
+    manifest.write_text(json.dumps(described))
+    assert read_artifact(manifest, "rows").file("notes.txt").is_file()
+
+
+def test_results_of_a_later_time_get_that_of_now(tmp_path):
+    """After a clock was set back; Snakemake removes what is made of them."""
+    manifest = run(tmp_path)
+    past, future = time.time() - 86400, time.time() + 86400
+    os.utime(manifest, (past, past))
+    os.utime(manifest.parent / "rows", (future, future))
+    waited_for = [tmp_path / name for name in ("preflight.json", "calibration.json")]
+    for path in waited_for:
+        path.touch()
+        os.utime(path, (future, future))
+    told = Execution(preflight=str(waited_for[0]), calibration=str(waited_for[1]))
+    bring_back_from_the_future([read_artifact(manifest, "rows")], told)
+    assert all(path.stat().st_mtime <= time.time() for path in waited_for)
+    assert manifest.stat().st_mtime == past
+    assert (manifest.parent / "rows").stat().st_mtime <= time.time()

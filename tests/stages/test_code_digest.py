@@ -1,0 +1,183 @@
+"""What the code digest of each stage covers."""
+
+import ast
+import inspect
+import re
+from importlib import import_module
+
+import pytest
+
+from snaketune.stages import progress
+from snaketune.stages.cache import code_digest as code
+from snaketune.stages.table import STAGES
+
+
+def modules(stage: str) -> set[str]:
+    return {module.removeprefix("snaketune.") for module in code.shaping_modules(STAGES[stage].module)}
+
+
+def test_each_stage_covers_what_shapes_it_and_nothing_that_only_follows_it():
+    assert "corpus.layouts.canonical" in modules("corpus")
+    assert modules("corpus") & (modules("sft") | modules("eval")) == {"errors", "patterns"}
+    assert "tokenization.chat" in modules("tokenize")
+    assert {"packing.row_plan", "packing.conversation_overflow"} <= modules("plan")
+    assert "packing.shards" in modules("write")
+    assert not modules("tokenize") & {name for name in modules("plan") if name.startswith("packing.")}
+    assert "packing.row_plan" not in modules("tokenize") | modules("write") | modules("sft")
+    assert {"training.loop.trainer", "models.attention", "packing.segments"} <= modules("sft")
+    assert "training.preference.dpo_loss" in modules("dpo")
+    for stage in ("sft", "ref_logps", "eval"):
+        assert "training.preference.dpo_loss" not in modules(stage)
+    assert "training.loop.trainer" not in modules("ref_logps") | modules("eval")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_moves_describes_or_draws_counts_for_no_stage(stage):
+    rooms = {module.split(".")[0] for module in modules(stage)}
+    assert not rooms & {"config", "artifacts", "stages"}
+    assert ("report" in rooms) == (stage == "report")
+
+
+def test_what_decides_precision_resumes_or_tests_a_training_counts():
+    for stage in ("sft", "dpo"):
+        assert {"training.launch.processes", "training.checkpoint.checkpoints", "models.selftest", "tables"} <= modules(
+            stage
+        )
+    assert "models.selftest" in modules("ref_logps")
+    assert {"training", "models"} <= modules("sft")  # what their __init__ would do
+
+
+def test_a_training_covers_what_its_launched_process_runs():
+    for stage, other in (("sft", "dpo"), ("dpo", "sft")):
+        trainers = {"sft": "training.loop.sft_trainer", "dpo": "training.preference.dpo_trainer"}
+        assert {"training.launch.worker", "training.loop.pipeline", f"training.{stage}", trainers[stage]} <= modules(
+            stage
+        )
+        launched = {
+            name.removeprefix("snaketune.") for name in code.shaping_modules("snaketune.training.launch.worker")
+        }
+        assert launched <= modules(stage)
+        assert not {f"training.{other}", trainers[other]} & modules(stage)
+    assert "training.loop.trl_trainer" in modules("sft") - modules("dpo")
+
+
+def test_every_reason_is_of_something_that_is_there():
+    for name in code.SHAPELESS:
+        assert code._file(f"snaketune.{name}"), name
+
+
+# What stages call of rooms that no digest covers, each looked at: it describes, verifies, waits or prints. Those of tables and
+# progress are in the path of the data, so tests hold that they hand on what they get.
+CALLED = {
+    "artifacts.digests": {"digest_file", "digest_json"},
+    "artifacts.manifest": {"read_artifact", "rebuild_command", "sync_names", "write_json"},
+    "cluster.deadline": {"ends_at", "requeued", "seconds_left"},
+    # To tell processes on other nodes to leave.
+    "cluster.slurm": {"asked"},
+    "config.secrets": {"without_secrets"},
+    "config.suggestions": {"unknown"},
+    "config.optimizers": {"missing_package"},
+    # To plan jobs and to declare a stage, which no digest covers.
+    "stages.declaration": {"any_number", "exactly_one"},
+    "stages.plan.card_jobs": {"card_jobs"},
+    "stages.plan.convert_jobs": {"convert_jobs"},
+    "stages.cache.attempt": {"check_files", "cores", "read_attempt"},
+    "stages.cache.code_digest": {"code_digest"},
+    # By the report, of runs of another time.
+    "stages.compared_results": {"result_of"},
+    "stages.host.disk_errors": {"disk_trouble"},
+    "stages.host.gpus": {"gpu_model", "visible_gpus"},
+    "stages.job": {"result_at"},
+    "stages.cache.libraries": {"importing", "installed_version", "quiet_libraries"},
+    "stages.host.launch_command": {"check_installed", "check_nodes", "command"},
+    "stages.host.locks": {"locked"},
+    "stages.gpu_needs": {"needs_of_gpu", "tell"},
+    "stages.cache.external_files": {"entries", "outside_digest"},
+    "stages.progress": {"progress"},
+    "stages.cache.status": {"differing"},
+    "stages.cache.work_folders": {"remove", "sync", "sync_folder"},
+    "tracking.curves": {"drawn"},
+}
+
+
+def test_stages_call_no_function_of_a_room_that_counts_for_nothing_but_these():
+    """Or else what a function there does would shape a result that no digest tells of."""
+    called: dict[str, set[str]] = {}
+    for module in {module for stage in STAGES for module in code.shaping_modules(STAGES[stage].module)}:
+        for node in ast.walk(ast.parse(code._file(module).read_bytes())):
+            name = (getattr(node, "module", None) or "").removeprefix("snaketune.")
+            if isinstance(node, ast.ImportFrom) and name.split(".")[0] in code.SHAPELESS.keys() - {"report"}:
+                home = import_module(node.module)
+                functions = {alias.name for alias in node.names if inspect.isfunction(getattr(home, alias.name))}
+                called.setdefault(name, set()).update(functions)
+    assert {name: functions for name, functions in called.items() if functions} == CALLED
+
+
+def test_progress_hands_on_what_it_gets(monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    items = [object() for _ in range(100)]
+    handed = list(progress.progress(iter(items), "handing", "items", len(items)))
+    assert len(handed) == len(items)
+    assert all(one is other for one, other in zip(handed, items))
+
+
+def test_the_shell_prefix_sets_nothing_that_shapes_a_result():
+    """A variable more, and somebody has to decide whether it counts."""
+    rules = (code.PACKAGE_FOLDER.parent / "rules/package.smk").read_text(encoding="utf-8")
+    (prefix,) = re.findall(r"^PREFIX = \((.*?)\n\)\n", rules, re.DOTALL | re.MULTILINE)
+    # Threads are what torch's sums depend on: in a training's manifest, and as many as at its first attempt.
+    known = {"OMP_WAIT_POLICY", "RAYON_NUM_THREADS", "PYTHONPATH", "SNAKETUNE_CONFIG"}
+    assert set(re.findall(r"\b([A-Z_]{4,})=", prefix)) == known
+
+
+@pytest.fixture
+def edited(tmp_path, monkeypatch):
+    """A package of one module, whose text a test chooses."""
+    package = tmp_path / "snaketune"
+    (package / "room").mkdir(parents=True)
+    (package / "room/__init__.py").write_text("")
+    monkeypatch.setattr(code, "PACKAGE_FOLDER", package)
+    monkeypatch.setattr(code, "_file", code._file.__wrapped__)
+
+    def digest(text: str) -> str:
+        (package / "room/stage.py").write_text(text)
+        return code.code_digest("snaketune.room.stage")
+
+    return digest
+
+
+def test_comments_docstrings_and_layout_do_not_count_but_code_does(edited):
+    plain = edited("def f(x):\n    return x + 1\n")
+    assert plain == edited('"""Doc."""\n\n# why\ndef f(x):\n    """Says."""\n    return (x\n        + 1)\n')
+    assert plain != edited("def f(x):\n    return x + 2\n")
+    assert edited('class A:\n    """Doc."""\n') == edited("class A:\n    pass\n")
+
+
+def test_a_declaration_does_not_count_and_what_it_imports_neither(edited):
+    imported = "from snaketune.stages.declaration import Cost, Stage\n"
+    declared = "STAGE = Stage(module=__name__, cost=Cost(mb={}))\n"
+    build = "def build(spec, work):\n    return {}\n"
+    plain = edited(imported + declared.format(1) + build.format(1))
+    assert plain == edited(imported + declared.format(2) + build.format(1))
+    assert plain == edited(imported.replace("Cost, ", "ModelCost, Cost, ") + declared.format(1) + build.format(1))
+    assert plain != edited(imported + declared.format(1) + build.format(2))
+    # Only the stage itself.
+    assert edited("STAGES = 1\n") != edited("STAGES = 2\n")
+
+
+def test_a_module_can_be_renamed_or_moved_but_not_exchanged(edited):
+    """Names of modules don't count, and what is imported from where does."""
+    package = code.PACKAGE_FOLDER / "room"
+    (package / "sub").mkdir()
+    (package / "sub/__init__.py").write_text("")
+    for module, value in (("one", 1), ("other", 1), ("sub/moved", 1), ("two", 2)):
+        (package / f"{module}.py").write_text(f"def f():\n    return {value}\n")
+
+    build = "def build():\n    return f() + g()\n"
+    one = edited(f"from snaketune.room.one import f\nfrom snaketune.room.two import f as g\n{build}")
+    assert one == edited(f"from snaketune.room.other import f\nfrom snaketune.room.two import f as g\n{build}")
+    assert one == edited(f"from snaketune.room.two import f as g\nfrom snaketune.room.sub.moved import f\n{build}")
+    assert one != edited(f"from snaketune.room.one import f as g\nfrom snaketune.room.two import f\n{build}")
+    whole = edited(f"from snaketune.room import one as m\n{build}")
+    assert whole == edited(f"from snaketune.room import other as m\n{build}")
+    assert whole != edited(f"from snaketune.room import two as m\n{build}")

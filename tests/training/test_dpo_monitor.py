@@ -1,0 +1,145 @@
+"""What a preference training is warned of, by numbers that were made up to be just so."""
+
+import pytest
+
+from snaketune.config.losses import WINDOW, PreferenceLoss
+from snaketune.training.preference.dpo_monitor import Course
+from snaketune.training.preference.metrics import SUMS
+
+TOLD = PreferenceLoss(beta=0.1)
+FREE = PreferenceLoss(loss="cpo", beta=0.1)
+
+
+def step(
+    chosen: float,
+    rejected: float,
+    *,
+    spread: float = 0.1,
+    tokens: float = 20.0,
+    logp: float = -40.0,
+    follows: float = 0.0,
+) -> dict[str, float]:
+    """Sums of eight pairs: their mean rewards, the standard deviation of chosen ones, and of margins beside their mean.
+
+    Args:
+        follows: how much of the margin's deviation is that of the lengths, which differ by 3 tokens this way or that.
+    """
+    pairs = 8.0
+    margin, deviation, difference = chosen - rejected, 0.5, 3.0
+    return dict.fromkeys(SUMS, 0.0) | {
+        "pairs": pairs, "chosen": pairs, "rejected": pairs, "right": pairs if margin > 0 else 0.0, "margin": pairs * margin,
+        "margin_squared": pairs * (margin**2 + deviation**2), "chosen_reward": pairs * chosen,
+        "chosen_reward_squared": pairs * (chosen**2 + spread**2), "rejected_reward": pairs * rejected,
+        "chosen_logp": pairs * logp, "rejected_logp": pairs * logp, "chosen_tokens": pairs * tokens,
+        "rejected_tokens": pairs * tokens, "longer": pairs / 2, "difference_squared": pairs * difference**2,
+        "margin_by_difference": pairs * follows * deviation * difference,
+    }  # fmt: skip
+
+
+def kinds(told: PreferenceLoss, steps: list[dict[str, float]], from_zero: bool = True) -> set[str]:
+    course = Course(told, from_zero)
+    for sums in steps:
+        course.step(sums)
+    return {found["kind"] for found in course.at_end()}
+
+
+def test_a_training_as_one_wants_it_is_warned_of_nothing():
+    assert not kinds(TOLD, [step(0.05 * n, -0.05 * n) for n in range(2 * WINDOW)])
+
+
+def test_what_nearly_every_training_does_is_not_warned_of():
+    """Both fall, chosen ones by a fifth of what rejected ones do and by 0.05 nats per token."""
+    assert not kinds(TOLD, [step(-0.1, -0.5)] * WINDOW)
+
+
+@pytest.mark.parametrize(("chosen", "seen"), [(-0.19, False), (-0.21, True)])
+def test_chosen_completions_collapse_from_a_tenth_of_a_nat_per_token_on(chosen, seen):
+    # 0.1 nats for each of 20 tokens are a reward of -0.2.
+    assert ("collapse" in kinds(TOLD, [step(chosen, -0.9)] * WINDOW)) == seen
+
+
+def test_noise_of_a_few_pairs_is_no_collapse():
+    assert not kinds(TOLD, [step(-0.25, -0.9, spread=3.0)] * WINDOW)
+
+
+@pytest.mark.parametrize(("chosen", "seen"), [(-0.11, False), (-0.13, True)])
+def test_margins_that_grow_only_by_pushing_rejected_ones_down(chosen, seen):
+    found = kinds(TOLD, [step(chosen, -0.5)] * WINDOW)
+    assert found == ({"only_rejected"} if seen else set())
+
+
+def test_both_falling_alike_is_no_growing_margin():
+    assert "only_rejected" not in kinds(TOLD, [step(-0.15, -0.14)] * WINDOW)
+
+
+@pytest.mark.parametrize(("follows", "seen"), [(0.45, False), (0.55, True), (-0.9, False)])
+def test_margins_that_follow_length(follows, seen):
+    assert kinds(TOLD, [step(0.1, -0.1, follows=follows)] * WINDOW) == ({"length"} if seen else set())
+
+
+def test_a_warning_is_told_once_with_its_numbers_and_again_at_the_end():
+    course = Course(TOLD)
+    said = [course.step(step(0.0, 0.0) if n < 30 else step(-0.5, -1.0)) for n in range(80)]
+    told = [text for texts in said for text in texts]
+    assert len(told) == 2
+    (collapse,) = (text for text in told if "collapsing" in text)
+    assert "nats per token less likely than under the reference" in collapse and collapse.startswith("step ")
+    found = {one["kind"]: one for one in course.at_end()}
+    # First seen when the window's mean had come so far, still so at the end, when all of it had.
+    assert 30 < found["collapse"]["step"] < 50 < found["collapse"]["at_end"]["step"] == 80
+    assert found["collapse"]["at_end"]["numbers"]["nats_per_token"] == pytest.approx(-0.25)
+    assert "over steps 61 to 80" in found["collapse"]["at_end"]["text"]
+
+
+def test_what_went_by_is_still_known_at_the_end():
+    course = Course(TOLD)
+    for n in range(100):
+        course.step(step(-0.5, -0.5) if 20 <= n < 50 else step(0.3, 0.3))
+    (found,) = course.at_end()
+    assert found["kind"] == "collapse" and found["at_end"] is None
+
+
+def test_a_training_shorter_than_the_window_is_looked_at_at_its_end():
+    course = Course(TOLD)
+    assert not [text for _ in range(5) for text in course.step(step(-0.5, -1.0))]
+    assert {found["kind"] for found in course.at_end()} == {"collapse", "only_rejected"}
+    assert "over steps 1 to 5" in course.at_end()[0]["text"]
+
+
+def test_a_beginning_without_a_good_completion_is_held_against_nothing():
+    none = {name: 0.0 for name in SUMS if name.startswith("chosen")}
+    begun = [step(0.0, -0.1) | none] * WINDOW
+    assert not kinds(PreferenceLoss(loss="kto"), begun + [step(-4.5, -4.9, logp=-45.0)] * WINDOW, from_zero=False)
+
+
+@pytest.mark.parametrize(("told", "from_zero"), [(FREE, True), (TOLD, False)])
+def test_what_does_not_start_as_its_reference_is_held_against_its_beginning(told, from_zero):
+    begun = [step(-4.0, -4.1, logp=-40.0)] * WINDOW
+    assert not kinds(told, begun + [step(-4.0, -4.2, logp=-40.0)] * WINDOW, from_zero)
+    worse = [step(-4.5, -4.9, logp=-45.0)] * WINDOW
+    assert kinds(told, begun + worse, from_zero) == {"collapse", "only_rejected"}
+    # Lengths tell log-probabilities from the beginning.
+    long = [step(-4.0, -4.1, follows=0.6)] * WINDOW
+    assert not kinds(told, long + [step(-4.0, -4.1, follows=0.7)] * WINDOW, from_zero)
+    assert kinds(told, long + [step(-4.0, -4.1, follows=0.9)] * WINDOW, from_zero) == {"length"}
+
+
+@pytest.mark.parametrize(
+    ("stop_if", "reason"),
+    [
+        ({"margin_below": 0.3}, "margin 0.2 over the last 4 steps is below 0.3"),
+        ({"chosen_reward_below": 0.2}, "chosen_reward 0.1 over the last 4 steps is below 0.2"),
+        ({"kl_above": 3}, "kl 5 over the last 4 steps is above 3"),
+    ],
+)
+def test_a_threshold_is_held_against_the_mean_of_its_window(stop_if, reason):
+    course = Course(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
+    for number in range(1, 5):
+        assert course.verdict() is None
+        # One good step of four, and the mean isn't.
+        sums = step(0.4, -0.4) | {"kl": 0.0} if number == 1 else step(0.0, 0.0) | {"kl": 8 * 20 / 3}
+        course.step(sums)
+    assert course.verdict() == {"step": 4, "reason": reason}
+    well = Course(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
+    well.step(step(0.1, -0.1))
+    assert well.verdict() is None

@@ -1,0 +1,222 @@
+"""Reference log-probabilities can't be read back missing, broken, or for another model, other pairs, another computation."""
+
+import math
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+import torch
+
+from snaketune.artifacts.manifest import Artifact, describe_files
+from snaketune.config.operation import Execution
+from snaketune.config.training_runs import Lora, Pretrained, Quantization, Training
+from snaketune.errors import SnaketuneError
+from snaketune.models.devices import resolve_compute
+from snaketune.models.kernels import KERNELS
+from snaketune.stages.specs import DpoSpec, RefLogpsSpec
+from snaketune.tables import write_table
+from snaketune.training.reference.cache_key import FAMILIES, keys
+from snaketune.training.reference.logps_table import (
+    ROUNDING,
+    check_policy_is_reference,
+    check_ref_logps,
+    in_order,
+    is_comparable,
+    read_ref_logps,
+    schema,
+)
+from tests.models.conftest import CPU
+
+ROWS = {
+    "id": ["p", "p", "q", "q"],
+    "split": ["train", "train", "held_out", "held_out"],
+    "completion": [0, 1, 0, 1],
+    "logp": [-1.0, -2.0, -3.0, -4.0],
+    "tokens": [2, 4, 3, 5],
+}
+TOKENS = {"token_logps": [[-0.5, -0.5], [-0.5] * 4, [-1.0] * 3, [-0.8] * 5]}
+SPEC = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False)
+
+
+def artifact(folder, columns: dict | None = None, spec: RefLogpsSpec = SPEC, **manifest) -> Artifact:
+    columns = columns or ROWS
+    logps = folder / "logps"
+    logps.mkdir()
+    write_table(logps / "logps.arrow", pa.table(columns, schema=schema("token_logps" in columns)))
+    facts = {"inputs": {"model": ["m"], "beneath": ["b"], "pack": ["r"]}, "spec": spec.model_dump(mode="json")}
+    facts |= {"dtype": "float32", "weights_dtype": "float32", "kernel": "sdpa"} | manifest
+    return Artifact(folder / "manifest.json", {**facts, "payload": describe_files(logps), "records": {}}, logps)
+
+
+class Named:
+    def __init__(self, content):
+        self.content, self.manifest = content, {"pairs": content}
+
+
+def test_values_come_back_by_pair_and_split(tmp_path):
+    found = read_ref_logps(artifact(tmp_path), "train")
+    assert list(found) == ["p"]
+    assert (found["p"].chosen_logp, found["p"].rejected_tokens, found["p"].chosen_token_logps) == (-1.0, 4, None)
+
+
+def test_values_of_single_tokens_come_back_where_they_were_kept(tmp_path):
+    found = read_ref_logps(artifact(tmp_path, ROWS | TOKENS), "held_out")
+    assert found["q"].rejected_token_logps.tolist() == pytest.approx([-0.8] * 5)
+    assert found["q"].rejected_token_logps.dtype == "float32"
+
+
+def test_rows_in_any_order_and_twice_are_put_in_one(tmp_path):
+    table = pa.table(ROWS | TOKENS, schema=schema(True))
+    mixed = pa.concat_tables([table.slice(2), table, table.slice(1, 1)])
+    assert in_order(mixed).equals(table)
+    assert not len(in_order(table.slice(0, 0)))
+
+
+def test_the_table_is_read_with_pyarrow_alone(tmp_path):
+    made = artifact(tmp_path, ROWS | TOKENS)
+    program = """
+import sys
+import pyarrow as pa
+with pa.memory_map(sys.argv[1]) as file:
+    table = pa.ipc.open_file(file).read_all()
+    assert table.to_pylist()[1] == {
+        "id": "p", "split": "train", "completion": 1, "logp": -2.0, "tokens": 4, "token_logps": [-0.5] * 4
+    }, table
+assert not {"snaketune", "torch", "numpy.random"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-I", "-c", program, str(made.file("logps.arrow"))], check=True)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, -math.inf, math.inf])
+def test_a_missing_or_infinite_value_is_an_error(tmp_path, value):
+    with pytest.raises(SnaketuneError, match="logp of the chosen completion of pair p"):
+        read_ref_logps(artifact(tmp_path, ROWS | {"logp": [value, -2.0, -3.0, -4.0]}), "train")
+    (tmp_path / "tokens").mkdir()
+    tokens = {"token_logps": [*TOKENS["token_logps"][:3], [-1.0, value, -1.0, -1.0, -1.0]]}
+    with pytest.raises(SnaketuneError, match="token_logps of the rejected completion of pair q"):
+        read_ref_logps(artifact(tmp_path / "tokens", ROWS | tokens), "train")
+
+
+def test_a_pair_without_one_of_its_completions_is_an_error(tmp_path):
+    with pytest.raises(SnaketuneError, match="other than two completions"):
+        read_ref_logps(artifact(tmp_path, {key: column[1:] for key, column in ROWS.items()}), "train")
+
+
+def run(**changes) -> DpoSpec:
+    training = Training(learning_rate=0.1)
+    told = {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "lora": None, "quantization": None}
+    return DpoSpec(**(told | {"training": training, "trust_remote_code": False} | changes))
+
+
+HERE = {"spec": run(), "model": [Named("m"), Named("b")], "pack": Named("r"), "compute": CPU, "any_kernel": False}
+BF16 = replace(CPU, dtype=torch.bfloat16)
+OTHER = Pretrained(path="another/model", revision="f00")
+
+
+@pytest.mark.parametrize(
+    ("what", "here"),
+    [
+        ("model", {"model": [Named("other"), Named("b")]}),
+        ("model", {"model": [Named("m"), Named("other")]}),
+        ("model", {"model": [Named("m")]}),
+        ("pairs", {"pack": Named("other")}),
+        ("dtype", {"compute": BF16}),
+        ("weights_dtype", {"compute": BF16, "spec": run(lora=Lora())}),
+        ("kernel", {"compute": replace(CPU, kernel="varlen")}),
+        ("quantization", {"spec": run(lora=Lora(), quantization=Quantization())}),
+        ("adapter apart", {"spec": run(lora=Lora(), continued=True)}),
+        ("reference", {"spec": run(reference=OTHER)}),
+    ],
+)
+def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, what, here):
+    made = artifact(tmp_path)
+    check_ref_logps(made, **HERE)
+    with pytest.raises(SnaketuneError, match=rf"{what}: .*--forcerun"):
+        check_ref_logps(made, **(HERE | here))
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        # What a run does with it, and in what portions.
+        {"spec": run(loss="ipo", beta=0.3)},
+        {"spec": run(training=Training(learning_rate=0.2, batch_rows=8, seed=3, epochs=2, precision="float32"))},
+        # Of float32 weights there are no masters.
+        {"spec": run(lora=Lora())},
+        {"compute": replace(CPU, kernel="varlen"), "any_kernel": True},
+    ],
+)
+def test_what_the_key_leaves_out_is_accepted(tmp_path, here):
+    check_ref_logps(artifact(tmp_path), **(HERE | here))
+
+
+def test_another_kernel_is_refused_with_the_key_that_accepts_it_and_one_of_its_family_is_taken(tmp_path):
+    made = artifact(tmp_path, kernel="flash_attention_2")
+    for kernel in ("flash_attention_2", "flash_attention_4"):
+        check_ref_logps(made, **(HERE | {"compute": replace(CPU, kernel=kernel)}))
+        assert is_comparable(made, replace(CPU, kernel=kernel))
+    with pytest.raises(SnaketuneError, match=r"kernel: flash there, sdpa here.*reference_pass\.share_kernels"):
+        check_ref_logps(made, **HERE)
+
+
+def test_an_external_reference_is_known_by_its_name_and_revision(tmp_path):
+    spec = SPEC.model_copy(update={"base": OTHER, "frozen_weights": True})
+    made = artifact(tmp_path, spec=spec, inputs={"model": [], "beneath": [], "pack": ["r"]})
+    # Whatever the run does with its own model.
+    for own in (run(reference=OTHER), run(reference=OTHER, lora=Lora(), quantization=Quantization(), continued=True)):
+        check_ref_logps(made, **(HERE | {"spec": own}))
+    for other in (run(), run(reference=OTHER.model_copy(update={"revision": "main"}))):
+        with pytest.raises(SnaketuneError, match="reference: "):
+            check_ref_logps(made, **(HERE | {"spec": other}))
+
+
+def test_an_external_reference_in_a_folder_is_known_by_its_content(tmp_path):
+    """It may have been moved since: what is in it is part of the key."""
+    there, gone = (Pretrained(path=str(tmp_path / name)) for name in ("there", "gone"))
+    (tmp_path / "there").mkdir()
+    spec = SPEC.model_copy(update={"base": gone, "frozen_weights": True})
+    made = artifact(tmp_path, spec=spec, inputs={"model": [], "beneath": [], "pack": ["r"]})
+    check_ref_logps(made, **(HERE | {"spec": run(reference=there)}))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
+def test_a_key_is_of_what_a_cpu_computes_with(precision, frozen):
+    spec = SPEC.model_copy(update={"precision": precision, "frozen_weights": frozen})
+    own, *_ = keys("ref_logps", spec, Execution(), "c", "cpu")
+    compute = resolve_compute(precision)
+    weights = str(compute.weights_dtype(frozen=frozen)).removeprefix("torch.")
+    assert own.spec.items() >= (compute.about() | {"weights_dtype": weights}).items()
+    assert own.device == compute.device.type
+
+
+def test_every_kernel_is_of_a_family():
+    assert FAMILIES.keys() == KERNELS.keys()
+
+
+def test_to_look_a_reference_up_takes_no_torch():
+    program = "import sys, snaketune.training.reference.cache_key as k; assert 'torch' not in sys.modules and k.keys"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_policy_with_noise_in_training_is_refused_though_the_noise_is_small(dtype):
+    """phimoe's experts are drawn in training, which no setting turns off."""
+    counts, zero = torch.full((2, 2), 10), torch.zeros(2, 2)
+    rounding = 10 * ROUNDING[dtype]
+    check_policy_is_reference(zero + 0.9 * rounding, zero + 0.85 * rounding, counts, dtype)
+    for external in (False, True):
+        with pytest.raises(SnaketuneError, match="in training from itself in evaluation"):
+            check_policy_is_reference(zero + 0.9 * rounding, zero + 0.5 * rounding, counts, dtype, external=external)
+    with pytest.raises(SnaketuneError, match="from its own reference"):
+        check_policy_is_reference(zero + 1.1 * rounding, zero + 1.1 * rounding, counts, dtype)
+    check_policy_is_reference(zero + 9.0, zero + 9.0, counts, dtype, external=True)
+    # In 16 bits one short completion may be off by more, but not by that much.
+    one = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    for factor, fine in ((2.0, dtype != torch.float32), (11.0, False)):
+        ratios = factor * rounding * one
+        with nullcontext() if fine else pytest.raises(SnaketuneError, match="from its own reference"):
+            check_policy_is_reference(ratios, ratios, counts, dtype)

@@ -1,0 +1,415 @@
+"""The launched process of a training: it runs the code and reads the files that the fingerprint is of, or nothing."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from snaketune.artifacts.manifest import write_json
+from snaketune.config.operation import Execution, Operation
+from snaketune.config.tracking import Tracking
+from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.attempt import Attempt, stamps_of
+from snaketune.stages.cache.code_digest import code_digest
+from snaketune.stages.cache.work_folders import WorkFolder
+from snaketune.stages.job import result_at
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.specs import RefLogpsSpec, SftSpec
+from snaketune.stages.table import STAGES
+from snaketune.training.launch import processes, worker
+from snaketune.training.launch.worker_failures import record_failure
+from snaketune.training.loop import pipeline
+from snaketune.training.loop.trainer import Run
+
+MODULE = "snaketune.training.ref_logps"
+JOB = {"stage": "ref_logps"}
+
+
+@pytest.fixture
+def run_worker(tmp_path, monkeypatch):
+    """Run `train` as a launched process does, in an attempt with this code."""
+
+    def run(train, code: str):
+        base = tmp_path / "base"
+        base.write_text("weights")
+        Attempt(stage="sft", code=code, stamps=stamps_of([base]), threads=1).save(tmp_path)
+        (tmp_path / "job.json").write_text(json.dumps(JOB), encoding="utf-8")
+        monkeypatch.setattr(worker, "work_on", train)
+        worker.main(tmp_path / "job.json")
+
+    return run
+
+
+def test_it_trains_with_the_code_of_the_fingerprint(run_worker):
+    trained: list = []
+    run_worker(trained.append, code_digest(MODULE))
+    assert trained == [JOB]
+
+
+def test_it_trains_with_no_other_code(run_worker):
+    trained: list = []
+    with pytest.raises(SystemExit, match="error: the code of the sft stage changed after this run was planned"):
+        run_worker(trained.append, "0" * 16)
+    assert not trained
+
+
+STAGE_OF = {"pack": "pack", "tokenizer": "tokenizer", "model": "sft", "ref_logps": "ref_logps"}
+
+
+class Reached(Exception):
+    """All artifacts are read."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "replaced"),
+    [(stage, replaced) for stage in ("sft", "dpo") for replaced in (None, *STAGES[stage].one)],
+)
+def test_an_artifact_that_was_replaced_since_the_fingerprint_is_refused(tmp_path, monkeypatch, stage, replaced):
+    """Whose content the result is kept under."""
+
+    def put(role: str, content: str) -> None:
+        payload = {"rows": {"digest": content}} if role != "tokenizer" else {}
+        write_json(
+            tmp_path / f"{role}.json",
+            {"payload": payload, "records": {}, "format_version": content, "stage": STAGE_OF[role]},
+        )
+
+    roles = STAGES[stage].one
+    for role in roles:
+        put(role, "old")
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
+    with pytest.raises(SnaketuneError, match="ended early"):
+        processes.launch(
+            stage,
+            spec=STAGES[stage].spec.model_construct(),
+            work=work,
+            operation=Execution(gpus=0),
+            tracking=Tracking(),
+            out=tmp_path / "out",
+            artifacts={role: [result_at(tmp_path / f"{role}.json")] for role in roles},
+            files={role: [tmp_path / "base"] for role in STAGES[stage].files},
+        )
+    job = json.loads((work.state / "job.json").read_text(encoding="utf-8"))
+    if replaced:
+        put(replaced, "new")
+
+    def reached(spec, work, *, operation, **given):
+        assert operation == Execution(gpus=0)
+        assert {role: given[role].manifest_path for role in roles} == {
+            role: tmp_path / f"{role}.json" for role in roles
+        }
+        assert given.get("base", [tmp_path / "base"]) == [tmp_path / "base"]
+        raise Reached
+
+    monkeypatch.setattr(STAGES[stage].spec, "model_validate", lambda _: None)
+    monkeypatch.setattr(import_module(STAGES[stage].module), "build", reached)
+    with pytest.raises(SnaketuneError if replaced else Reached) as caught:
+        worker.work_on(job)
+    if replaced:
+        assert f"{replaced}.json changed since this job began; run again" in str(caught.value)
+
+
+def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
+    """That of the adapters below a model, whatever their names."""
+    names = ("two", "one", "base", "zero")
+    for name in names:
+        write_json(tmp_path / f"{name}.json", {"payload": {}, "records": {}, "stage": "sft"})
+    work = WorkFolder(tmp_path / "work")
+    work.start()
+    monkeypatch.setattr(processes, "run_processes", lambda *_: 1)
+    with pytest.raises(SnaketuneError, match="ended early"):
+        processes.launch(
+            "sft",
+            spec=STAGES["sft"].spec.model_construct(),
+            work=work,
+            operation=Execution(gpus=0),
+            tracking=Tracking(),
+            out=tmp_path / "out",
+            artifacts={
+                "model": [],
+                "beneath": [result_at(tmp_path / f"{name}.json") for name in names],
+                **{role: [result_at(tmp_path / "base.json")] for role in STAGES["sft"].one},
+            },
+            files={"base": []},
+        )
+
+    def reached(spec, work, *, operation, beneath, **given):
+        assert [artifact.manifest_path.stem for artifact in beneath] == [*names]
+        raise Reached
+
+    monkeypatch.setattr(STAGES["sft"].spec, "model_validate", lambda _: None)
+    monkeypatch.setattr(import_module(STAGES["sft"].module), "build", reached)
+    with pytest.raises(Reached):
+        worker.work_on(json.loads((work.state / "job.json").read_text(encoding="utf-8")))
+
+
+def test_a_full_disk_is_told_and_no_traceback(run_worker, tmp_path):
+    from safetensors.torch import save_file
+    from torch import zeros
+
+    def train(job):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            save_file({"weights": zeros(9999)}, tmp_path / "model.safetensors")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    with pytest.raises(SystemExit, match=r"error: the results can't be written: .*Make room"):
+        run_worker(train, code_digest(MODULE))
+
+
+def test_any_other_error_keeps_its_traceback(run_worker):
+    def train(job):
+        raise RuntimeError("a fault of ours")
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        run_worker(train, code_digest(MODULE))
+
+
+def test_before_the_first_step_the_files_are_compared_once_more(tmp_path):
+    """With the base read, and no checkpoint written: what a resumed training goes on with came of the right files."""
+
+    class Stops(Exception):
+        pass
+
+    class Trainer:
+        """As much of one as there is before the first step."""
+
+        run = Run(spec=None, operation=None, work=WorkFolder(tmp_path), compute=None)
+        model = torch.nn.Linear(1, 1)
+
+        class accelerator:
+            @staticmethod
+            def wait_for_everyone():
+                pass
+
+        def remove_callback(self, callback):
+            pass
+
+        add_callback = remove_callback
+
+        def compile(self):
+            pass
+
+        def is_world_process_zero(self):
+            return True
+
+        def check_start(self):
+            pass
+
+        def train(self, **_):
+            raise Stops
+
+    base = tmp_path / "base"
+    base.write_text("weights")
+    (tmp_path / "state").mkdir()
+    Attempt(stage="sft", code="c", stamps=stamps_of([base])).save(tmp_path / "state")
+    with pytest.raises(Stops):
+        pipeline.fit(Trainer())
+    base.write_text("others")
+    with pytest.raises(SnaketuneError, match="base changed while the sft stage read it"):
+        pipeline.fit(Trainer())
+
+
+def test_what_waits_for_a_launched_process_imports_no_torch():
+    heavy = (
+        "import sys, snaketune.__main__, snaketune.training.launch.processes\n"
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout == "set()\n"
+
+
+def launched_with(
+    tmp_path, monkeypatch, operation: Operation, visible: list[str], status: int = 0, outcome: str = ""
+) -> tuple[list[str], dict[str, Any], dict[str, str]]:
+    """The command of a launch that ends so and writes this outcome, what accelerate is told, and its environment."""
+    work = WorkFolder(tmp_path)
+    work.start()
+    (work.state / "outcome.json").write_text('{"counts": {"of": "an earlier attempt"}}')
+    record_failure(work.state, SnaketuneError("of an earlier attempt"), "of an earlier attempt")
+    seen = []
+
+    def run(command, variables, step):
+        told = work.state / "accelerate.yaml"
+        seen.append((command, yaml.safe_load(told.read_text(encoding="utf-8")) if told.exists() else None, variables))
+        if outcome:
+            (work.state / "outcome.json").write_text(outcome)
+        return status
+
+    monkeypatch.setattr(processes, "run_processes", run)
+    monkeypatch.setattr(processes, "visible_gpus", lambda: visible)
+    spec = SftSpec.model_construct()
+    made = processes.launch(
+        "sft",
+        spec=spec,
+        operation=operation,
+        tracking=Tracking(),
+        work=work,
+        out=tmp_path,
+        artifacts={},
+        files={},
+    )
+    assert made.counts == {"of": "this one"}
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("operation", "visible", "processes", "kind", "cpu"),
+    [
+        ({"gpus": 1}, [], 1, None, True),
+        ({"gpus": 0}, ["0"], 1, None, False),
+        ({"gpus": 1}, ["0", "1"], 1, None, False),
+        ({"gpus": 2}, ["0", "1"], 2, "MULTI_GPU", False),
+        ({"gpus": 2}, ["0", "1", "2"], 2, "MULTI_GPU", False),
+        ({"gpus": 3}, [], 3, "MULTI_GPU", True),
+        ({"gpus": 1, "launch": "fsdp"}, ["0"], 1, "MULTI_GPU", False),
+    ],
+)
+def test_one_process_per_gpu_asked_for(tmp_path, monkeypatch, operation, visible, processes, kind, cpu):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    command, told, environment = launched_with(
+        tmp_path, monkeypatch, Operation(**operation), visible, outcome='{"counts": {"of": "this one"}}'
+    )
+    if kind:
+        assert (told["num_processes"], told["distributed_type"], told["use_cpu"]) == (processes, kind, cpu)
+    else:
+        # Nobody has to be told anything.
+        assert told is None
+        assert command[:-2] == [sys.executable, "-m"]
+    assert command[-2:] == [worker.__name__, str(tmp_path / "state/job.json")]
+    assert environment[processes.PARENT_VARIABLE] == str(os.getpid())
+    assert environment["OMP_NUM_THREADS"] == str(7 // processes)
+
+
+def test_fewer_gpus_than_asked_for_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(SnaketuneError, match=r"operation\.gpus: the job asks for 4 GPUs on each node, here it sees 2"):
+        launched_with(tmp_path, monkeypatch, Operation(gpus=4), ["0", "1"])
+
+
+@pytest.mark.parametrize(("status", "told"), [(1, "exit status 1"), (-9, "killed by signal 9"), (0, "exit status 0")])
+def test_a_process_that_reports_nothing_failed_whatever_an_earlier_one_reported(tmp_path, monkeypatch, status, told):
+    with pytest.raises(SnaketuneError, match=rf"the training process ended early \({told}\).*Run again to resume"):
+        launched_with(tmp_path, monkeypatch, Operation(), [], status)
+
+
+def test_a_process_knows_whether_its_parent_lives(monkeypatch):
+    monkeypatch.delenv(processes.PARENT_VARIABLE, raising=False)
+    assert not worker.parent_is_gone()
+    monkeypatch.setenv(processes.PARENT_VARIABLE, str(os.getpid()))
+    assert not worker.parent_is_gone()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setenv(processes.PARENT_VARIABLE, str(gone.pid))
+    assert worker.parent_is_gone()
+
+
+def test_a_process_ends_soon_after_its_parent_whatever_it_does(tmp_path):
+    """Its successor may be at work already, and what this one dies of isn't what that one does."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    script = (
+        "import time\nfrom snaketune.training.launch import worker\n"
+        "worker.SECONDS_BETWEEN_LOOKS = 0.05\nworker.end_with_parent()\ntime.sleep(60)"
+    )
+    told = os.environ | {processes.PARENT_VARIABLE: str(gone.pid)}
+    assert subprocess.run([sys.executable, "-c", script], env=told, timeout=50).returncode == 1
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_what_an_orphan_dies_of_is_no_failure_of_its_successor(tmp_path, monkeypatch, gone):
+    def fails(job):
+        raise SnaketuneError("no")
+
+    monkeypatch.setattr(worker, "work_on", fails)
+    monkeypatch.setattr(worker, "parent_is_gone", lambda: gone)
+    (tmp_path / "job.json").write_text('{"stage": "sft"}', encoding="utf-8")
+    with pytest.raises(SystemExit):
+        worker.main(tmp_path / "job.json")
+    assert (tmp_path / "failed/0.json").exists() != gone
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_of_several_processes_holds_the_folder_and_reports(tmp_path, monkeypatch, rank):
+    work = WorkFolder(tmp_path)
+    work.start()
+    monkeypatch.setenv("RANK", rank)
+    seen = []
+
+    def build(spec, work, **_):
+        seen.append((work.folder / "training.lock").exists())
+        return Outcome(counts={"rows": 1})
+
+    spec = RefLogpsSpec(precision="auto", frozen_weights=False, quantization=None, trust_remote_code=False).model_dump()
+    monkeypatch.setattr("snaketune.training.ref_logps.build", build)
+    monkeypatch.setitem(STAGES, "ref_logps", replace(STAGES["ref_logps"], inputs={}, takes_operation=False))
+    job = {"work": str(tmp_path), "out": "out", "stage": "ref_logps", "spec": spec, "artifacts": {}, "files": {}}
+    job |= {"operation": {}, "tracking": {}}
+    worker.work_on(job)
+    assert seen == [rank == "0"]
+    assert (work.state / "outcome.json").is_file() == (rank == "0")
+
+
+def test_who_is_still_importing_is_told_again(tmp_path):
+    """It ignores SIGTERM, as it inherits that, until it can leave with a checkpoint."""
+    inner = tmp_path / "inner.py"
+    inner.write_text(
+        "import signal, sys, time, pathlib\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "time.sleep(3)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "time.sleep(60)\n"
+    )
+    begun = tmp_path / "begun"
+    told = (
+        "import os, signal, sys, threading, time, pathlib\n"
+        "from snaketune.training.launch.processes import run_processes\n"
+        "def tell():\n"
+        "    while not pathlib.Path(sys.argv[2]).exists(): time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
+        "sys.exit(run_processes([sys.executable, sys.argv[1], sys.argv[2]], dict(os.environ)))\n"
+    )
+    outer = subprocess.run([sys.executable, "-c", told, str(inner), str(begun)], timeout=50)
+    assert outer.returncode == 7
+
+
+def test_those_on_other_nodes_are_told_by_slurm(tmp_path):
+    """srun ends a step at once that it is told to end; a signal to the step is one to those that train."""
+    tools, step = tmp_path / "tools", tmp_path / "step"
+    tools.mkdir()
+    # What scancel does to the step: its only process here.
+    (tools / "scancel").write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/called\nkill -USR1 $(cat {tmp_path}/task)\n')
+    (tools / "scancel").chmod(0o755)
+    task = (
+        "import os, pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7))\n"
+        f"pathlib.Path({str(tmp_path / 'task')!r}).write_text(str(os.getpid()))\n"
+        f"pathlib.Path({str(step)!r}).write_text('17.0\\n')\n"
+        "time.sleep(60)\n"
+    )
+    told = (
+        "import os, pathlib, signal, sys, threading, time\n"
+        "from snaketune.training.launch.processes import run_processes\n"
+        f"step = pathlib.Path({str(step)!r})\n"
+        "def tell():\n"
+        "    while not step.exists(): time.sleep(0.05)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Thread(target=tell, daemon=True).start()\n"
+        "sys.exit(run_processes([sys.executable, '-c', sys.argv[1]], dict(os.environ), step))\n"
+    )
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", told, task], env=environment, timeout=50)
+    assert done.returncode == 7
+    assert (tmp_path / "called").read_text() == "--signal=TERM 17.0\n"

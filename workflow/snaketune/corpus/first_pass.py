@@ -1,0 +1,240 @@
+"""The first pass: raw rows to sound, cleaned rows in the spool, and a few numbers about each in memory.
+
+24 bytes of memory per row: the hash of what it says, the number drawn for its prompt, its length, and how it came to be.
+All that is decided about rows is decided by these, after the last one is read.
+"""
+
+import gc
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from snaketune.config.corpus_sources import Source
+from snaketune.corpus.excerpts import say
+from snaketune.corpus.layouts.canonical import canonical_rows
+from snaketune.corpus.quarantine import Quarantine
+from snaketune.corpus.raw_rows import Made, RawRow
+from snaketune.corpus.reading.formats import TextKeys
+from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
+from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
+from snaketune.corpus.selecting.cleaning import Cleaner
+from snaketune.corpus.selecting.contamination import Contamination
+from snaketune.corpus.selecting.near_duplicates import NearDuplicates
+from snaketune.corpus.selecting.splits import draw, split_key
+from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
+from snaketune.corpus.selecting.words import compared_texts
+from snaketune.errors import SnaketuneError
+from snaketune.patterns import TooSlow, search
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import CorpusSpec
+
+LONGEST = 2**32 - 1
+MOST_NAMES = 200
+OTHER_NAMES = "…"
+OBJECTS_BETWEEN_COLLECTIONS = 100_000
+
+
+@dataclass
+class SourceCounts:
+    """What became of the raw rows of one source.
+
+    Attributes:
+        read: raw rows.
+        extra: rows that a raw row made besides its first.
+        joined: raw rows that became part of another.
+        ignored: what of raw rows isn't read though it holds something (a column, or `messages[].name`), and how many
+            of those used have it.
+        marked: marks of bad rows among those used, such as `is_correct: false`, and how many have each.
+        rows: numbers of the sound rows, first and one past the last.
+    """
+
+    read: int = 0
+    extra: int = 0
+    joined: int = 0
+    quarantined: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
+    rows: slice = field(default_factory=lambda: slice(0, 0))
+
+
+class Scan:
+    """Give it every source in turn, then `finish`.
+
+    Attributes:
+        hashes, drawn, characters, origins: for each sound row the hash of its content, the number drawn for its prompt,
+            its length, and the number of its origin.
+        known_origins: layout and notes of each origin.
+    """
+
+    def __init__(
+        self,
+        spec: CorpusSpec,
+        *,
+        spool: Spool,
+        quarantine: Quarantine,
+        cleaner: Cleaner,
+        near_duplicates: NearDuplicates | None = None,
+        contamination: Contamination | None = None,
+    ):
+        """Args: near_duplicates, contamination: what looks at the words of rows, where it is asked for."""
+        self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
+        self.near_duplicates, self.contamination = near_duplicates, contamination
+        self.hashes, self.drawn = array("Q"), array("Q")
+        self.characters, self.origins = array("I"), array("I")
+        self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
+        self.batch: list[Row] = []
+        self.places: list[tuple[str, RawRow]] = []
+
+    def read(self, source: Source, paths: list[Path]) -> SourceCounts:
+        """Scan all rows of a source.
+
+        Raises:
+            SnaketuneError: a file that can't be read.
+        """
+        counts = SourceCounts()
+        first = len(self.hashes)
+        with _rare_collections():
+            if source.hub:
+                self._read(hub_name(source.hub), read_hub(source.hub), source, counts)
+            keys = TextKeys(source.encoding, source.delimiter, source.header)
+            for file, path in zip(source.files, paths):
+                for name, raws in read_files(path, file, plain=self.spec.kind == TEXT, keys=keys):
+                    self._read(name, raws, source, counts)
+        counts.rows = slice(first, len(self.hashes))
+        if counts.ignored:
+            say(_ignored_line(source, counts.ignored))
+        if counts.marked:
+            say(_marked_line(source, counts.marked))
+        return counts
+
+    def finish(self) -> None:
+        """Write the last batch."""
+        if self.batch:
+            self._flush()
+
+    def _read(self, name: str, raws: Iterable[RawRow], source: Source, counts: SourceCounts) -> None:
+        seed, pattern = self.spec.split_seed, self.spec.answer_pattern
+        clean = self.cleaner.clean if self.cleaner.active else None
+        hashes, drawn, origins, known = self.hashes, self.drawn, self.origins, self.known_origins
+        made_rows, read = 0, counts.read
+        counted = _counted(progress(raws, name, "rows"), counts)
+        for made in _named(name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)):
+            made_rows += 1
+            row = made.row
+            if row is None:
+                counts.joined += 1
+                _count(made.ignored, counts.ignored)
+                continue
+            try:
+                if isinstance(row, Malformed | Dropped):
+                    raise row
+                if made.raw.notes:
+                    row.notes += made.raw.notes
+                if clean:
+                    row = clean(row)
+                if pattern and row.answer is None:
+                    _find_answer(row, pattern)
+                content = content_hash(row)
+            except TooSlow as error:
+                raise SnaketuneError(f"{name}, {made.raw.unit} {made.raw.number}: {error}") from None
+            except Malformed as error:
+                self.quarantine.add(name, made.raw, error)
+                counts.quarantined += 1
+                continue
+            except Dropped as error:
+                counts.dropped[error.reason] += 1
+                continue
+            _count(made.ignored, counts.ignored)
+            _count(made.marks, counts.marked)
+            hashes.append(content)
+            drawn.append(draw(split_key(row.opening), seed))
+            origin = made.layout, row.notes
+            origins.append(known[origin] if origin in known else known.setdefault(origin, len(known)))
+            self.batch.append(row)
+            self.places.append((name, made.raw))
+            if len(self.batch) == ROWS_PER_BATCH:
+                self._flush()
+        counts.extra += made_rows - (counts.read - read)
+
+    def _flush(self) -> None:
+        characters = self.spool.append(self.batch)
+        self.characters.frombytes(np.minimum(characters, LONGEST).astype(np.uint32).tobytes())
+        if self.near_duplicates:
+            self.near_duplicates.append(self.batch)
+        if self.contamination:
+            turns = [compared_texts(row.turns) for row in self.batch]
+            places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
+            first = len(self.hashes) - len(self.batch)
+            self.contamination.append(turns, places, np.array(self.hashes[first:], np.uint64), first)
+        # New ones: the old are shared with nobody, but a cleared list would keep its memory.
+        self.batch, self.places = [], []
+
+
+def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
+    for name in names:
+        # Where keys are data (an id each), there are as many as rows.
+        ignored[name if name in ignored or len(ignored) < MOST_NAMES else OTHER_NAMES] += 1
+
+
+def _name(source: Source) -> str:
+    more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
+    return hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
+
+
+def _rows_of_each(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ({n} rows)" for name, n in names.most_common())
+
+
+def _ignored_line(source: Source, ignored: Counter[str]) -> str:
+    """What of a source isn't read."""
+    return (
+        f"{_name(source)}: ignored, as its layout doesn't read them: {_rows_of_each(ignored)}; if one matters, map columns "
+        "with `fields`"
+    )
+
+
+def _marked_line(source: Source, marked: Counter[str]) -> str:
+    """Which rows of a source are used though they are marked as bad ones, and what leaves them out."""
+    column, _, value = marked.most_common(1)[0][0].partition(": ")
+    return (
+        f"{_name(source)}: used, though marked: {_rows_of_each(marked)}; the source's `where` leaves such rows out, for "
+        f"instance `where: {column} != {value}`"
+    )
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for reference cycles less often: rows hold none, and looking through each batch costs a tenth."""
+    usual = gc.get_threshold()
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+def _named(name: str, rows: Iterable[Made]) -> Iterator[Made]:
+    """`rows`; what is wrong with the file as a whole names it."""
+    try:
+        yield from rows
+    except Malformed as error:
+        raise SnaketuneError(f"{name}: {error.detail}") from None
+
+
+def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
+    for raw in raws:
+        counts.read += 1
+        yield raw
+
+
+def _find_answer(row: Row, pattern: str) -> None:
+    match = search(pattern, row.reply)
+    row.answer = ((match and match[1]) or "").strip() or None
+    if row.answer is None:
+        row.notes += ("no_answer",)

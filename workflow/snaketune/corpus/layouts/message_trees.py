@@ -1,0 +1,234 @@
+"""Trees of messages, where each may have several replies, to the best conversation or to preference pairs.
+
+    flat      one row per message: message_id, parent_id, role, text, rank; in any order, so the file is held in memory
+    nested    one row per tree: a message that holds its `replies`, or stands in `prompt`
+
+The best conversation takes the reply of the lowest rank at every step, of several that nobody ranked the first, and of
+several that a user wrote the first that was answered; it ends on the assistant. Each ranked reply but the best makes a
+pair with the best: neighbours in rank are often nearly alike, and whoever shares the best also shares its prompt, which
+is computed once. Deleted messages are left out, with all that hangs from them.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from snaketune.corpus.layouts.content_parts import kind_of
+from snaketune.corpus.layouts.roles import role_of
+from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Preference, Row
+
+Outcome = Row | Malformed | Dropped | None
+# What is read of a message.
+MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A message in its tree. `number` is that of its row, in a flat file."""
+
+    turn: Message
+    rank: float | None
+    deleted: bool
+    synthetic: bool
+    number: int = 0
+    parent: "Node | None" = None
+    replies: list["Node"] = field(default_factory=list)
+
+
+def is_message(columns: set[str]) -> bool:
+    """Whether a row with these columns is a message of a tree; a root has no parent_id, a deleted one may have no text."""
+    return columns >= {"message_id", "role"}
+
+
+def is_nested_tree(raw: dict[str, Any]) -> bool:
+    """Whether a row holds a whole tree."""
+    return isinstance(raw.get("replies"), list) or (isinstance(raw.get("prompt"), dict) and "replies" in raw["prompt"])
+
+
+def rows_of_tree(raw: dict[str, Any], kind: str, speakers: dict[str, str]) -> list[Row | Dropped]:
+    """What a nested tree holds: one conversation, or any number of pairs.
+
+    Raises:
+        Malformed: a message without role or text, or replies that are no list.
+    """
+    root = _nested(raw["prompt"] if isinstance(raw.get("prompt"), dict) else raw, speakers)
+    if root.deleted:
+        return [Dropped("deleted")]
+    if kind == "conversations":
+        path = _best_path(root)
+        return [_conversation(path) if path else Dropped("unanswered")]
+    pairs = [_preference(chosen, rejected) for chosen, rejected in _ranked_pairs(root)]
+    return pairs or [Dropped("unpaired")]
+
+
+def rows_of_messages(raws: list[dict[str, Any]], kind: str, speakers: dict[str, str]) -> list[Outcome]:
+    """What becomes of each message, in order.
+
+    A conversation stands in the place of its root and a pair in that of its rejected reply; the other messages in them
+    are None, and those in none are Dropped.
+    """
+    outcomes, roots = _linked(raws, speakers)
+    for node in _walk(roots, through_deleted=True):
+        outcomes[node.number] = Dropped("deleted")
+    for node in _walk(roots):
+        outcomes[node.number] = Dropped("other_branch" if kind == "conversations" else "unpaired")
+    for root in roots:
+        if kind == "conversations" and not root.deleted:
+            path = _best_path(root)
+            for node in path:
+                outcomes[node.number] = None
+            outcomes[root.number] = _conversation(path) if path else Dropped("unanswered")
+        elif kind == "preferences":
+            for best, lower in _ranked_pairs(root):
+                for node in (best, *_path_to(best.parent)):
+                    # A reply that lost somewhere can lead on, and then is both a pair and part of others.
+                    if isinstance(outcomes[node.number], Dropped):
+                        outcomes[node.number] = None
+                outcomes[lower.number] = _preference(best, lower)
+    return outcomes
+
+
+def _linked(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[Outcome], list[Node]]:
+    """What is wrong with each message, or None, and the roots of the sound ones."""
+    outcomes: list[Outcome] = []
+    by_id: dict[str | int, Node] = {}
+    for number, raw in enumerate(raws):
+        try:
+            outcomes.append(None)
+            node, id_ = _node(raw, speakers, number), _identifier(raw, "message_id")
+            if raw.get("parent_id") is not None:
+                _identifier(raw, "parent_id")
+            if id_ in by_id:
+                raise Malformed("duplicate_message_id", f"{str(id_)[:40]!r} is the id of an earlier message, too")
+            by_id[id_] = node
+        except Malformed as error:
+            outcomes[number] = error
+    roots, orphans = [], []
+    for node in by_id.values():
+        parent_id = raws[node.number].get("parent_id")
+        node.parent = by_id.get(parent_id)
+        if node.parent:
+            node.parent.replies.append(node)
+        else:
+            (roots if parent_id is None else orphans).append(node)
+    for orphan in orphans:
+        missing = str(raws[orphan.number]["parent_id"])[:40]
+        for node in _walk([orphan], through_deleted=True):
+            place = "its parent" if node is orphan else "a message that it hangs from"
+            outcomes[node.number] = Malformed("orphan_node", f"{place}, {missing!r}, isn't in the file, or isn't sound")
+    tied = {node.number for node in _walk(roots + orphans, through_deleted=True)}
+    for node in by_id.values():
+        if node.number not in tied:
+            outcomes[node.number] = Malformed("cyclic_tree", "following parent_id from here leads round in a circle")
+    return outcomes, roots
+
+
+def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
+    top = _node(root, speakers)
+    waiting = [(top, root)]
+    while waiting:
+        node, raw = waiting.pop()
+        replies = raw.get("replies")
+        if replies is not None and not isinstance(replies, list):
+            raise Malformed("wrong_type", f"replies holds {kind_of(replies)}, expected a list of messages")
+        for reply in replies or ():
+            below = _node(reply, speakers)
+            below.parent = node
+            node.replies.append(below)
+            waiting.append((below, reply))
+    return top
+
+
+def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
+    if not isinstance(raw, dict):
+        raise Malformed("wrong_type", f"a reply holds {kind_of(raw)}, expected a message")
+    speaker, text, rank = raw.get("role"), raw.get("text"), raw.get("rank")
+    deleted = raw.get("deleted") is True
+    if speaker is None:
+        raise Malformed("missing_speaker", "a message without a role")
+    role = role_of(speaker, speakers) if isinstance(speaker, str) else None
+    if role is None:
+        raise Malformed("unknown_role", f"a message by {str(speaker)[:40]!r}; map it with `speakers`")
+    if not isinstance(text, str) and not deleted:
+        raise Malformed("non_string_content", f"the text of a message holds {kind_of(text)}")
+    if isinstance(rank, float) and math.isnan(rank):
+        rank = None
+    if isinstance(rank, bool) or not isinstance(rank, (int, float, type(None))):
+        raise Malformed("wrong_type", f"rank holds {kind_of(rank)}, expected a number")
+    turn = {"role": role, "content": text}
+    return Node(turn=turn, rank=rank, deleted=deleted, synthetic=raw.get("synthetic") is True, number=number)
+
+
+def _identifier(raw: dict[str, Any], column: str) -> str | int:
+    value = raw.get(column)
+    if value is None:
+        raise Malformed("missing_column", f"a message without {column}")
+    if not isinstance(value, (str, int)):
+        raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text or a number")
+    return value
+
+
+def _walk(roots: list[Node], *, through_deleted: bool = False) -> Iterator[Node]:
+    """All messages of these trees, parents first."""
+    waiting = roots[::-1]
+    while waiting:
+        node = waiting.pop()
+        if through_deleted or not node.deleted:
+            yield node
+            waiting.extend(reversed(node.replies))
+
+
+def _best_path(root: Node) -> list[Node]:
+    """The messages of the best conversation; none if nobody answered."""
+    path, step = [], root
+    while step:
+        path.append(step)
+        replies = _ranked_first(step)
+        if step.turn["role"] == "assistant":
+            replies = [reply for reply in replies if _ranked_first(reply)]
+        step = replies[0] if replies else None
+    while path and path[-1].turn["role"] != "assistant":
+        path.pop()
+    return path
+
+
+def _ranked_first(node: Node) -> list[Node]:
+    """The replies that aren't deleted, by rank."""
+    living = [reply for reply in node.replies if not reply.deleted]
+    return sorted(living, key=lambda reply: math.inf if reply.rank is None else reply.rank)
+
+
+def _ranked_pairs(root: Node) -> Iterator[tuple[Node, Node]]:
+    """Each best reply of the assistant with each that ranks below it."""
+    for node in _walk([root]):
+        replies = [
+            reply for reply in _ranked_first(node) if reply.turn["role"] == "assistant" and reply.rank is not None
+        ]
+        yield from ((replies[0], lower) for lower in replies[1:] if lower.rank > replies[0].rank)
+
+
+def _path_to(node: Node | None) -> list[Node]:
+    path = []
+    while node:
+        path.append(node)
+        node = node.parent
+    return path[::-1]
+
+
+def _conversation(path: list[Node]) -> Conversation:
+    return Conversation(messages=[node.turn for node in path], notes=_notes(path))
+
+
+def _preference(best: Node, lower: Node) -> Preference:
+    prompt = _path_to(best.parent)
+    return Preference(
+        prompt=[node.turn for node in prompt],
+        chosen=[best.turn],
+        rejected=[lower.turn],
+        notes=_notes([*prompt, best, lower]),
+    )
+
+
+def _notes(nodes: list[Node]) -> tuple[str, ...]:
+    return ("synthetic_message",) if any(node.synthetic for node in nodes) else ()

@@ -1,0 +1,160 @@
+"""Conversations that other interfaces spell in their own way, as lists of messages.
+
+contents    Gemini: [{role, parts: [{text} or {functionCall} or {functionResponse}]}], with systemInstruction
+moss        chat: {turn_1: {Human, Inner Thoughts, Commands, Tool Responses, MOSS}, …}, with meta_instruction
+blocks      Anthropic: results of tools as parts of what the user says, [{type: tool_result, tool_use_id, content}]
+loose       what `fields.messages` may name: texts in turns, or turns with a number each
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from snaketune.corpus.layouts.call_order import RESULT_KEY
+from snaketune.corpus.layouts.content_parts import kind_of
+from snaketune.corpus.rows import Malformed
+
+TOOL_RESULT = "tool_result"
+SYSTEM_KEYS = ("systemInstruction", "system_instruction")
+GEMINI_COLUMNS = {"contents", *SYSTEM_KEYS}
+# Around each text of MOSS: who speaks, and an end.
+MOSS_FRAME = re.compile(r"\s*(?:<\|[\w ]+\|>:?\s?)?(.*?)(?:<eo[a-z]>)?\s*", re.DOTALL)
+NUMBER_KEYS = ("turn", "turn_id", "turn_idx", "turn_number", "index", "idx", "number", "position")
+NUMBER = re.compile(r"\D*(\d+)")
+
+
+def is_contents(value: Any) -> bool:
+    """Whether a column `contents` holds turns as Gemini has them."""
+    return isinstance(value, list) and any(isinstance(item, dict) and "parts" in item for item in value)
+
+
+def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
+    """Gemini's contents as messages."""
+    messages = []
+    if system:
+        messages.append({"role": "system", "content": _text_of_parts(system)})
+    for item in contents if isinstance(contents, list) else [contents]:
+        parts = item.get("parts") if isinstance(item, dict) else None
+        if not isinstance(parts, list):
+            raise Malformed("wrong_type", f"contents holds {kind_of(item)}, expected a role and parts")
+        results = [part["functionResponse"] for part in parts if isinstance(part, dict) and "functionResponse" in part]
+        if results:
+            messages += ({"role": "tool", "content": _spelled(result.get("response"))} for result in results)
+            continue
+        thoughts = "".join(part["text"] for part in parts if _is_thought(part))
+        parts = [part for part in parts if not _is_thought(part)]
+        calls = [part["functionCall"] for part in parts if isinstance(part, dict) and "functionCall" in part]
+        message = {"role": item.get("role", "user"), "content": _text_of_parts(parts)}
+        message |= {"reasoning": thoughts} if thoughts else {}
+        messages.append(message | ({"tool_calls": [_gemini_call(call) for call in calls]} if calls else {}))
+    return messages
+
+
+def messages_of_moss(chat: Any, system: Any) -> list[dict[str, Any]]:
+    """A chat of MOSS as messages."""
+    messages = [{"role": "system", "content": system}] if system else []
+    for turn in in_number(chat):
+        said = {key: _moss_text(value) for key, value in turn.items()} if isinstance(turn, dict) else {}
+        if "Human" not in said or "MOSS" not in said:
+            raise Malformed("wrong_type", f"chat holds {kind_of(turn)}, expected Human and MOSS")
+        messages.append({"role": "user", "content": said["Human"]})
+        if said.get("Commands"):
+            messages.append({"role": "assistant", "content": said["Commands"], "reasoning": said.get("Inner Thoughts")})
+            messages.append({"role": "tool", "content": said.get("Tool Responses", "")})
+        messages.append({"role": "assistant", "content": said["MOSS"]})
+    return messages
+
+
+def holds_results(item: Any) -> bool:
+    """Whether a message of the user has results of tools among its parts."""
+    content = item.get("content") if isinstance(item, dict) and item.get("role") != "tool" else None
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == TOOL_RESULT for part in content
+    )
+
+
+def with_results_apart(items: Sequence[Any]) -> list[Any]:
+    """Messages in which each result of a tool is one of its own, before what else the user says."""
+    apart: list[Any] = []
+    for item in items:
+        if not holds_results(item):
+            apart.append(item)
+            continue
+        others = [part for part in item["content"] if not (isinstance(part, dict) and part.get("type") == TOOL_RESULT)]
+        apart += (
+            {"role": "tool", RESULT_KEY: part.get("tool_use_id"), "content": part.get("content") or ""}
+            for part in item["content"]
+            if isinstance(part, dict) and part.get("type") == TOOL_RESULT
+        )
+        if others:
+            apart.append(item | {"content": others})
+    return apart
+
+
+def loose_turns(value: Any) -> Any:
+    """Texts that take turns, and numbered turns, as messages; anything else as it is."""
+    items = in_number(value) if isinstance(value, dict) else value
+    if not isinstance(items, list) or not items:
+        return value
+    if all(isinstance(item, dict) for item in items):
+        key = next((key for key in NUMBER_KEYS if all(_is_number(item.get(key)) for item in items)), None)
+        if key is None:
+            return items
+        ordered = sorted(items, key=lambda item: item[key])
+        return [{name: part for name, part in item.items() if name != key} for item in ordered]
+    if all(isinstance(item, str) for item in items):
+        return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(items)]
+    return items
+
+
+def in_number(turns: Any) -> list[Any]:
+    """The values of an object whose keys are numbered, by their numbers; Malformed if they aren't."""
+    numbers = [NUMBER.fullmatch(key) for key in turns] if isinstance(turns, dict) else [None]
+    if not numbers or None in numbers:
+        raise Malformed("wrong_type", f"found {kind_of(turns)}, expected turns that are numbered: turn_1, turn_2")
+    return [
+        turn for _, turn in sorted(zip((int(number[1]) for number in numbers), turns.values()), key=lambda one: one[0])
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text_of_parts(parts: Any) -> str:
+    if isinstance(parts, dict):
+        parts = parts.get("parts", parts)
+    if isinstance(parts, str):
+        return parts
+    texts = [part.get("text") if isinstance(part, dict) else part for part in _listed(parts)]
+    texts = [
+        text for text, part in zip(texts, _listed(parts)) if not (isinstance(part, dict) and "functionCall" in part)
+    ]
+    if not all(isinstance(text, str) for text in texts):
+        kinds = ", ".join(
+            sorted({key for part in _listed(parts) if isinstance(part, dict) for key in part if key != "text"})
+        )
+        raise Malformed("unsupported_part", f"contents has a part ({kinds[:80]}) that no text can hold")
+    return "".join(texts)
+
+
+def _listed(parts: Any) -> Iterable[Any]:
+    return parts if isinstance(parts, list) else [parts]
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and bool(part.get("thought")) and isinstance(part.get("text"), str)
+
+
+def _gemini_call(call: Any) -> Any:
+    return {"name": call.get("name"), "arguments": call.get("args") or {}} if isinstance(call, dict) else call
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _moss_text(value: Any) -> str:
+    text = MOSS_FRAME.fullmatch(value)[1] if isinstance(value, str) else ""
+    return "" if text == "None" else text

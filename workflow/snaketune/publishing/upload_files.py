@@ -1,0 +1,73 @@
+"""What of a result is handed on: the files that its manifest describes, digests verified, and its card. Nothing else."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.manifest import Artifact
+from snaketune.errors import SnaketuneError
+from snaketune.publishing.card import CARD
+from snaketune.stages.job import RESULTS, result_at
+
+# What Snakemake puts into folders that a rule makes.
+SNAKEMAKES = ".snakemake_timestamp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One of them."""
+
+    path: Path
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A model as it is handed on.
+
+    Attributes:
+        files: by their names in the repository, in order.
+        fingerprint: of its training.
+    """
+
+    files: dict[str, File]
+    fingerprint: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files.values())
+
+
+def package_of(model: str, results: Path = RESULTS) -> Package:
+    """All files of a model and its card.
+
+    Args:
+        model: `sft:NAME` or `dpo:NAME`.
+    Raises:
+        SnaketuneError: one is missing or changed, the card is another result's, or there are files that nobody described.
+    """
+    kind, name = model.split(":")
+    trained = result_at(results / kind / name / "manifest.json")
+    card = result_at(results / "card" / f"{kind}-{name}" / "manifest.json")
+    if digest_file(trained.manifest_path) not in card.manifest["inputs"]["manifests"]:
+        raise SnaketuneError(
+            f"{card.manifest_path} is of another result of {model}; run: snakemake {card.manifest_path}"
+        )
+    _refuse_others(trained)
+    files = {file: _file(trained, file) for file in trained.manifest["payload"]} | {CARD: _file(card, CARD)}
+    return Package(files=dict(sorted(files.items())), fingerprint=trained.manifest["fingerprint"])
+
+
+def _refuse_others(artifact: Artifact) -> None:
+    described = {*artifact.manifest["payload"], *artifact.manifest["records"], SNAKEMAKES}
+    found = (path.relative_to(artifact.folder).as_posix() for path in artifact.folder.rglob("*") if not path.is_dir())
+    if others := sorted(set(found) - described):
+        raise SnaketuneError(
+            f"{artifact.folder} has {', '.join(others[:5])}, which {artifact.manifest_path} doesn't describe; move it away"
+        )
+
+
+def _file(artifact: Artifact, name: str) -> File:
+    path = artifact.file(name)
+    return File(path=path, bytes=path.stat().st_size, digest=artifact.manifest["payload"][name]["digest"])

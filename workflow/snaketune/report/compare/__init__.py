@@ -1,0 +1,1 @@
+"""Comparisons of the report: models, variants and results of other configs."""

@@ -1,0 +1,109 @@
+"""What `calibrate` measured, as runs tell it: speed and memory against rows at once, and what was chosen."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import ScalarFormatter, StrMethodFormatter
+
+from snaketune.report.charts.style import COLOURS, Panel, Style, trace
+from snaketune.report.data.results import Result
+from snaketune.report.text import decimal, short, whole
+
+GB = 1e9
+# Recomputed activations.
+DASHED = (0, (3, 2))
+
+
+def calibration_panels(runs: list[Result], styles: dict[str, Style]) -> list[Panel]:
+    """Speed and memory of the runs that have a curve; nothing where none has."""
+    measured = [run for run in runs if run.run.get("calibration")]
+    return [_speed(measured, styles), _memory(measured, styles)] if measured else []
+
+
+def chosen(run: dict[str, Any]) -> list[str]:
+    """Facts about a run's portions."""
+    rows = run.get("micro_batch_rows")
+    if not rows:
+        return []
+    what = f"micro-batches of {rows} row{'s' if rows > 1 else ''}"
+    if run.get("gradient_checkpointing"):
+        what += ", activations recomputed"
+    lost = run.get("slower_than_best_percent")
+    return [what + (f" ({lost:.0f}% slower than the best found)" if lost and lost >= 1 else "")]
+
+
+def _speed(runs: list[Result], styles: dict[str, Style]) -> Panel:
+    def draw(ax: Axes) -> None:
+        for run in runs:
+            _lines(ax, run, styles[run.label], "tokens_per_second", 1)
+            _mark_chosen(ax, run, styles[run.label], "tokens_per_second", 1)
+            for one in run.run["calibration"]["trials"]:
+                if not one["fits"]:
+                    # At the foot of the axes: these rows have no speed.
+                    ax.plot(
+                        one["micro_batch_rows"], 0.03, "x", color=COLOURS["bad"][0], transform=ax.get_xaxis_transform()
+                    )
+        ax.set(xlabel="rows at once (x: they didn't fit)", ylabel="tokens per second")
+        ax.set_ylim(0, None)
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        _rows_axis(ax)
+
+    found = [_taken(run) for run in runs]
+    title = "Speed by rows at once"
+    if len(runs) == 1 and found[0]:
+        title += f": {whole(found[0]['tokens_per_second'])} tokens/s with {found[0]['micro_batch_rows']}"
+    return Panel(title=f"{title} (dashed: activations recomputed)", draw=draw)
+
+
+def _memory(runs: list[Result], styles: dict[str, Style]) -> Panel:
+    def draw(ax: Axes) -> None:
+        most = max(one["peak_bytes"] for run in runs for one in run.run["calibration"]["trials"] if one["fits"])
+        for run in runs:
+            _lines(ax, run, styles[run.label], "peak_bytes", GB)
+            _mark_chosen(ax, run, styles[run.label], "peak_bytes", GB)
+            there = run.run["calibration"]["memory_bytes"]
+            # A limit far away would press the curves to the ground.
+            if there and there < 4 * most:
+                ax.axhline(there / GB, color=COLOURS["muted"][0], linewidth=0.8, linestyle=":")
+        ax.set(xlabel="rows at once", ylabel="most memory, GB")
+        ax.set_ylim(0, None)
+        _rows_axis(ax)
+
+    devices = {run.run["calibration"]["device"]: run.run["calibration"]["memory_bytes"] for run in runs}
+    of = ", ".join(f"{device}, {short(there)}B" if there else device for device, there in devices.items())
+    taken = [found["peak_bytes"] / GB for run in runs if (found := _taken(run))]
+    most = f": {decimal(max(taken))} GB at most" if taken else ""
+    return Panel(title=f"Memory by rows at once{most} ({of})", draw=draw)
+
+
+def _lines(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
+    for recomputed in (False, True):
+        some = sorted(
+            (one["micro_batch_rows"], one[key] / unit)
+            for one in run.run["calibration"]["trials"]
+            if one["fits"] and one["gradient_checkpointing"] == recomputed
+        )
+        if some:
+            trace(ax, *zip(*some), style, DASHED if recomputed else "-")
+
+
+def _mark_chosen(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
+    if found := _taken(run):
+        ax.plot(
+            found["micro_batch_rows"], found[key] / unit, "o",
+            markersize=9, markerfacecolor="none", markeredgecolor=style.hex,
+        )  # fmt: skip
+
+
+def _taken(run: Result) -> dict[str, Any] | None:
+    """The trial of what the run was computed with, if there was one that fitted."""
+    wanted = {key: run.run.get(key) for key in ("micro_batch_rows", "gradient_checkpointing")}
+    return next(
+        (one for one in run.run["calibration"]["trials"] if one["fits"] and wanted.items() <= one.items()), None
+    )
+
+
+def _rows_axis(ax: Axes) -> None:
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(ScalarFormatter())
+    ax.grid(False, axis="x")

@@ -1,0 +1,241 @@
+"""What DPO changed in the held-out pairs: each pair's log-probabilities before and after, and those whose preference flipped.
+
+"Before" is the model that the run started from, where the same evaluation asked it about the same pairs; else the reference,
+whose log-probabilities stand beside the run's own. Pairs that only one of them knows are left out. Some thousand pairs cost
+milliseconds; of texts, only those that are shown are read.
+
+A model prefers the completion whose tokens are the likelier on average: of whole answers the shorter one is the likelier to any
+model, also to one that has learned nothing.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from snaketune.report.data.corpus_flow import corpus_flows
+from snaketune.report.data.results import Findings, Result, Scored
+from snaketune.report.judge.difference_intervals import wins
+from snaketune.report.text import clip
+from snaketune.tables import read_table
+
+PROMPT_CHARACTERS, COMPLETION_CHARACTERS = 500, 600
+OUTCOMES = ("won", "lost", "right", "wrong")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSource:
+    """The pairs of one source: how many, in which share of them the chosen completion is the likelier one per token, before and
+    after, and the mean rewards after."""
+
+    name: str
+    pairs: int
+    before: float
+    after: float
+    chosen: float
+    rejected: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One DPO run on the held-out pairs of one corpus. Columns of the arrays: chosen, rejected.
+
+    Attributes:
+        before: label of the model before; `reference` where its log-probabilities stand for it.
+        before_P2, after_P2: float64[P, 2], summed log-probabilities in nats.
+        counts_P2: int64[P, 2], tokens.
+        reference_P2: float64[P, 2], the reference's, or what was before where the run has none.
+        sources: by name, which of the pairs are from it, bool[P]; in the order of the corpus.
+        beta: what log-ratios to the reference are rewards by; None where the run has no reference.
+    """
+
+    evaluation: str
+    corpus: str
+    run: Result
+    before: str
+    ids: list[str]
+    before_P2: np.ndarray
+    after_P2: np.ndarray
+    counts_P2: np.ndarray
+    reference_P2: np.ndarray
+    sources: dict[str, np.ndarray]
+    beta: float | None
+
+    @property
+    def label(self) -> str:
+        return self.run.label
+
+    def margins(self, per_token: bool) -> tuple[np.ndarray, np.ndarray]:
+        """float64[P] before and after: log-probability of chosen less rejected, of whole answers or per token."""
+        by = np.maximum(self.counts_P2, 1) if per_token else 1
+        return tuple((sums / by) @ np.array([1.0, -1.0]) for sums in (self.before_P2, self.after_P2))
+
+    def rewards(self) -> tuple[np.ndarray, np.ndarray]:
+        """float64[P, 2] before and after: log-ratio to the reference times beta, or what was gained in nats without one."""
+        beta = self.beta or 1.0
+        return beta * (self.before_P2 - self.reference_P2), beta * (self.after_P2 - self.reference_P2)
+
+    def outcomes(self, per_token: bool) -> dict[str, int]:
+        """How many pairs are `won` (chosen preferred after, not before), `lost`, and `right` or `wrong` both times."""
+        before_P, after_P = (margins > 0 for margins in self.margins(per_token))
+        both = {"won": ~before_P & after_P, "lost": before_P & ~after_P, "right": before_P & after_P}
+        return {name: int(both.get(name, ~before_P & ~after_P).sum()) for name in OUTCOMES}
+
+    def flipped(self, won: bool, most: int) -> list[int]:
+        """The pairs that were won or lost, those whose margin per token moved furthest first."""
+        before_P, after_P = self.margins(per_token=True)
+        places = np.flatnonzero((before_P > 0) != (after_P > 0))
+        places = [int(place) for place in places if (after_P[place] > 0) == won]
+        return sorted(places, key=lambda place: (-abs(after_P[place] - before_P[place]), self.ids[place]))[:most]
+
+    def by_source(self) -> list[OfSource]:
+        """Of each source, where there are several."""
+        (before_P, after_P), (_, reward_P2) = self.margins(per_token=True), self.rewards()
+        return [
+            OfSource(
+                name=name,
+                pairs=int(own_P.sum()),
+                before=float(wins(before_P[own_P]).mean()),
+                after=float(wins(after_P[own_P]).mean()),
+                **dict(zip(("chosen", "rejected"), reward_P2[own_P].mean(axis=0).tolist())),
+            )
+            for name, own_P in self.sources.items()
+            if len(self.sources) > 1
+        ]
+
+    @cached_property
+    def gains(self) -> tuple[float, float]:
+        """Means of chosen and rejected: log-probability after less before, in nats."""
+        chosen, rejected = (self.after_P2 - self.before_P2).mean(axis=0)
+        return float(chosen), float(rejected)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """A pair as the page shows it; margins in nats per token. Texts are None where the corpus doesn't hold them any more."""
+
+    id: str
+    prompt: str | None
+    chosen: str | None
+    rejected: str | None
+    before: float
+    after: float
+
+
+def changes(findings: Findings) -> list[Change]:
+    """Of every DPO run that was asked about pairs, by evaluation and corpus."""
+    runs = {run.label: run for run in findings.of("dpo")}
+    return [
+        change
+        for evaluation, models in findings.evaluations.items()
+        for scored in models
+        if scored.model in runs and scored.pairs is not None
+        for corpus in scored.pairs["corpus"].unique().to_pylist()
+        if (change := _change(findings, corpus, runs[scored.model], scored, _before(findings, scored, models)))
+    ]
+
+
+def flips(findings: Findings, change: Change, won: bool, most: int) -> list[Flip]:
+    """The first of the pairs that were won or lost, with their texts."""
+    places = change.flipped(won, most)
+    texts = _texts(findings, change.corpus, [change.ids[place] for place in places])
+    before_P, after_P = change.margins(per_token=True)
+    return [
+        Flip(
+            id=change.ids[place],
+            before=float(before_P[place]),
+            after=float(after_P[place]),
+            **texts.get(change.ids[place], dict.fromkeys(("prompt", "chosen", "rejected"))),
+        )
+        for place in places
+    ]
+
+
+def _before(findings: Findings, scored: Scored, models: list[Scored]) -> Scored | None:
+    begun = findings.begun_from.get(scored.model)
+    return next((one for one in models if one.model == begun and one.pairs is not None), None)
+
+
+def _change(findings: Findings, corpus: str, run: Result, scored: Scored, before: Scored | None) -> Change | None:
+    after = _rows(scored.pairs, corpus)
+    logps = {name: _logps(after, name) for name in ("", "reference_")}
+    known = {pair: logp for pair, logp in logps["reference_"].items() if np.isfinite(logp).all()}
+    earlier = _logps(_rows(before.pairs, corpus), "") if before else {}
+    label = before.model if before and earlier else "reference"
+    earlier = earlier or known
+    ids = [pair for pair in logps[""] if pair in earlier]
+    if not ids:
+        return None
+    counts = dict(zip(after["id"].to_pylist(), _columns(after, "", "tokens").astype(np.int64)))
+    # Of a run without a reference, or with one that can't be compared, what it gained is told since before.
+    referenced = all(pair in known for pair in ids)
+    reference = known if referenced else earlier
+    before_P2, after_P2, reference_P2, counts_P2 = (
+        np.array([values[pair] for pair in ids]) for values in (earlier, logps[""], reference, counts)
+    )
+    return Change(
+        evaluation=scored.evaluation,
+        corpus=corpus,
+        run=run,
+        before=label,
+        ids=ids,
+        before_P2=before_P2,
+        after_P2=after_P2,
+        counts_P2=counts_P2,
+        reference_P2=reference_P2,
+        sources=_sources(findings, corpus, after, ids),
+        beta=run.spec.get("beta") if referenced else None,
+    )
+
+
+def _rows(pairs: pa.Table, corpus: str) -> pa.Table:
+    return pairs.filter(pc.equal(pairs["corpus"], corpus))
+
+
+def _sources(findings: Findings, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
+    """Which of these pairs are from which source, by its name; of results older than that, all from one."""
+    if "source" not in rows.schema.names:
+        return {}
+    of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
+    source_P = np.array([of[pair] for pair in ids])
+    flow = next((flow for flow in corpus_flows(findings) if flow.name == corpus), None)
+    names = {number: source.name for number, source in enumerate(flow.sources)} if flow else {}
+    return {
+        f"{number}: {names[number]}" if number in names else str(number): source_P == number
+        for number in np.unique(source_P).tolist()
+    }
+
+
+def _logps(rows: pa.Table, whose: str) -> dict[str, np.ndarray]:
+    """By pair id, float64[2]; not a number where there is none."""
+    return dict(zip(rows["id"].to_pylist(), _columns(rows, whose, "logp")))
+
+
+def _columns(rows: pa.Table, whose: str, what: str) -> np.ndarray:
+    return np.stack([rows[f"{whose}{side}_{what}"].to_numpy() for side in ("chosen", "rejected")], axis=1)
+
+
+def _texts(findings: Findings, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:
+    """Excerpts of some pairs, by id."""
+    found = next((result for result in findings.of("corpus") if result.name == corpus), None)
+    if not ids or found is None or "held_out.arrow" not in found.manifest["payload"]:
+        return {}
+    rows = read_table(found.artifact.file("held_out.arrow"))
+    return {row["id"]: _excerpts(row) for row in rows.filter(pc.is_in(rows["id"], pa.array(ids))).to_pylist()}
+
+
+def _excerpts(row: dict) -> dict[str, str]:
+    return {
+        "prompt": clip(_said(row["prompt"], alone=False), PROMPT_CHARACTERS),
+        "chosen": clip(_said(row["chosen"]), COMPLETION_CHARACTERS),
+        "rejected": clip(_said(row["rejected"]), COMPLETION_CHARACTERS),
+    }
+
+
+def _said(turns: list[dict], alone: bool = True) -> str:
+    """Turns as text; of one turn alone, who says it goes without saying."""
+    if alone and len(turns) == 1:
+        return turns[0]["content"]
+    return "\n".join(f"[{turn['role']}] {turn['content']}" for turn in turns)

@@ -1,0 +1,103 @@
+"""The same prompts as answered by every model, chosen by rule and not by looks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snaketune.report.compare.word_diff import SAME, changed
+from snaketune.report.data.results import Scored, unique
+from snaketune.report.text import clip
+
+VERDICTS = {True: "right", False: "wrong", None: "unchecked"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What one model wrote; `verdict` is right, wrong or unchecked.
+
+    Attributes:
+        pieces: the text, and, of a model that was made from another one here, what that one said otherwise.
+        since: that other model.
+    """
+
+    model: str
+    text: str
+    pieces: list[tuple[str, str]]
+    since: str | None
+    tokens: int
+    verdict: str
+    found: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One prompt and all answers to it."""
+
+    corpus: str
+    task: str | None
+    prompt: str
+    expected: str | None
+    answers: list[Answer]
+
+
+def choose(
+    models: list[Scored], per_corpus: int | None = None, begun_from: Mapping[str, str] | None = None
+) -> list[Sample]:
+    """Samples of one evaluation: of each corpus the first by id, taking turns among its tasks.
+
+    Args:
+        begun_from: by model, the one that it started from.
+        per_corpus: how many; by default as many as the evaluation's config says.
+    """
+    by_model = {scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models}
+    rows = {key: row for answered in by_model.values() for key, row in answered.items()}
+    limit = per_corpus or max((scored.result.spec.get("samples", 0) for scored in models), default=0)
+    chosen = []
+    for corpus in unique(row["corpus"] for row in rows.values()):
+        keys = sorted(key for key in rows if key[0] == corpus)
+        for key in _taking_turns(keys, rows)[:limit]:
+            said = {model: answered.get(key) for model, answered in by_model.items()}
+            answers = [_answer(model, said, (begun_from or {}).get(model)) for model in said]
+            chosen.append(_sample(rows[key], [answer for answer in answers if answer]))
+    return chosen
+
+
+def _taking_turns(keys: list[tuple[str, str]], rows: dict[tuple[str, str], dict[str, Any]]) -> list[tuple[str, str]]:
+    """The first of each task, then the second of each, and so on."""
+    turn: dict[str | None, int] = {}
+    order = []
+    for key in keys:
+        task = rows[key].get("task")
+        turn[task] = turn.get(task, 0) + 1
+        order.append((turn[task], str(task), key))
+    return [key for _, _, key in sorted(order)]
+
+
+def _sample(row: dict[str, Any], answers: list[Answer]) -> Sample:
+    return Sample(
+        corpus=row["corpus"],
+        task=_clipped(row.get("task"), 100),
+        prompt=clip(row["prompt"]),
+        expected=_clipped(row.get("answer")),
+        answers=answers,
+    )
+
+
+def _answer(model: str, said: dict[str, dict[str, Any] | None], since: str | None) -> Answer | None:
+    row = said[model]
+    if row is None:
+        return None
+    text, earlier = clip(row["response"]), said.get(since)
+    return Answer(
+        model=model,
+        text=text,
+        pieces=changed(clip(earlier["response"]), text) if earlier else [(text, SAME)],
+        since=since if earlier else None,
+        tokens=row["tokens"],
+        verdict=VERDICTS[row["correct"]],
+        found=_clipped(row.get("found"), 200),
+    )
+
+
+def _clipped(value: str | None, limit: int = 500) -> str | None:
+    return None if value is None else clip(value, limit)

@@ -1,0 +1,1 @@
+"""Judgements of the report: facts, rules, verdict and headline."""

@@ -1,0 +1,1 @@
+"""What is current: fingerprints, code digests, work folders, and results built once."""

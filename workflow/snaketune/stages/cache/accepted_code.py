@@ -1,0 +1,62 @@
+"""Code changes that somebody has accepted: results made with the code before count as made with the code of now.
+
+The record lies beside the results, since it is as true as they are: what is copied with them stays accepted.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from snaketune.artifacts.manifest import write_json
+from snaketune.errors import SnaketuneError
+from snaketune.stages.cache.work_folders import published_manifests
+
+RECORD = "accepted_code.json"
+
+
+def accepted_codes(stage: str, code: str, results: Path) -> tuple[str, ...]:
+    """Digests of other code of the stage whose results below `results` count as made with `code`."""
+    return tuple(_read(results / RECORD).get(stage, {}).get(code, ()))
+
+
+def accept(code_of: Callable[[str], str | None], results: Path) -> None:
+    """Let every result below `results` count as made with the code of now, and say which do.
+
+    Args:
+        code_of: the digest of a stage's code, by the stage's name; None if there is no such stage.
+    """
+    accepted = _read(results / RECORD)
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in published_manifests(results):
+        name = path.parent.relative_to(results)
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            found.setdefault((manifest["stage"], manifest["code"]), []).append(str(name))
+        except (ValueError, LookupError, TypeError) as error:
+            raise SnaketuneError(f"{path} is no snaketune manifest ({error!r}); remove it, or run again") from None
+    count = 0
+    for (stage, made_with), names in found.items():
+        now = code_of(stage)
+        known = accepted.setdefault(stage, {})
+        if now is None or made_with == now or made_with in known.get(now, ()):
+            continue
+        # What was accepted for that code is accepted with it.
+        known[now] = sorted({made_with, *known.get(now, ()), *known.get(made_with, ())} - {now})
+        print(f"accepted, though made with other code of stage {stage}: {', '.join(names)}")
+        count += len(names)
+    if count:
+        write_json(results / RECORD, {stage: known for stage, known in accepted.items() if known})
+        print(f"{count} results count as made with the code of now; {results / RECORD} says so")
+    else:
+        print("nothing to accept: all results count as made with the code of now")
+
+
+def _read(record: Path) -> dict[str, dict[str, list[str]]]:
+    try:
+        return json.loads(record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SnaketuneError(
+            f"{record} can't be read ({error}); remove it, and accept again what you want to keep"
+        ) from None

@@ -1,0 +1,113 @@
+"""Which libraries shape a stage's result, so that a result made with other versions of them can be told.
+
+What a stage uses only for some specs is named only there: a new ftfy says nothing of a corpus that it didn't repair.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from snaketune.artifacts.manifest import Artifact
+from snaketune.config.optimizers import OPTIMIZERS
+from snaketune.stages.specs import (
+    CalibrateSpec,
+    CorpusSpec,
+    DpoSpec,
+    EvalSpec,
+    RefLogpsSpec,
+    SftSpec,
+    TokenizerSpec,
+)
+
+Inputs = dict[str, list[Artifact]]
+
+
+def quiet_libraries() -> None:
+    """Before anything is imported: peft imports bitsandbytes wherever it is installed, which then misses, in every log, kernels
+    that nobody asked for."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports: what they make stays, and Python's search for garbage among it, over and over, takes about as long as
+    making it (torch, transformers and peft: 6.5 s of a core, 3.5 s without)."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        # Nor is it searched later.
+        gc.freeze()
+        gc.enable()
+
+
+def always(*names: str) -> Callable[[Any, Inputs], tuple[str, ...]]:
+    """The same whatever the spec."""
+    return lambda spec, inputs: names
+
+
+def of_corpus(spec: CorpusSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(
+        pyarrow=True,
+        datasets=any(source.hub for source in spec.sources),
+        ftfy=spec.cleaning.fix_mojibake,
+        datafog=bool(spec.cleaning.mask_personal_data),
+        py3langid=bool(spec.cleaning.languages),
+        rensa=spec.near_duplicates is not None,
+    )
+
+
+def of_tokenizer(spec: TokenizerSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(tokenizers=True, transformers=True, sentencepiece=spec.adopt is None)
+
+
+def of_training(spec: SftSpec | DpoSpec, inputs: Inputs) -> tuple[str, ...]:
+    # Rows that aren't packed are trained on TRL's trainer, which takes them as a Hub dataset.
+    raw = any(pack.manifest.get("format_version") == "2.0" for pack in inputs["pack"])
+    return _used(
+        torch=True,
+        transformers=True,
+        accelerate=True,
+        peft=spec.lora is not None or _adds_adapters(inputs),
+        bitsandbytes=spec.quantization is not None or OPTIMIZERS[spec.training.optimizer].package == "bitsandbytes",
+        trl=raw,
+        datasets=raw,
+    )
+
+
+def of_calibration(spec: CalibrateSpec, inputs: Inputs) -> tuple[str, ...]:
+    return of_training(spec.run, inputs)
+
+
+def of_reference(spec: RefLogpsSpec, inputs: Inputs) -> tuple[str, ...]:
+    return _used(
+        torch=True,
+        transformers=True,
+        peft=spec.apart or _adds_adapters(inputs),
+        bitsandbytes=spec.quantization is not None,
+    )
+
+
+def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
+    asks_tasks = spec.tasks is not None
+    return _used(torch=True, transformers=True, peft=_adds_adapters(inputs), lm_eval=asks_tasks, datasets=asks_tasks)
+
+
+def _adds_adapters(inputs: Inputs) -> bool:
+    """Whether there is a result that holds an adapter alone (`models.adapter_stack`)."""
+    return any("beneath_dtype" in model.manifest for model in inputs.get("model", ()))
+
+
+def _used(**libraries: bool) -> tuple[str, ...]:
+    return tuple(name for name, used in libraries.items() if used)
+
+
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution in this environment; None if it isn't there."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,240 @@
+"""What is on disk, held against what the config asks for: which results are missing, current or stale, and why.
+
+Snakemake goes by times and by its own notes in `.snakemake`, which may be gone, or left elsewhere when results were copied.
+A result's manifest knows all that it was made from, so it alone decides: the spec, the code, what can be read from each
+input, the content of each file from outside, and whether the payload is all there (by size; readers verify its digests).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.manifest import content_digest, is_damaged
+from snaketune.stages.cache.accepted_code import accepted_codes
+from snaketune.stages.cache.external_files import entries, outside_digest
+from snaketune.stages.cache.work_folders import WORK_ROOT
+from snaketune.stages.compared_results import compared_files
+from snaketune.stages.job import Job
+from snaketune.stages.specs import canonical
+from snaketune.stages.table import STAGES
+
+MOST_NAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How a result stands.
+
+    Attributes:
+        content: digest of what can be read from it; None where it is missing or its manifest can't be read.
+        pairs: digest of the pairs that it holds, where it tells.
+        why: the reasons of its own for being stale. A result that is missing has none: that says it all.
+        current: it is as the config wants it, and so is all that it was made from.
+        other_versions: libraries that it was made with in a version that isn't the one installed here: made with, here.
+    """
+
+    content: str | None = None
+    pairs: str | None = None
+    why: tuple[str, ...] = ()
+    current: bool = False
+    other_versions: tuple[tuple[str, str, str], ...] = ()
+
+
+class Results:
+    """The results of all jobs of a graph. Each is looked at once, when it is asked for."""
+
+    def __init__(
+        self,
+        *,
+        code_of: Callable[[str], str],
+        asked_for: Callable[[Job], bool] = lambda job: False,
+        installed: Callable[[str], str | None] = lambda library: None,
+        reruns_on: dict[str, str] | None = None,
+    ):
+        """Args:
+        code_of: the digest of a stage's code.
+        asked_for: whether the user wants the job to run whatever its result is like (`--forcerun`).
+        installed: the version of a library where jobs run; None if it isn't known.
+        reruns_on: stages for which other versions of libraries are a reason.
+        """
+        self.code_of = code_of
+        self.asked_for = asked_for
+        self.installed = installed
+        self.reruns_on = reruns_on or {}
+        self._known: dict[str, Standing] = {}
+        self._told: set[str] = set()
+
+    def of(self, job: Job) -> Standing:
+        """How the job's result stands."""
+        if job.manifest not in self._known:
+            self._known[job.manifest] = self._look(job)
+        return self._known[job.manifest]
+
+    def _look(self, job: Job) -> Standing:
+        if not Path(job.manifest).is_file():
+            return Standing()
+        try:
+            manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
+            if is_damaged(manifest):
+                return Standing(why=("its manifest.json is damaged",))
+            content = content_digest(manifest)
+            versions = tuple(
+                (library, made_with, here)
+                for library, made_with in manifest["versions"].items()
+                if made_with and (here := self.installed(library)) not in (None, made_with)
+            )
+            why = tuple(chain(self._reasons(job, manifest), self._versions(job, versions)))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return Standing(why=("its manifest.json can't be read",))
+        above = all(self.of(made).current for made in made_from(job))
+        return Standing(
+            content=content,
+            pairs=manifest.get("pairs"),
+            why=why,
+            current=not why and above and not self.asked_for(job),
+            other_versions=versions,
+        )
+
+    def _reasons(self, job: Job, manifest: dict[str, Any]) -> Iterator[str]:
+        if keys := differing(manifest["spec"], json.loads(canonical(job.spec))):
+            yield f"spec differs ({_some(keys)})"
+        code = self.code_of(job.stage)
+        if manifest["code"] != code and manifest["code"] not in accepted_codes(job.stage, code, WORK_ROOT.parent):
+            yield f"the code of stage {job.stage} has changed"
+        if missing := sorted({made.key for made in made_from(job) if self.of(made).content is None}):
+            yield f"missing input ({_some(missing)})"
+        else:
+            yield from self._inputs(job, manifest["inputs"])
+        if missing := [
+            name
+            for name, entry in (manifest["payload"] | manifest["records"]).items()
+            if _size(Path(job.payload) / name) != entry["bytes"]
+        ]:
+            yield f"files are missing or of another size ({_some(missing)})"
+        elif not Path(job.run).is_file():
+            yield "run.json is missing"
+
+    def _inputs(self, job: Job, made_from_digests: dict[str, list[str]]) -> Iterator[str]:
+        read = self.inputs_read(job)
+        differ = []
+        for role in sorted(read.keys() | made_from_digests.keys()):
+            names, digests = zip(*read.get(role, ())) if read.get(role) else ((), ())
+            before = made_from_digests.get(role, [])
+            if len(before) != len(digests):
+                differ.append(f"{role}: {len(digests)}, not {len(before)}")
+            differ += [name for name, now, then in zip(names, digests, before) if now != then]
+        if differ:
+            yield f"changed input ({_some(differ)})"
+
+    def inputs_read(self, job: Job) -> dict[str, list[tuple[str, str]]]:
+        """By role, name and digest of every input, as the job's manifest would have them."""
+        return _as_files(job) if STAGES[job.stage].reads_manifests else self._as_jobs(job)
+
+    def _as_jobs(self, job: Job) -> dict[str, list[tuple[str, str]]]:
+        by = STAGES[job.stage].digested_by
+        made = {
+            role: [(one.key, str(getattr(self.of(one), by.get(role, "content")))) for one in jobs]
+            for role, jobs in job.artifacts.items()
+        }
+        return made | {
+            role: list(zip(files, entries(role, map(Path, files), lambda path: outside_digest(path, WORK_ROOT))))
+            for role, files in job.files.items()
+        }
+
+    def _versions(self, job: Job, versions: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
+        if versions and self.reruns_on.get(job.stage) == "versions":
+            yield f"other versions ({_some([f'{name} {then} → {here}' for name, then, here in versions])})"
+
+    def tell(self, job: Job) -> Iterator[str]:
+        """Lines that say why the job and all that it is made from are stale, and with which other versions current results
+        were made. Each is told once."""
+        stale: dict[tuple[str, ...], list[str]] = {}
+        versions: dict[tuple[str, str, str], list[str]] = {}
+        for one in self._untold(job):
+            standing = self.of(one)
+            for why in standing.why:
+                stale.setdefault((one.stage, why), []).append(one.key)
+            if standing.current:
+                for version in standing.other_versions:
+                    versions.setdefault(version, []).append(one.key)
+        for (_, why), names in stale.items():
+            yield f"stale: {_some(names)}: {why}"
+        for (library, made_with, here), names in sorted(versions.items()):
+            count = f"{len(names)} result{'s' if len(names) > 1 else ''}"
+            yield f"made with {library} {made_with}, here is {here}: {count} ({_some(names)})"
+
+    def _untold(self, job: Job) -> Iterator[Job]:
+        if job.manifest not in self._told:
+            self._told.add(job.manifest)
+            for made in made_from(job):
+                yield from self._untold(made)
+            yield job
+
+
+def made_from(job: Job) -> Iterable[Job]:
+    """The jobs whose results the job reads."""
+    return chain.from_iterable(job.artifacts.values())
+
+
+def inputs_by_role(job: Job) -> dict[str, list[str]]:
+    """The paths that a job reads; of a report also those of the results that it is compared with.
+
+    Raises:
+        SnaketuneError: what is to be compared isn't there.
+    """
+    if not STAGES[job.stage].reads_manifests:
+        return {role: [one.manifest for one in jobs] for role, jobs in job.artifacts.items()} | {
+            role: list(files) for role, files in job.files.items()
+        }
+    jobs = list(made_from(job))
+    files = {"manifests": [one.manifest for one in jobs], "runs": [one.run for one in jobs]}
+    if job.stage == "report":
+        files |= compared_files(job.spec.compare)
+    return {role: files[role] for role in STAGES[job.stage].files}
+
+
+def differing(then: Any, now: Any, key: str = "") -> list[str]:
+    """Dotted keys whose values differ, with both values where they are short.
+
+    >>> differing({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    ['a.c: 2 → 3']
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = dict.fromkeys((*now, *then))
+        return [found for k in keys for found in differing(then.get(k), now.get(k), f"{key}.{k}" if key else k)]
+    if then == now:
+        return []
+    values = f"{json.dumps(then)} → {json.dumps(now)}"
+    return [f"{key}: {values}" if len(values) <= 60 else key]
+
+
+def _as_files(job: Job) -> dict[str, list[tuple[str, str]]]:
+    """What tells of results reads their manifests as they are, and the report their run.json too."""
+    return {
+        role: [
+            (path.removeprefix("results/"), digest_file(Path(path)) if Path(path).is_file() else "") for path in paths
+        ]
+        for role, paths in inputs_by_role(job).items()
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first of many.
+
+    >>> _some("abcdef")
+    'a, b, c, d and 2 more'
+    """
+    names = list(names)
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,118 @@
+"""A job of the graph: one run of one stage, where its result lies, and what it reads."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from snaketune.artifacts.manifest import Artifact, read_artifact
+from snaketune.config.base import Model
+from snaketune.config.operation import Execution
+from snaketune.config.paths import check_plain
+from snaketune.config.suggestions import unknown
+from snaketune.errors import SnaketuneError
+from snaketune.stages.declaration import Stage
+from snaketune.stages.specs import canonical
+
+RESULTS = Path("results")
+
+
+def folder_of(stage: str, name: str) -> str:
+    """Where a job publishes.
+
+    >>> folder_of("sft", "demo"), folder_of("report", "")
+    ('results/sft/demo', 'results/report')
+    """
+    return str(RESULTS / stage / name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run of one stage.
+
+    Attributes:
+        artifacts: by role, the jobs whose results this one reads.
+        files: by role, the files from outside that it reads.
+        after: jobs whose results say how this one runs, and not what comes out.
+    """
+
+    stage: str
+    name: str
+    spec: Model
+    artifacts: dict[str, tuple["Job", ...]] = field(default_factory=dict)
+    files: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    operation: Execution = Execution()
+    after: tuple["Job", ...] = ()
+
+    def __post_init__(self):
+        """Raises SnaketuneError for inputs that aren't the declared ones: a role, results of a stage, or how many there are."""
+        if not self.artifacts or (stage := _stage(self.stage)).reads_manifests:
+            return
+        for role, made in self.artifacts.items():
+            if role not in stage.inputs:
+                raise SnaketuneError(
+                    f"{self.key}: the stage {self.stage} has no input {role!r}{unknown(role, stage.inputs)}"
+                )
+            taken = stage.inputs[role]
+            if other := next((one for one in made if one.stage not in taken.stages), None):
+                raise SnaketuneError(
+                    f"{self.key}: {other.key} can't be its {role}: the stage {self.stage} takes "
+                    f"{' or '.join(taken.stages)} there"
+                )
+            if len(made) != 1 and not taken.many:
+                raise SnaketuneError(f"{self.key}: the stage {self.stage} takes exactly one {role}, got {len(made)}")
+
+    @cached_property
+    def key(self) -> str:
+        """As others name it: `sft/demo`."""
+        return self.folder.removeprefix(f"{RESULTS}/")
+
+    @cached_property
+    def folder(self) -> str:
+        return folder_of(self.stage, self.name)
+
+    @cached_property
+    def manifest(self) -> str:
+        return f"{self.folder}/manifest.json"
+
+    @cached_property
+    def payload(self) -> str:
+        return f"{self.folder}/{_stage(self.stage).payload}"
+
+    @cached_property
+    def run(self) -> str:
+        return f"{self.folder}/run.json"
+
+
+def _stage(name: str) -> Stage:
+    # Modules that declare stages import this one, to plan jobs of their own.
+    from snaketune.stages.table import STAGES
+
+    return STAGES[name]
+
+
+def short_digest(spec: Model, *made_of: str) -> str:
+    """Eight hex digits over a spec and names, so that `a` with `b-c` isn't taken for `a-b` with `c`."""
+    return hashlib.sha256(json.dumps([canonical(spec), *made_of]).encode()).hexdigest()[:8]
+
+
+def files_in(folder: str, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The files below `folder` that fit one of the patterns, in order; SnaketuneError if Snakemake can't take a name."""
+    found = {path for pattern in patterns for path in Path(folder).glob(pattern) if path.is_file()}
+    return tuple(sorted(check_plain(folder, str(path)) for path in found))
+
+
+def result_at(manifest: Path) -> Artifact:
+    """A published result; its payload's folder follows from the stage that wrote the manifest.
+
+    Raises:
+        SnaketuneError: there is none, or it can't be read.
+    """
+    if not manifest.is_file():
+        raise SnaketuneError(f"{manifest} doesn't exist; make it with: snakemake {manifest}")
+    try:
+        stage = json.loads(manifest.read_text(encoding="utf-8"))["stage"]
+        return read_artifact(manifest, _stage(stage).payload)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnaketuneError(f"{manifest} is no snaketune manifest ({error!r}); remove it and run again") from None

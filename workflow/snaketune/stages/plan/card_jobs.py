@@ -1,0 +1,62 @@
+"""The `card` jobs, which follow from the config and the jobs of other stages."""
+
+from collections.abc import Iterable, Iterator
+
+from snaketune.config.workflow import Workflow
+from snaketune.stages.job import Job
+from snaketune.stages.plan.data_jobs import corpus_of
+from snaketune.stages.specs import CardSpec, CorpusWords, ReportedJob
+
+
+def card_jobs(config: Workflow, jobs: Iterable[Job]) -> Iterator[Job]:
+    """The job of the model card of each SFT and DPO run."""
+    trained, evaluations = [], {}
+    for job in jobs:
+        if job.stage in ("sft", "dpo"):
+            trained.append(job)
+        elif job.stage == "eval":
+            evaluations.setdefault(job.name.partition("/")[2], []).append(job)
+    for training in trained:
+        name = f"{training.stage}-{training.name}"
+        yield _card_job(config, training, name, evaluations.get(name, []))
+
+
+def _card_job(config: Workflow, training: Job, name: str, evaluations: list[Job]) -> Job:
+    trainings = list(_trainings(training))
+    # Sorted, so that the order of the config doesn't matter.
+    evaluations = sorted(evaluations, key=lambda evaluation: evaluation.name)
+    packs = [run.artifacts["pack"][0] for run in trainings]
+    # The corpora of evaluations are shown too, for where they come from.
+    evaluated = [pack for evaluation in evaluations for pack in evaluation.artifacts["packs"]]
+    corpora = {corpus.name: corpus for corpus in map(corpus_of, [*packs, *evaluated])}
+    shown = [
+        *((run, {"model": run.artifacts["model"][:1], "pack": run.artifacts["pack"]}) for run in trainings),
+        # Two runs may share their rows.
+        *((pack, {"corpus": (corpus_of(pack),)}) for pack in {pack.name: pack for pack in packs}.values()),
+        *((evaluation, {}) for evaluation in evaluations),
+        *((corpora[corpus], {}) for corpus in sorted(corpora)),
+    ]
+    licenses = (config.sft[run.name].license for run in trainings if run.stage == "sft")
+    spec = CardSpec(
+        model=f"{training.stage}:{training.name}",
+        license=next(filter(None, licenses), None),
+        corpora={
+            corpus: CorpusWords(**config.corpora[corpus].model_dump(include=set(CorpusWords.model_fields)))
+            for corpus in sorted({corpus_of(pack).name for pack in packs})
+        },
+        jobs=tuple(reported(job, made_from) for job, made_from in shown),
+    )
+    return Job(stage="card", name=name, spec=spec, artifacts={"results": tuple(job for job, _ in shown)})
+
+
+def reported(job: Job, made_from: dict[str, tuple[Job, ...]], grid: str = "") -> ReportedJob:
+    """A job as the report and the cards show it, with what it is made from by role and the grid that it is of."""
+    keys = {role: tuple(made.key for made in some) for role, some in made_from.items() if some}
+    return ReportedJob(stage=job.stage, name=job.name, made_from=keys, asked_by=grid)
+
+
+def _trainings(training: Job) -> Iterator[Job]:
+    """A training and those before it, the last one first."""
+    yield training
+    for before in training.artifacts.get("model", ())[:1]:
+        yield from _trainings(before)

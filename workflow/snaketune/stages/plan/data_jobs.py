@@ -1,0 +1,137 @@
+"""The jobs that prepare data: corpora, tokenizers, tokens and packed rows.
+
+Packed rows have no name in the config: they are named after corpus and tokenizer with a digest of the spec, so runs share them.
+"""
+
+import math
+import os
+from pathlib import Path
+
+from snaketune.config.packing import Packing
+from snaketune.config.task_files import task_files
+from snaketune.config.tokenizers import DEFAULT_CHAT_TEMPLATE
+from snaketune.config.training_runs import Dpo, Sft
+from snaketune.stages.job import Job, short_digest
+from snaketune.stages.plan.context import Context, cached, planned
+from snaketune.stages.plan.run_settings import kind_of
+from snaketune.stages.plan.weights import local_files
+from snaketune.stages.specs import CorpusSpec, PackSpec, PlanSpec, TokenizerSpec, TokenizeSpec, WriteSpec
+
+BYTES_PER_PART, MAX_PARTS = 256_000_000, 128
+
+
+@planned
+def corpus_job(context: Context, name: str) -> Job:
+    """The job of an entry of `corpora:`, after those that it is decontaminated against."""
+    corpora, corpus = context.config.corpora, context.config.corpora[name]
+    evaluations = context.config.eval.values() if corpus.decontamination else ()
+    # A corpus that is decontaminated itself would wait for this one.
+    against = {
+        evaluated
+        for evaluation in evaluations
+        for evaluated in (*evaluation.conversations, *evaluation.preferences)
+        if evaluated != name and not corpora[evaluated].decontamination
+    }
+    folders = {one.tasks.folder for one in evaluations if one.tasks and one.tasks.folder}
+    return Job(
+        stage="corpus",
+        name=name,
+        spec=CorpusSpec(**corpus.model_dump(include=set(CorpusSpec.model_fields))),
+        artifacts={"against": tuple(corpus_job(context, evaluated) for evaluated in sorted(against))},
+        files={
+            "files": tuple(file for source in corpus.sources for file in source.files),
+            "against_files": tuple(file for folder in sorted(folders) for file in task_files(folder).data),
+        },
+    )
+
+
+def part_count(context: Context, corpus: str) -> int:
+    """The number of jobs that tokenize a corpus, and of those that write its rows."""
+    if parts := context.config.corpora[corpus].parts:
+        return parts
+    files = map(Path, corpus_job(context, corpus).files["files"])
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    return min(max(1, math.ceil(size / BYTES_PER_PART)), MAX_PARTS)
+
+
+@planned
+def tokenizer_job(context: Context, name: str) -> Job:
+    """The job of an entry of `tokenizers:`."""
+    tokenizer = context.config.tokenizers[name]
+    training = tokenizer.train
+    # Relative, so that a moved repository has the same input files as before.
+    template = tokenizer.chat_template or (training and os.path.relpath(DEFAULT_CHAT_TEMPLATE))
+    return Job(
+        stage="tokenizer",
+        name=name,
+        spec=TokenizerSpec(
+            **(training.model_dump(exclude={"corpora"}) if training else {}),
+            adopt=tokenizer.adopt,
+            revision=tokenizer.revision,
+        ),
+        artifacts={"corpora": tuple(corpus_job(context, corpus) for corpus in training.corpora) if training else ()},
+        files={"chat_template": (template,) if template else (), "base": local_files(tokenizer.adopt)},
+    )
+
+
+@cached
+def tokenize_jobs(context: Context, kind: str, corpus: str, tokenizer: str, train_on: str) -> tuple[Job, ...]:
+    """The jobs of all parts of a corpus, which rows of any length are packed from."""
+    # Only conversations have turns to choose from: pairs are supervised from their completions, documents as a whole.
+    if context.config.corpora[corpus].kind == "text":
+        kind, train_on = "text", "all"
+    elif kind != "sft":
+        train_on = "assistant"
+    whole = TokenizeSpec(kind=kind, train_on=train_on, part=0, parts=0)
+    name = f"{corpus}-{tokenizer}-{short_digest(whole, corpus, tokenizer)}"
+    parts = part_count(context, corpus)
+    quarantines = context.config.tokenizers[tokenizer].on_template_error == "quarantine"
+    most_refused = context.config.corpora[corpus].max_quarantined_fraction if quarantines else None
+    return tuple(
+        context.add(
+            Job(
+                stage="tokenize",
+                name=f"{name}/{part}-of-{parts}",
+                spec=whole.model_copy(update={"part": part, "parts": parts, "most_refused": most_refused}),
+                artifacts={"corpus": (corpus_job(context, corpus),), "tokenizer": (tokenizer_job(context, tokenizer),)},
+            )
+        )
+        for part in range(1, parts + 1)
+    )
+
+
+@planned
+def pack_job(context: Context, kind: str, corpus: str, tokenizer: str, packing: Packing) -> Job:
+    """The job that joins the packed rows of a corpus, after those that plan and write them."""
+    packing = packing.model_copy(update={"overflow": packing.overflow_of(context.config.corpora[corpus].kind)})
+    spec = PackSpec(kind=kind, **packing.model_dump())
+    name = f"{corpus}-{tokenizer}-{packing.longest}-{short_digest(spec, corpus, tokenizer)}"
+    tokens = tokenize_jobs(context, kind, corpus, tokenizer, packing.train_on)
+    plan_spec = PlanSpec(kind=kind, lengths=packing.lengths, strategy=packing.strategy, overflow=packing.overflow)
+    plan = context.add(Job(stage="plan", name=name, spec=plan_spec, artifacts={"tokens": tokens}))
+    # Rows that aren't packed are the text of the corpus.
+    raw = (corpus_job(context, corpus),) if packing.strategy == "none" else ()
+    shards = tuple(
+        context.add(
+            Job(
+                stage="write",
+                name=f"{name}/{part}-of-{len(tokens)}",
+                spec=WriteSpec(part=part, parts=len(tokens)),
+                artifacts={"plan": (plan,), "tokens": tokens, "corpus": raw},
+            )
+        )
+        for part in range(1, len(tokens) + 1)
+    )
+    return Job(stage="pack", name=name, spec=spec, artifacts={"plan": (plan,), "shards": shards})
+
+
+def pack_of(context: Context, run: Sft | Dpo) -> Job:
+    """The job of the packed rows that a run trains on."""
+    tokenizer = run.tokenizer if isinstance(run, Sft) else context.config.sft[run.from_].tokenizer
+    return pack_job(context, kind_of(run), run.corpus, tokenizer, run.packing)
+
+
+def corpus_of(pack: Job) -> Job:
+    """The job of the corpus whose rows a pack holds."""
+    (plan,) = pack.artifacts["plan"]
+    return plan.artifacts["tokens"][0].artifacts["corpus"][0]

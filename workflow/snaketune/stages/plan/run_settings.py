@@ -1,0 +1,54 @@
+"""What the config says of a run, on its own and by the SFT runs that it builds on."""
+
+from collections.abc import Iterator
+
+from snaketune.config.evaluations import Evaluation
+from snaketune.config.training_runs import Dpo, Learning, Lora, Pretrained, Scratch, Sft
+from snaketune.config.workflow import Workflow
+from snaketune.stages.plan.context import Variants
+from snaketune.stages.specs import Kind
+
+
+def first_run(config: Workflow, sft: str) -> str:
+    """The SFT run at the beginning of the chain of `use_base` that ends in this one."""
+    before = config.sft[sft].continues
+    return first_run(config, before) if before else sft
+
+
+def base_of(config: Workflow, sft: str) -> Pretrained | Scratch:
+    """The base model of an SFT run, through all runs that it continues."""
+    return config.sft[first_run(config, sft)].base
+
+
+def trusts_remote_code(config: Workflow, sft: str) -> bool:
+    """Whether the config lets the code run that comes with the base of an SFT run."""
+    base = base_of(config, sft)
+    return isinstance(base, Pretrained) and base.trust_remote_code
+
+
+def lora_of(config: Workflow, run: Sft | Dpo) -> Lora | None:
+    """The adapter that a run trains."""
+    if run.lora != "continued":
+        return run.lora
+    # The adapter is in the reference too, which has no dropout.
+    return config.sft[run.from_].lora.model_copy(update={"dropout": 0.0})
+
+
+def learning_of(run: Sft | Dpo) -> Learning:
+    """The keys of `training` that shape the weights."""
+    return Learning(**run.training.model_dump(include=set(Learning.model_fields)))
+
+
+def kind_of(run: Sft | Dpo) -> Kind:
+    """The kind of rows that a run trains on."""
+    if isinstance(run, Sft):
+        return "sft"
+    return "unpaired" if run.unpaired else "preference"
+
+
+def evaluated_models(evaluation: Evaluation, variants: Variants) -> Iterator[str]:
+    """The models of an evaluation, such as `dpo:demo`, with every run of a grid."""
+    for reference in evaluation.models:
+        kind, name = reference.split(":")
+        for variant in variants["dpo" if kind == "dpo" else "sft"].get(name, (name,)):
+            yield f"{kind}:{variant}"

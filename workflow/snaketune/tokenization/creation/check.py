@@ -1,0 +1,135 @@
+"""What is supervised, looked at before anybody trains on it.
+
+The commonest mistake of a chat template is that the end of turn isn't supervised; the model then never stops.
+The next is a marker around too much. Both stop the build here.
+"""
+
+from typing import Any
+
+from snaketune.errors import SnaketuneError
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.tokenization.encoded_rows import Encoded
+from snaketune.tokenization.template import SHIPPED, Message
+from snaketune.tokenization.template_errors import Refused
+
+QUESTIONS, ANSWERS = ("Quartz jumbles vex?", "Why nymph dwarf?"), ("Zebra flock.", "Boxing kumquat.")
+PROBES: tuple[list[Message], ...] = (
+    [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": ANSWERS[0]}],
+    [
+        {"role": role, "content": content}
+        for question, answer in zip(QUESTIONS, ANSWERS)
+        for role, content in (("user", question), ("assistant", answer))
+    ],
+)
+SHOWN_CHARACTERS = 160
+
+
+def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, Any]]:
+    """Check the template on probes and samples, and print what is supervised of the samples.
+
+    Returns:
+        Of each sample the supervised texts, shortened.
+    Raises:
+        SnaketuneError: an assistant turn that isn't supervised, or not to its end; something supervised that others said; a
+            template that writes the date.
+    """
+    if "strftime_now" in chat.template:
+        raise SnaketuneError(
+            "the chat template writes today's date (strftime_now), so that the same corpus would give other tokens "
+            "tomorrow; put a fixed date there, in a copy that `chat_template` names"
+        )
+    for messages, encoded in zip(PROBES, chat.encode(PROBES), strict=True):
+        _check_spans(chat, messages, encoded)
+        texts = _supervised_texts(chat, encoded)
+        together = "".join(texts)
+        said = {who: [turn["content"] for turn in messages if turn["role"] == who] for who in ("user", "assistant")}
+        if missing := [words for words in said["assistant"] if words not in together]:
+            raise SnaketuneError(
+                f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {texts} is supervised; put "
+                "{% generation %} around the assistant's content and its end of turn"
+                if chat.marked
+                else f"the chat template changes what assistants say: of {missing[0]!r}, {texts} is supervised; use another"
+            )
+        if leaked := [words for words in said["user"] if words in together]:
+            raise SnaketuneError(
+                f"the chat template marks the user's words {leaked[0]!r} as generated; put {{% generation %}} around what "
+                "the assistant says and nothing else"
+            )
+    shown = []
+    for messages in samples:
+        try:
+            (encoded,) = chat.encode([messages])
+        except Refused:
+            # Whether such rows end the run is for the `tokenize` stage to decide.
+            continue
+        _check_spans(chat, messages, encoded)
+        texts = [_shortened(text) for text in _supervised_texts(chat, encoded)]
+        shown.append(
+            {
+                "tokens": len(encoded.ids),
+                "supervised": int(encoded.supervised.sum()),
+                "supervised_text": texts,
+            }
+        )
+        print(f"what is supervised of a conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
+    return shown
+
+
+def check_mistral_frame(chat: ChatTokenizer) -> None:
+    """Check that a template of Mistral's is the one for this vocabulary, of which there are two kinds.
+
+    sentencepiece   [INST] ▁Quartz ▁jum bles ▁vex ? [/INST]     a space in the template makes the first piece
+    tekken          [INST] Quartz Ġjum bles Ġvex ? [/INST]      a space would be one more than Mistral's models learned with
+
+    Raises:
+        SnaketuneError: the template writes a space too many or too few after [INST].
+    """
+    start, end = (chat.control.ids.get(name) for name in ("[INST]", "[/INST]"))
+    ids = chat.encode(PROBES[:1])[0].ids.tolist()
+    if start not in ids or end not in ids:
+        return
+    question = "".join(chat.text_of(id) or "" for id in ids[ids.index(start) + 1 : ids.index(end)])
+    if any(step["type"] == "ByteLevel" for step in _pre_tokenizers(chat.description["pre_tokenizer"])):
+        kind, template, space, expected = "a tekken one", "mistral-tekken.jinja", "Ġ", 0
+    else:
+        kind, template, space, expected = "of sentencepiece", "mistral.jinja", "▁", 1
+    if (found := len(question) - len(question.lstrip(space))) != expected:
+        raise SnaketuneError(
+            "tokenizers.chat_template: the template is for another vocabulary of Mistral's: with it, the question after [INST] "
+            f"begins with {found} spaces ({question!r}), where models with this vocabulary, which is {kind}, have learned "
+            f"{expected}; name {SHIPPED}/{template}, or leave chat_template out for the model's own"
+        )
+
+
+def _pre_tokenizers(description: dict[str, Any] | None) -> list[dict[str, Any]]:
+    return [] if description is None else description.get("pretokenizers", [description])
+
+
+def _check_spans(chat: ChatTokenizer, messages: list[Message], encoded: Encoded) -> None:
+    turns = sum(message["role"] == "assistant" for message in messages)
+    if len(encoded.spans) != turns or any(start == end for start, end in encoded.spans):
+        raise SnaketuneError(
+            f"the chat template marks {len(encoded.spans)} generated blocks in a conversation with {turns} assistant "
+            "turns; put one {% generation %} block in each, around its content and its end of turn"
+        )
+    for start, end in encoded.spans:
+        if not chat.is_control(encoded.ids[end - 1]):
+            ended = chat.text(encoded.ids[start:end])[-40:]
+            raise SnaketuneError(
+                "the end of turn isn't supervised, so the model would never stop: what the template marks ends with "
+                f"{ended!r}, and its last token is no special token; end the {{% generation %}} block after the "
+                "end-of-turn token, and use one that this tokenizer has as a special token"
+                if chat.marked
+                else "the end of turn isn't supervised, so the model would never stop: in the chat template no special token "
+                f"of this tokenizer follows what an assistant says, {ended!r}; use a template that ends turns with one"
+            )
+
+
+def _supervised_texts(chat: ChatTokenizer, encoded: Encoded) -> list[str]:
+    return [chat.text(encoded.ids[start:end]) for start, end in encoded.spans]
+
+
+def _shortened(text: str) -> str:
+    """The start and the end, which is where templates go wrong."""
+    half = SHOWN_CHARACTERS // 2
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"

@@ -1,0 +1,1 @@
+"""Checkpoints without pickles, exact resume, and the saved model."""

@@ -1,0 +1,134 @@
+"""The states of an optimizer and its schedule in a checkpoint: tensors, and JSON that holds the rest exactly or refuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from snaketune.errors import SnaketuneError
+from snaketune.training.checkpoint.tensor_files import Stored, write
+from snaketune.training.parallel.zero import PlainOptimizer
+
+OPTIMIZER = "optimizer"
+SEPARATOR = "/"
+# As bitsandbytes (0.50) has it: which states are paged, of parameters of so many numbers and more.
+PAGED_STATES, PAGED_FROM = ("state1", "state2"), 100_000
+TUPLE = "(tuple)"
+
+
+def save_optimizer(
+    folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any, first: bool = True
+) -> None:
+    """Write `optimizer`, tensors, and `optimizer.json` (numbers, groups and the schedule).
+
+    Raises:
+        SnaketuneError: the state holds something that would not come back as it is.
+    """
+    state = optimizer.state_dict()
+    tensors, numbers = _flatten(state["state"])
+    plain = _plain({"numbers": numbers, "groups": state["param_groups"], "scheduler": scheduler.state_dict()})
+    write(folder, OPTIMIZER, tensors, first)
+    if first:
+        (folder / "optimizer.json").write_text(json.dumps(plain), encoding="utf-8")
+
+
+def load_optimizer(folder: Path, optimizer: torch.optim.Optimizer | PlainOptimizer, scheduler: Any) -> None:
+    """Put back what `save_optimizer` wrote."""
+    plain = _unplain(json.loads((folder / "optimizer.json").read_text(encoding="utf-8")))
+    stored = Stored(folder, OPTIMIZER)
+    if isinstance(optimizer, PlainOptimizer):
+        optimizer.load(stored, plain["numbers"], plain["groups"])
+        scheduler.load_state_dict(plain["scheduler"])
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    tensors = {
+        key: _empty(dtype, shape, parameters[int(key.partition(SEPARATOR)[0])])
+        for key, (dtype, shape) in stored.tensors.items()
+    }
+    stored.read(tensors)
+    state: dict[Any, Any] = {}
+    for key, value in (tensors | plain["numbers"]).items():
+        index, *names, last = key.split(SEPARATOR)
+        place = state.setdefault(int(index), {})
+        for name in names:
+            place = place.setdefault(name, {})
+        place[last] = value
+    saved = {"state": state, "param_groups": plain["groups"]}
+    # Inside accelerate's wrapper.
+    inner = getattr(optimizer, "optimizer", optimizer)
+    if any(_is_paged(inner, parameter) for parameter in parameters):
+        _load_paged(inner, saved)
+    else:
+        optimizer.load_state_dict(saved)
+    scheduler.load_state_dict(plain["scheduler"])
+
+
+def _is_paged(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Whether bitsandbytes keeps the states of a parameter where they may move to the host's memory."""
+    return getattr(optimizer, "is_paged", False) and parameter.device.type == "cuda" and parameter.numel() >= PAGED_FROM
+
+
+def _load_paged(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """What `load_state_dict` does, but that paged states are paged again: it would read all of them into the GPU's memory."""
+    from bitsandbytes import functional
+
+    optimizer.load_state_dict(saved, move_to_device=False)
+    for parameter, state in optimizer.state.items():
+        for key in optimizer.non_castable_tensor_keys & state.keys():
+            value = state[key]
+            if key in PAGED_STATES and _is_paged(optimizer, parameter):
+                state[key] = functional.get_paged(*value.shape, dtype=value.dtype, device=parameter.device)
+                state[key].copy_(value)
+                optimizer.page_mng.paged_tensors.append(state[key])
+            else:
+                state[key] = value.to(parameter.device)
+
+
+def _empty(dtype: torch.dtype, shape: torch.Size, parameter: torch.Tensor) -> torch.Tensor:
+    """For a state of `parameter`, shared out as that is if it has a number for each of its numbers."""
+    if isinstance(parameter, DTensor) and shape == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _flatten(state: dict[Any, Any], path: str = "") -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors and the plain values of a nested state, by their keys joined with SEPARATOR."""
+    tensors, numbers = {}, {}
+    for key, value in state.items():
+        name = f"{path}{key}"
+        if isinstance(value, dict):
+            inner_tensors, inner_numbers = _flatten(value, name + SEPARATOR)
+            tensors |= inner_tensors
+            numbers |= inner_numbers
+        # Tensors of a library's own kind hold more than safetensors keep.
+        elif type(value) in (torch.Tensor, torch.nn.Parameter, DTensor):
+            tensors[name] = value
+        else:
+            numbers[name] = value
+    return tensors, numbers
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it; a tuple as a mapping, so that it comes back as one."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is tuple:
+        return {TUPLE: _plain(list(value))}
+    if type(value) is list:
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {key: _plain(item) for key, item in value.items()}
+    raise SnaketuneError(
+        f"training.optimizer, training.schedule: a checkpoint can't hold a {type(value).__name__} of their state exactly, so a "
+        "resumed training would be another one; choose others"
+    )
+
+
+def _unplain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unplain(item) for item in value]
+    if isinstance(value, dict):
+        return tuple(_unplain(value[TUPLE])) if TUPLE in value else {key: _unplain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,194 @@
+"""How fast a training goes and what it takes: tokens, FLOPs and memory between two lines of the log, and time without data.
+
+    step 20/830  loss 3.21  grad norm 0.84  learning rate 0.0003  2,600 tokens/s (1,590 supervised)  MFU 52%  0.91 GB  …
+
+The clock runs from when a step asks for its batches to the log's look at the loss, which waits for the device; while a
+checkpoint is written it stands still. The first line of a process includes what happens only once (compilation, first
+allocations), so it says `warming up` and counts for no median. Tokens are those of documents, without free ones and padding.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from snaketune.models.device_memory import peak_memory
+from snaketune.models.devices import Compute
+from snaketune.models.flops import count_flops
+from snaketune.models.peak_flops import peak_of
+
+SHOWN = ("loss", "accuracy", "margin", "grad_norm", "learning_rate")
+GB = 1e9
+
+
+class Gauge:
+    """Counts for one process, and sums over all where a line is read off."""
+
+    def __init__(self, model: torch.nn.Module, compute: Compute, processes: int):
+        self.flops, self.peak, self.device = count_flops(model), peak_of(compute), compute.device
+        self.processes = processes
+        # FLOP/s of all devices, which may be of different models: summed when the first line is read.
+        self.total_peak = self.peak.flops_per_second * processes
+        self.running_since: float | None = None
+        self.seconds = 0.0
+        self.sums: dict[str, Any] = {}
+        self.lines = self.steps = 0
+        self.waited_for_first_batch: float | None = None
+        self.waited = 0.0
+
+    def __str__(self) -> str:
+        """What MFU means here; printed once."""
+        share = self.peak.flops_per_second
+        of = f"{share / 1e12:,.4g} TFLOP/s" if share >= 1e12 else f"{share / 1e9:,.3g} GFLOP/s"
+        each = f" on each of {self.processes} GPUs" if self.processes > 1 else ""
+        return f"MFU: {self.flops} over what is visible, of {of}{each} ({self.peak.source})"
+
+    def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The batches of a step that begins, with the time measured that it waits for them."""
+        if self.running_since is None:
+            self.running_since = time.monotonic()
+        self.steps += 1
+        return _Timed(iterator, self._add_wait)
+
+    def _add_wait(self, seconds: float) -> None:
+        if self.waited_for_first_batch is None:
+            self.waited_for_first_batch = seconds
+        else:
+            self.waited += seconds
+
+    def count(self, prefixes_D: np.ndarray, lengths_D: np.ndarray, *, supervised: int, projected: int) -> None:
+        """A batch that is computed: tokens of its documents and of the prefixes that they share; how many reach the head."""
+        tokens, flops = int(lengths_D.sum()), self.flops.batch(prefixes_D, lengths_D)
+        computed = self.flops.computed(flops, tokens, projected)
+        self.add(tokens=tokens, supervised=supervised, flops=flops, computed=computed)
+
+    def add(self, **sums: float | torch.Tensor) -> None:
+        """Add to sums of the next line, which shows their means over `items`. Tensors stay where they are until then."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+
+    def stop(self) -> None:
+        """Stop the clock, when all that was asked of the device is done; the next step starts it again."""
+        if self.running_since is not None:
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize(self.device)
+            self.seconds += time.monotonic() - self.running_since
+            self.running_since = None
+
+    def read(self, gather: Any = None) -> dict[str, float]:
+        """What a line of the log adds to the Trainer's, over all processes; the next one begins at nothing.
+
+        Args:
+            gather: takes float64[1, n] of each process and gives float64[processes, n] of all.
+        """
+        self.stop()
+        if not self.sums:
+            return {}
+        names = sorted(self.sums)
+        memory_and_peak = float(peak_memory(self.device)), self.peak.flops_per_second
+        own = [*(float(self.sums[name]) for name in names), self.seconds, *memory_and_peak]
+        rows = (
+            [own] if gather is None else gather(torch.tensor([own], dtype=torch.float64, device=self.device)).tolist()
+        )
+        *columns, seconds, memory, peaks = zip(*rows)
+        self.total_peak = sum(peaks)
+        self.sums, self.seconds = {}, 0.0
+        self.lines += 1
+        found = self._rates(dict(zip(names, map(sum, columns))), max(seconds)) | {
+            "memory_gb": round(max(memory) / GB, 3)
+        }
+        return found | ({"warming_up": True} if self.lines == 1 else {})
+
+    def _rates(self, sums: dict[str, float], seconds: float) -> dict[str, float]:
+        tokens = sums.pop("tokens", 0)
+        found = {
+            "tokens": tokens,
+            "tokens_per_second": round(tokens / seconds, 1),
+            "supervised_tokens_per_second": round(sums.pop("supervised", 0) / seconds, 1),
+            "mfu": round(sums.pop("flops", 0) / seconds / self.total_peak, 7),
+            "mfu_computed": round(sums.pop("computed", 0) / seconds / self.total_peak, 7),
+        }
+        items = sums.pop("items", 0)
+        return found | {name: round(total / items, 6) for name, total in sums.items() if items}
+
+    def about(self, history: list[dict[str, float]]) -> dict[str, Any]:
+        """For run.json: medians over the lines of the log, what they are of, memory, and the wait for data of this process.
+
+        `mfu` counts the head for every token, `mfu_computed` where it is computed; `mfu_plain` is the field's, of all
+        parameters and without attention.
+        """
+        timed = [entry for entry in history if "mfu" in entry]
+        settled = [entry for entry in timed if not entry.get("warming_up")] or timed
+        names = ("tokens_per_second", "supervised_tokens_per_second", "mfu", "mfu_computed")
+        # One that was logged, not the mean of two.
+        medians = {f"{name}_median": sorted(entry[name] for entry in settled)[len(settled) // 2] for name in names}
+        full, per_token = self.peak.flops_per_second, self.flops.per_parameter * self.flops.parameters
+        return medians | {
+            "mfu_plain_median": round(medians["tokens_per_second_median"] * per_token / self.total_peak, 7),
+            "flops": self.flops.about(),
+            "flops_per_parameter_and_token": self.flops.per_parameter,
+            "model_tflops_per_second": round(medians["mfu_median"] * self.total_peak / 1e12, 4),
+            "peak_flops_per_second": full,
+            "peak_flops_source": self.peak.source,
+            "peak_memory_gb": max(entry["memory_gb"] for entry in timed),
+            "peak_memory_is": "allocated on the GPU" if self.device.type == "cuda" else "resident in the process",
+            **self._reserved(),
+            "steps_of_this_process": self.steps,
+            "waited_for_data_s": round(self.waited, 4),
+            "waited_for_first_batch_s": round(self.waited_for_first_batch or 0.0, 4),
+        }
+
+    def _reserved(self) -> dict[str, float]:
+        if self.device.type != "cuda":
+            return {}
+        return {"peak_memory_reserved_gb": round(torch.cuda.max_memory_reserved(self.device) / GB, 3)}
+
+
+class _Timed:
+    """An iterator that tells how long each of its items was waited for."""
+
+    def __init__(self, iterator: Iterator[Any], tell: Any):
+        self.iterator, self.tell = iterator, tell
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        started = time.monotonic()
+        try:
+            return next(self.iterator)
+        finally:
+            self.tell(time.monotonic() - started)
+
+
+def line(logs: dict[str, float], step: int, steps: int, left: float | None) -> str:
+    """A line of the log.
+
+    Args:
+        left: seconds, None where nobody knows yet.
+
+    >>> line({"loss": 3.2149, "learning_rate": 3e-4, "tokens_per_second": 2600.4, "supervised_tokens_per_second": 1590.0,
+    ...       "mfu": 0.5213, "memory_gb": 0.914}, 20, 830, 754.0)
+    'step 20/830  loss 3.215  learning rate 0.0003  2,600 tokens/s (1,590 supervised)  MFU 52%  0.91 GB  13 min left'
+    """
+    facts = [f"{name.replace('_', ' ')} {float(logs[name]):.4g}" for name in SHOWN if name in logs]
+    if "tokens_per_second" in logs:
+        supervised = f" ({logs['supervised_tokens_per_second']:,.0f} supervised)"
+        facts += [f"{logs['tokens_per_second']:,.0f} tokens/s{supervised}", f"MFU {100 * logs['mfu']:.2g}%"]
+        facts.append(f"{logs['memory_gb']:.2f} GB")
+    facts += ["warming up"] if logs.get("warming_up") else []
+    facts += [f"{time_left(left)} left"] if left is not None else []
+    return "  ".join([f"step {step}/{steps}", *facts])
+
+
+def time_left(seconds: float) -> str:
+    """
+    >>> [time_left(seconds) for seconds in (8.2, 100, 754, 9000)]
+    ['8 s', '100 s', '13 min', '2 h 30 min']
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,1 @@
+"""Preference optimization: its losses, its trainer, its batches and its metrics."""

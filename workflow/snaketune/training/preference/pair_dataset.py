@@ -1,0 +1,99 @@
+"""Packed pairs, or single completions packed like pairs, with their reference log-probabilities, sources and labels."""
+
+from itertools import chain
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from snaketune.artifacts.manifest import Artifact, rebuild_command
+from snaketune.errors import SnaketuneError
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.training.reference.logps_table import Reference, read_ref_logps
+
+
+class PairRows(PackedRows):
+    """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected, and
+    `source`, int64[p]: which of the corpus' sources the pairs are from; of single completions also `desirable`, bool[p].
+
+    Attributes:
+        pairs: how many there are.
+        sources: how many sources there are, as far as any pair is from them.
+        kinds_of_labels: of single completions, whether some are good and some are bad; empty for pairs.
+    """
+
+    def __init__(
+        self,
+        pack: Artifact,
+        ref_logps: Artifact | None,
+        load_in_memory: Literal["auto"] | bool = "auto",
+        ld_alpha: float | None = None,
+    ):
+        """
+        Args:
+            ref_logps: None where a loss has no reference, or nothing is learned and time is measured: zeros.
+            ld_alpha: weight of what a completion says beyond the length of the other one.
+        Raises:
+            SnaketuneError: a packed pair has no reference log-probabilities, or none by token where they are asked for.
+        """
+        super().__init__(pack, "train", load_in_memory)
+        self.unpaired = pack.manifest.get("kind") == "unpaired"
+        known = read_ref_logps(ref_logps, "train") if ref_logps else {}
+        self.references: list[list[tuple[float, float]]] = [[] for _ in range(len(self))]
+        self.labels: list[list[bool]] = [[] for _ in range(len(self))]
+        self.from_sources: list[list[int]] = [[] for _ in range(len(self))]
+        for document in documents(pack, "train"):
+            self.from_sources[document["row"]].append(document["source"])
+            if self.unpaired:
+                self.labels[document["row"]].append(document["label"])
+            if ref_logps is None:
+                self.references[document["row"]].append((0.0, 0.0))
+                continue
+            reference = known.get(document["id"])
+            if reference is None:
+                raise SnaketuneError(
+                    f"{ref_logps.manifest_path} has nothing for pair {document['id']}; rebuild it with: "
+                    f"{rebuild_command(ref_logps.manifest_path)}"
+                )
+            if ld_alpha is not None and reference.chosen_token_logps is None:
+                raise SnaketuneError(
+                    f"{ref_logps.manifest_path} has no log-probabilities by token, which dpo.ld_alpha needs; rebuild it with: "
+                    f"{rebuild_command(ref_logps.manifest_path)}"
+                )
+            self.references[document["row"]].append(log_probabilities(reference, ld_alpha))
+        self.pairs = sum(map(len, self.references))
+        self.kinds_of_labels = set(chain.from_iterable(self.labels))
+        self.sources = 1 + max(chain.from_iterable(self.from_sources), default=0)
+
+    def blank(self, tokens: int | None = None) -> dict[str, Any]:
+        return super().blank(tokens) | self._told([], [], [])
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return super().__getitem__(row) | self._told(self.references[row], self.from_sources[row], self.labels[row])
+
+    def _told(
+        self, references: list[tuple[float, float]], sources: list[int], labels: list[bool]
+    ) -> dict[str, torch.Tensor]:
+        told = {
+            "reference": torch.tensor(references, dtype=torch.float32).reshape(-1, 2),
+            "source": torch.tensor(sources, dtype=torch.int64),
+        }
+        return told | ({"desirable": torch.tensor(labels, dtype=torch.bool)} if self.unpaired else {})
+
+
+def log_probabilities(reference: Reference, ld_alpha: float | None) -> tuple[float, float]:
+    """Of the chosen and of the rejected completion, with the tail of the longer one weighted as the policy's is.
+
+    >>> known = Reference(chosen_logp=-6.0, rejected_logp=-1.0, chosen_tokens=3, rejected_tokens=1,
+    ...                   chosen_token_logps=np.array([-1.0, -2.0, -3.0]), rejected_token_logps=np.array([-1.0]))
+    >>> log_probabilities(known, None), log_probabilities(known, 0.5)
+    ((-6.0, -1.0), (-3.5, -1.0))
+    """
+    if ld_alpha is None:
+        return reference.chosen_logp, reference.rejected_logp
+    shared = min(reference.chosen_tokens, reference.rejected_tokens)
+    chosen, rejected = (
+        float(logps[:shared].sum(dtype=np.float64) + ld_alpha * logps[shared:].sum(dtype=np.float64))
+        for logps in (reference.chosen_token_logps, reference.rejected_token_logps)
+    )
+    return chosen, rejected

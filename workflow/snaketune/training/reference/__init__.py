@@ -1,0 +1,1 @@
+"""Reference log-probabilities: computed, gathered, cached and read."""

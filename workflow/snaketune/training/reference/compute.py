@@ -1,0 +1,247 @@
+"""What the `ref_pass` stage computes: log-probabilities of one part of the pairs under the reference model; `ref_logps` gathers
+the parts.
+
+One forward pass over packed rows, both splits, as many rows at once as the device likes. An adapter that its policies train
+further stays apart for the pairs of the train split, as it does in the policy. Held-out pairs are for evaluations, which load
+results as they are saved, so for them it is merged and rounded as its run has done: else a policy that didn't move would differ
+from its reference by that rounding. In 4 bits, which evaluations don't compare with, it stays apart for both.
+
+What is computed is kept every few
+seconds, pair by pair, so that a killed pass goes on from there, in whatever rows the pairs lie then.
+
+    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; whole as soon as the file has this name
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from snaketune.artifacts.digests import digest_file
+from snaketune.artifacts.manifest import Artifact
+from snaketune.models.adapter_stack import ADAPTER, Stack, holds_adapter_alone
+from snaketune.models.devices import Compute, resolve_compute
+from snaketune.models.logprobs import completion_logprobs, passes
+from snaketune.models.machine import look
+from snaketune.models.packing_support import check_config, suited
+from snaketune.models.selftest import self_test
+from snaketune.packing.reader import PackedRows, documents
+from snaketune.stages.cache.work_folders import WorkFolder, sync
+from snaketune.stages.gpu_needs import tell
+from snaketune.stages.outcome import Outcome
+from snaketune.stages.progress import progress
+from snaketune.stages.specs import RefLogpsSpec
+from snaketune.tables import read_table, write_table
+from snaketune.tokenization.chat import ChatTokenizer
+from snaketune.training.autotune.machine_check import of_libraries
+from snaketune.training.reference.external import check_same_tokens
+from snaketune.training.reference.logps_table import FILE, check_finite, in_order, schema, splits_of
+
+SECONDS_BETWEEN_CHUNKS = 20.0
+
+
+def compute_logps(
+    spec: RefLogpsSpec,
+    work: WorkFolder,
+    pack: Artifact,
+    results: Sequence[Artifact],
+    tokenizer: Sequence[Artifact],
+    *,
+    part: int = 1,
+    parts: int = 1,
+) -> Outcome:
+    """Fill `work.payload` with `logps.arrow` of some of the pairs.
+
+    Args:
+        results: that the reference lies in, from the uppermost down; none for a model from outside.
+        tokenizer: that of the pairs, for a model from outside.
+        part: from 1, of `parts` equal stretches of rows.
+    Raises:
+        SnaketuneError: a log-probability that isn't finite, or a model from outside with other tokens.
+    """
+    for result in (*results, *tokenizer):
+        result.files()
+    compute = resolve_compute(spec.precision)
+    tell(of_libraries(spec, compute, look(compute)))
+    pack = pack.for_part(part)
+    rows_by_split = {split: PackedRows(pack, split) for split in splits_of(pack)}
+    if tokenizer:
+        check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
+    chunks, begun = Chunks(work, schema(spec.token_logps)), time.monotonic()
+    wanted = {split: _Wanted.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
+    model, tested = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()))
+    known, computed, tokens = chunks.known(), 0, 0
+    if known:
+        print(f"going on after {len(known)} pairs that an earlier attempt computed", flush=True)
+    for split, rows in rows_by_split.items():
+        pairs = wanted[split]
+        rest = [row for row in pairs.rows if any((split, pair) not in known for pair in pairs.ids[row])]
+        if rest and split == "held_out" and spec.apart and not spec.quantization:
+            # One model at a time in memory.
+            model = None
+            model, _ = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()), merged=True)
+        total = sum(len(pairs.ids[row]) for row in rest)
+        done = progress(
+            passes(model, rows, rest, tested.compute, f"reference, {split}"),
+            f"reference, {split}",
+            "pairs",
+            total,
+            lambda found, ids=pairs.ids: sum(len(ids[row]) for row in found[0]),
+        )
+        for numbers, batch, losses_N in done:
+            ids = [pair for row in numbers for pair in pairs.ids[row]]
+            chunks.add(_columns(ids, split, batch, losses_N, spec.token_logps))
+            computed += len(ids)
+            tokens += batch["segments"].layout.document_tokens
+    table = in_order(chunks.all())
+    check_finite(table, f"{[one.manifest_path for one in results] or spec.base.path} on {pack.manifest_path}")
+    write_table(work.payload / FILE, table)
+    seconds = time.monotonic() - begun
+    weights = compute.weights_dtype(frozen=spec.frozen_weights)
+    return Outcome(
+        counts={"pairs": {split: len(pairs.distinct) for split, pairs in wanted.items()}},
+        about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch.")},
+        run={
+            "tokens_per_second": round(tokens / seconds, 1),
+            "pairs_per_second": round(computed / seconds, 2),
+            "pairs_computed": computed,
+            "device": str(compute.device),
+            "self_test_share": tested.share,
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The rows of a part, and the ids of the pairs in each row of the split."""
+
+    rows: range
+    ids: list[list[str]]
+
+    @classmethod
+    def of(cls, pack: Artifact, split: str, rows: int, part: int, parts: int) -> "_Wanted":
+        ids: list[list[str]] = [[] for _ in range(rows)]
+        for document in documents(pack, split):
+            ids[document["row"]].append(document["id"])
+        return cls(range(rows * (part - 1) // parts, rows * part // parts), ids)
+
+    @property
+    def distinct(self) -> set[str]:
+        return {pair for row in self.rows for pair in self.ids[row]}
+
+
+def stack_of(
+    spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
+) -> Stack:
+    """The reference, but for an adapter that stays apart. Args: merged: with that adapter, as its run saved it."""
+    lying, base = results[1:] if spec.apart and not merged else results, spec.base
+    if merged and not holds_adapter_alone(results[0]):
+        # Complete, whatever it was trained upon.
+        lying, base = results[:1], None
+    return Stack(
+        results=lying,
+        base=base,
+        tokenizer=(*tokenizer, *results)[0].folder,
+        trust_remote_code=spec.trust_remote_code,
+    )
+
+
+def _load(
+    spec: RefLogpsSpec,
+    results: tuple[Artifact, ...],
+    tokenizer: Sequence[Artifact],
+    compute: Compute,
+    packs: list[PackedRows],
+    *,
+    merged: bool = False,
+):
+    """The reference as its policies are loaded, or `merged` as evaluations load it, and its self-test, which it has passed."""
+    stack = stack_of(spec, results, tokenizer, merged=merged)
+    compute = suited(compute, stack.config(), dropout=False)
+    check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
+    loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
+    if not spec.quantization:
+        loaded = loaded.to(compute.device)
+    tested = self_test(loaded, packs, compute, training=False)
+    if spec.apart and not merged:
+        from snaketune.models.adapters import put_adapter
+
+        loaded = put_adapter(loaded, results[0].folder / ADAPTER)
+    return loaded, tested
+
+
+def _columns(
+    ids: list[str], split: str, batch: dict[str, Any], losses_N: torch.Tensor, token_logps: bool
+) -> dict[str, Any]:
+    """Of one batch, whose pairs have these ids, in the order of its completions."""
+    sums_C, counts_C = completion_logprobs(losses_N, batch)
+    counts = counts_C.cpu().numpy()
+    columns = {
+        "id": pa.array(np.repeat(np.array(ids, dtype=object), 2), pa.string()),
+        "split": pa.array([split] * len(counts), pa.string()),
+        "completion": pa.array(np.tile(np.array([0, 1], np.int8), len(ids))),
+        "logp": pa.array(sums_C.double().cpu().numpy()),
+        "tokens": pa.array(counts.astype(np.int32)),
+    }
+    if token_logps:
+        # A completion's tokens stand together, in their order.
+        values = -losses_N.index_select(0, batch["members"]).float().cpu().numpy()
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        columns["token_logps"] = pa.ListArray.from_arrays(offsets, values)
+    return columns
+
+
+class Chunks:
+    """What is computed, in files that a later attempt goes on with."""
+
+    def __init__(self, work: WorkFolder, columns: pa.Schema):
+        self.work, self.folder, self.schema = work, work.state / "chunks", columns
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[pa.Table] = []
+        self._last = time.monotonic()
+
+    def _files(self) -> Iterator[Path]:
+        return iter(sorted(self.folder.glob("*.arrow")))
+
+    def known(self) -> set[tuple[str, str]]:
+        """Split and id of every pair that is in a file. A damaged one is removed, so that its pairs aren't known."""
+        found: set[tuple[str, str]] = set()
+        for path in self._files():
+            if path.name != self._name(path.name[:6], path):
+                print(
+                    f"{path} is damaged: its content isn't that of its name; its pairs are computed again", flush=True
+                )
+                path.unlink()
+                continue
+            table = read_table(path)
+            found.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+        return found
+
+    def add(self, columns: dict[str, Any]) -> None:
+        """Keep rows; in a file as soon as it is time for one."""
+        self._waiting.append(pa.table(columns, schema=self.schema))
+        if time.monotonic() - self._last >= SECONDS_BETWEEN_CHUNKS:
+            self._write()
+
+    def _write(self) -> None:
+        self.work.check_held()
+        last = max((int(path.name[:6]) for path in self._files()), default=-1)
+        partial = self.folder / f"{last + 1:06d}.partial"
+        write_table(partial, pa.concat_tables(self._waiting))
+        # What has its name is whole, after a power cut too.
+        sync(partial)
+        partial.rename(self.folder / self._name(partial.stem, partial))
+        self._waiting, self._last = [], time.monotonic()
+
+    @staticmethod
+    def _name(number: str, file: Path) -> str:
+        return f"{number}-{digest_file(file).partition(':')[2]}.arrow"
+
+    def all(self) -> pa.Table:
+        """Everything, as it came."""
+        return pa.concat_tables([self.schema.empty_table(), *map(read_table, self._files()), *self._waiting])
