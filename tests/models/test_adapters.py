@@ -147,14 +147,14 @@ def test_an_adapter_names_its_base_as_the_config_does_and_is_the_same_in_every_p
 
 
 def test_an_adapter_on_another_model_is_refused(folders, tmp_path):
-    with pytest.raises(SnaketuneError, match=r"doesn't fit the model beneath it: .*size mismatch"):
+    with pytest.raises(SnaketuneError, match=r"does not fit its base model: .*size mismatch"):
         put_adapter(tiny_model("llama", hidden_size=64), folders / "llama/adapter")
     adapter = tmp_path / "adapter"
     save_adapter(add_lora(tiny_model("llama"), Lora(rank=2)), adapter, base=None, grown=False)
     tensors = load_file(adapter / "adapter_model.safetensors")
     gone = sorted(tensors)[3]
     save_file({name: tensor for name, tensor in tensors.items() if name != gone}, adapter / "adapter_model.safetensors")
-    with pytest.raises(SnaketuneError, match=r"doesn't fit the model beneath it: it has no .*lora_"):
+    with pytest.raises(SnaketuneError, match=r"does not fit its base model: it has no .*lora_"):
         put_adapter(tiny_model("llama"), adapter)
 
 

@@ -14,7 +14,7 @@ from snaketune.stages.specs import CorpusWords
 
 from .invented import CHAIN, HUB, LEARNING, card_of, spec_of, write_chain
 
-ALONE = {"beneath_dtype": "float32"}
+ALONE = {"base_dtype": "float32"}
 SFT_ON_HUB = {"spec": CHAIN["sft/demo"]["spec"] | {"base": HUB}}
 HOSTILE = (
     "a|b\n# <script>x</script> [l](javascript:1) ![i](http://x) **b** `c`\n---\nlicense: mit\n- x \u202e@y http://z"
@@ -109,7 +109,7 @@ def test_languages_are_said_where_rows_were_sorted_by_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dpo", "sft", "beneath", "base"),
+    ("dpo", "sft", "below", "base"),
     [
         # Upon the SFT run's result, which has no name on the Hub.
         ({}, {}, "the result of `sft:demo`, which", 'BASE = "..."'),
@@ -118,11 +118,11 @@ def test_languages_are_said_where_rows_were_sorted_by_them(tmp_path):
         ({"continued": True}, ALONE, "the model that it began with, which", 'revision="main")'),
     ],
 )
-def test_an_adapter_alone_says_what_it_lies_on(tmp_path, dpo, sft, beneath, base):
+def test_an_adapter_alone_says_what_it_lies_on(tmp_path, dpo, sft, below, base):
     lora = {"rank": 8, "merge": False}
     spec = CHAIN["dpo/demo"]["spec"] | {"lora": lora} | dpo
     card = card_of(tmp_path, dpo_demo={"spec": spec} | ALONE, sft_demo=SFT_ON_HUB | sft)
-    assert f"It lies on {beneath}" in card
+    assert f"It lies on {below}" in card
     assert base in card
     assert 'PeftModel.from_pretrained(model, MODEL, subfolder="adapter")' in card
     assert "| lora.rank |  | 8 |" in card

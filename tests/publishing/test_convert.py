@@ -111,7 +111,7 @@ def test_its_last_words_are_the_error(tmp_path, llama_cpp):
 
 
 def test_an_adapter_alone_is_refused_with_what_to_do(tmp_path, llama_cpp):
-    model = a_model(tmp_path, about={"beneath_dtype": "float32"})
+    model = a_model(tmp_path, about={"base_dtype": "float32"})
     with pytest.raises(SnaketuneError, match=r"set lora.merge: true"):
         converted(tmp_path, model)
 

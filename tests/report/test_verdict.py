@@ -188,7 +188,7 @@ def test_runs_of_a_grid_are_named_by_the_key_that_asks_for_them(results):
     model, pack = begun(results)
     for name, beta in (("s-b1", 0.1), ("s-b2", 0.2), ("s-b3", 0.3)):
         key = results.dpo(name, model, pack, spec={"beta": beta})
-        results.jobs[key] = results.jobs[key].model_copy(update={"asked_by": "dpo.s"})
+        results.jobs[key] = results.jobs[key].model_copy(update={"config_key": "dpo.s"})
         results.evaluate(f"main/dpo-{name}", right=beta)
     found = findings(results)
     assert {run.key for run in facts.trainings(found)} == {"sft.a", "dpo.s"}

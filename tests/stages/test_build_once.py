@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from snaketune.artifacts.manifest import content_digest, read_artifact, rebuild_command, write_json
+from snaketune.artifacts.digests import digest_json
+from snaketune.artifacts.manifest import (
+    SEAL,
+    DamagedManifest,
+    content_digest,
+    parse_manifest,
+    read_artifact,
+    rebuild_command,
+    write_json,
+)
 from snaketune.config.base import Model
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
@@ -322,3 +331,13 @@ def test_results_of_a_later_time_get_that_of_now(tmp_path):
     assert all(path.stat().st_mtime <= time.time() for path in waited_for)
     assert manifest.stat().st_mtime == past
     assert (manifest.parent / "rows").stat().st_mtime <= time.time()
+
+
+def test_manifests_with_former_keys_are_read_and_have_the_content_that_they_had():
+    before = {"payload": {}, "records": {}, "beneath_dtype": "float32", "begun_as": [], "inputs": {"beneath": ["d"]}}
+    read = parse_manifest(json.dumps(before | {SEAL: digest_json(before)}))
+    assert read["base_dtype"] == "float32" and read["resumed_from_numerics"] == []
+    assert read["inputs"] == {"base_layers": ["d"]}
+    assert content_digest(read) == digest_json({"payload": {}, "format": [None] * 5 + ["float32"]})
+    with pytest.raises(DamagedManifest):
+        parse_manifest(json.dumps(before | {SEAL: digest_json(before), "beneath_dtype": "float16"}))

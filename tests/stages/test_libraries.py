@@ -54,7 +54,7 @@ def test_who_adds_adapters_to_what_lies_beneath_them_names_peft():
     in_4_bits = reference.model_copy(update={"quantization": Quantization()})
     asked = EvalSpec.model_construct(tasks=None)
     full = SftSpec(base=None, training=Training(learning_rate=1.0), lora=None, quantization=None)
-    for model, named in ((Model(), set()), (Model(beneath_dtype="float32"), {"peft"})):
+    for model, named in ((Model(), set()), (Model(base_dtype="float32"), {"peft"})):
         inputs = {"model": [model], "pack": [Pack("3.0")]}
         assert set(of_reference(reference, inputs)) == {"torch", "transformers"} | named
         assert set(of_reference(in_4_bits, inputs)) == {"torch", "transformers", "bitsandbytes"} | named

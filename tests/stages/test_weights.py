@@ -1,4 +1,4 @@
-"""Who reads a model is told all the results that its weights lie in, and what lies beneath them."""
+"""Who reads a model is told all the results that its weights lie in, and what lies below them."""
 
 import copy
 from typing import Any
@@ -49,7 +49,7 @@ def graph(**edits: bool) -> JobGraph:
 
 def made_from(job: Job) -> tuple[str | None, list[str], bool]:
     """The base's path, the results from the uppermost down, and whether their code may run."""
-    results = [made.key for role in ("model", "beneath") for made in job.artifacts[role]]
+    results = [made.key for role in ("model", "base_layers") for made in job.artifacts[role]]
     return job.spec.base and job.spec.base.path, results, job.spec.trust_remote_code
 
 

@@ -46,7 +46,7 @@ def artifact(folder, columns: dict | None = None, spec: RefLogpsSpec = SPEC, **m
     logps = folder / "logps"
     logps.mkdir()
     write_table(logps / "logps.arrow", pa.table(columns, schema=schema("token_logps" in columns)))
-    facts = {"inputs": {"model": ["m"], "beneath": ["b"], "pack": ["r"]}, "spec": spec.model_dump(mode="json")}
+    facts = {"inputs": {"model": ["m"], "base_layers": ["b"], "pack": ["r"]}, "spec": spec.model_dump(mode="json")}
     facts |= {"dtype": "float32", "weights_dtype": "float32", "kernel": "sdpa"} | manifest
     return Artifact(folder / "manifest.json", {**facts, "payload": describe_files(logps), "records": {}}, logps)
 
@@ -164,7 +164,7 @@ def test_another_kernel_is_refused_with_the_key_that_accepts_it_and_one_of_its_f
 
 def test_an_external_reference_is_known_by_its_name_and_revision(tmp_path):
     spec = SPEC.model_copy(update={"base": OTHER, "frozen_weights": True})
-    made = artifact(tmp_path, spec=spec, inputs={"model": [], "beneath": [], "pack": ["r"]})
+    made = artifact(tmp_path, spec=spec, inputs={"model": [], "base_layers": [], "pack": ["r"]})
     # Whatever the run does with its own model.
     for own in (run(reference=OTHER), run(reference=OTHER, lora=Lora(), quantization=Quantization(), continued=True)):
         check_ref_logps(made, **(HERE | {"spec": own}))
@@ -178,7 +178,7 @@ def test_an_external_reference_in_a_folder_is_known_by_its_content(tmp_path):
     there, gone = (Pretrained(path=str(tmp_path / name)) for name in ("there", "gone"))
     (tmp_path / "there").mkdir()
     spec = SPEC.model_copy(update={"base": gone, "frozen_weights": True})
-    made = artifact(tmp_path, spec=spec, inputs={"model": [], "beneath": [], "pack": ["r"]})
+    made = artifact(tmp_path, spec=spec, inputs={"model": [], "base_layers": [], "pack": ["r"]})
     check_ref_logps(made, **(HERE | {"spec": run(reference=there)}))
 
 

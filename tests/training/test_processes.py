@@ -137,14 +137,14 @@ def test_artifacts_reach_the_processes_in_their_order(tmp_path, monkeypatch):
             out=tmp_path / "out",
             artifacts={
                 "model": [],
-                "beneath": [result_at(tmp_path / f"{name}.json") for name in names],
+                "base_layers": [result_at(tmp_path / f"{name}.json") for name in names],
                 **{role: [result_at(tmp_path / "base.json")] for role in STAGES["sft"].one},
             },
             files={"base": []},
         )
 
-    def reached(spec, work, *, operation, beneath, **given):
-        assert [artifact.manifest_path.stem for artifact in beneath] == [*names]
+    def reached(spec, work, *, operation, base_layers, **given):
+        assert [artifact.manifest_path.stem for artifact in base_layers] == [*names]
         raise Reached
 
     monkeypatch.setattr(STAGES["sft"].spec, "model_validate", lambda _: None)

@@ -193,7 +193,7 @@ def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: Re
         told, name = RefPassSpec(**dict(spec), part=part, parts=count), folder / f"{part}-of-{count}"
         work = work_in(name)
         made = chain.made(name, ref_pass.build(told, work, pack=pack, model=[model]), told)
-        inputs = {"model": [model.content], "beneath": [], "tokenizer": [], "base": [], "pack": [pack.content]}
+        inputs = {"model": [model.content], "base_layers": [], "tokenizer": [], "base": [], "pack": [pack.content]}
         work.payload.rename(name / "logps")
         write_json(name / "manifest.json", made.manifest | {"stage": "ref_pass", "inputs": inputs})
     return str(folder / f"*-of-{count}/manifest.json")

@@ -135,7 +135,7 @@ def test_what_is_of_several_precisions_says_so(tmp_path, monkeypatch, capsys):
             with ended:
                 outcome = train(tmp_path / "run", rows, made, every=2, compute=replace(CPU, dtype=dtype))
     assert outcome.about["dtype"] == "float32"
-    assert outcome.about["begun_as"] == [
+    assert outcome.about["resumed_from_numerics"] == [
         {"dtype": "float32", "kernel": "sdpa"}, {"dtype": "bfloat16", "kernel": "sdpa"},
     ]  # fmt: skip
     assert capsys.readouterr().out.count("so the result is of both") == 2
@@ -147,7 +147,7 @@ def test_what_was_computed_alike_throughout_names_nothing(tmp_path, monkeypatch)
         stop_after(1, patch)
         with pytest.raises(Interrupted):
             train(tmp_path / "run", rows, made)
-    assert "begun_as" not in train(tmp_path / "run", rows, made).about
+    assert "resumed_from_numerics" not in train(tmp_path / "run", rows, made).about
 
 
 @pytest.mark.parametrize("what", ["missing", "left over", "another shape", "another data type"])

@@ -32,14 +32,14 @@ from .test_resume import model_of
 
 @dataclass
 class Made:
-    """A model: its results from the uppermost down, and what lies beneath."""
+    """A model: its results from the uppermost down, and what lies below."""
 
     results: list[Artifact]
     base: Pretrained | None = None
 
     @property
     def inputs(self) -> dict[str, Any]:
-        return {"model": self.results[:1], "beneath": self.results[1:]}
+        return {"model": self.results[:1], "base_layers": self.results[1:]}
 
     @property
     def contents(self) -> dict[str, list[str]]:
@@ -74,8 +74,8 @@ class Chain:
         result.manifest["inputs"] = inputs
         return result
 
-    def made(self, result: Artifact, beneath: Made) -> Made:
-        return Made([result], None) if self.merge else Made([result, *beneath.results], beneath.base)
+    def made(self, result: Artifact, below: Made) -> Made:
+        return Made([result], None) if self.merge else Made([result, *below.results], below.base)
 
     def sft(self, name: str, start: Made, lora: Lora, quantization=None, **settings) -> Made:
         spec = SftSpec(
@@ -116,7 +116,7 @@ class Chain:
             pack=self.pairs,
             ref_logps=[reference],
             model=start.results[0],
-            beneath=start.results[1:],
+            base_layers=start.results[1:],
         )
         result = self.finish(work, outcome, spec, start.contents)
         made = self.made(result, start) if lora else Made([result])
@@ -166,7 +166,7 @@ def test_what_lies_on_adapters_is_what_lies_on_merged_weights(tmp_path, tokenize
             models += [run.sft("two", one, SECOND)]
         last, reference, losses = run.dpo("last", models[-1], SECOND)
         if case == "tied":
-            # Trained in full, it is complete, whatever lies beneath what it began with.
+            # Trained in full, it is complete, whatever lies below what it began with.
             models += [run.dpo("full", one, None)[0]]
         scores = run.scores("scores", last, [reference])
         made[merge] = (*models, last), read_table(reference.file(FILE)), losses, scores
@@ -234,20 +234,20 @@ def test_a_reference_of_other_adapters_or_of_others_beneath_is_refused(tmp_path,
     with pytest.raises(SnaketuneError, match="its adapters were trained on other results"):
         dpo.build(
             spec, run.work("wrong"), operation=executed(spec.training), pack=run.pairs, ref_logps=[reference],
-            model=two.results[0], beneath=other.results,
+            model=two.results[0], base_layers=other.results,
         )  # fmt: skip
 
 
 def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer):
     alone, other = (
-        Artifact(tmp_path, {"beneath_dtype": dtype, "payload": {}, "inputs": {}, "spec": {}}, tmp_path)
+        Artifact(tmp_path, {"base_dtype": dtype, "payload": {}, "inputs": {}, "spec": {}}, tmp_path)
         for dtype in ("float32", "bfloat16")
     )
     # The same adapter, but upon other weights.
     assert alone.content != other.content
     complete = Artifact(tmp_path, {}, tmp_path)
     base = Pretrained(path="some/model")
-    for results, beneath in (
+    for results, below in (
         ((), None),
         ((alone,), None),
         ((complete,), base),
@@ -256,18 +256,18 @@ def test_results_without_what_lies_beneath_them_are_refused(tmp_path, tokenizer)
         ((alone, complete, alone, complete), None),
         ((complete, complete), None),
     ):
-        with pytest.raises(SnaketuneError, match="--model, --beneath: expected"):
-            Stack(results=results, base=beneath, tokenizer=tokenizer.folder)
+        with pytest.raises(SnaketuneError, match="model, base_layers: expected"):
+            Stack(results=results, base=below, tokenizer=tokenizer.folder)
 
 
 def test_adapters_in_another_order_than_they_were_trained_in_are_refused(tmp_path, tokenizer):
     def result(name: str, *below: Artifact, **manifest) -> Artifact:
         made_from = [one.content for one in below]
-        inputs = {"model": made_from[:1], "beneath": made_from[1:]}
+        inputs = {"model": made_from[:1], "base_layers": made_from[1:]}
         manifest = {"payload": {name: {"digest": name}}, "inputs": inputs, "spec": {}, **manifest}
         return Artifact(tmp_path / name, manifest, tmp_path)
 
-    alone = {"beneath_dtype": "float32"}
+    alone = {"base_dtype": "float32"}
     one = result("one")
     two = result("two", one, **alone)
     three = result("three", two, one, **alone)

@@ -42,7 +42,7 @@ class Run:
     def __init__(self, chain: Chain, sft: Made, base: Made, **told):
         continued = told.get("continued", False)
         self.chain, self.external = chain, told.get("reference")
-        # What lies beneath an adapter that is trained further comes along, whether its run merged it or not.
+        # What lies below an adapter that is trained further comes along, whether its run merged it or not.
         self.start = Made([*sft.results[:1], *base.results], base.base) if continued else sft
         self.spec = DpoSpec(
             loss="sigmoid", beta=0.5, base=self.start.base, trust_remote_code=False,
@@ -72,7 +72,7 @@ class Run:
             pack=self.chain.pairs,
             ref_logps=[reference],
             model=self.start.results[0],
-            beneath=self.start.results[1:],
+            base_layers=self.start.results[1:],
         )
         return self.chain.finish(work, outcome, self.spec, self.start.contents), [
             entry["loss"] for entry in outcome.run["history"]
@@ -126,8 +126,8 @@ def test_a_run_that_did_not_move_has_rewards_of_zero(tmp_path, tokenizer, monkey
     reference = run.refer()
     made, losses = run.train("dpo", reference)
     assert losses == pytest.approx([math.log(2)] * len(losses), abs=1e-6)
-    beneath = {"full": None, "lora": sft, "continued": base}[kind]
-    result = Made([made]) if merge or beneath is None else Made([made, *beneath.results], beneath.base)
+    below = {"full": None, "lora": sft, "continued": base}[kind]
+    result = Made([made]) if merge or below is None else Made([made, *below.results], below.base)
     scores = chain.scores("scores", result, [reference])["preferences"]["pairs"]
     assert scores["pairs_with_reference"] == 2
     rewards = ("reward_margin_nats", "chosen_reward_nats", "rejected_reward_nats", "reward_accuracy")
@@ -153,8 +153,8 @@ def test_an_adapter_that_is_trained_further_comes_out_in_the_form_of_its_sft_run
 
     named = (made.folder / ADAPTER / "adapter_config.json").read_text()
     assert str(tmp_path / "base") in named
-    beneath = Made([], base.base).stack(tokenizer).load(torch.float32)
-    theirs = PeftModel.from_pretrained(beneath, made.folder / ADAPTER).merge_and_unload().state_dict()
+    below = Made([], base.base).stack(tokenizer).load(torch.float32)
+    theirs = PeftModel.from_pretrained(below, made.folder / ADAPTER).merge_and_unload().state_dict()
     assert found.keys() == theirs.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, theirs[name], atol=1e-5, rtol=1e-4)
@@ -243,7 +243,7 @@ def test_a_continued_adapter_that_does_not_fit_is_refused(tmp_path, tokenizer):
     base, chain = base_in(tmp_path), Chain(tmp_path, tokenizer, merge=True)
     run = Run(chain, chain.sft("sft", base, FIRST), base, lora=Lora(rank=8), continued=True)
     reference = run.refer()
-    with pytest.raises(SnaketuneError, match="doesn't fit the model beneath it"):
+    with pytest.raises(SnaketuneError, match="does not fit its base model"):
         run.train("dpo", reference)
 
 

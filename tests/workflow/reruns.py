@@ -255,7 +255,7 @@ SINGLE = {
     "sft.lora.rslora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.rslora": True}, {"sft"}),
     "sft.lora.dora": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.dora": True}, {"sft"}),
     "sft.lora.modules_to_save": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.modules_to_save": ["norm"]}, {"sft"}),
-    # What reads the model is told what lies beneath.
+    # What reads the model is told what lies below.
     "sft.lora.merge": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.lora.merge": False}, {"sft", "ref_logps", "dpo", "eval"}),
     "sft.use_base": ({"sft.first": "=sft.run", "sft.other": "=sft.run", "sft.run": CONTINUED}, {"sft.run.use_base": "sft:other"}, set()),
     "sft.quantization": (ADOPTED | {"sft.run.lora": LORA}, {"sft.run.quantization": {}}, {"sft"}),

@@ -88,12 +88,12 @@ def test_lora_raw_rows_and_rows_of_two_lengths_train_and_are_evaluated(variants)
         assert ("adapter/adapter_model.safetensors" in manifest["payload"]) == name.endswith("lora")
         assert not [file for file in manifest["payload"] if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
     # Two that are adapters alone, on the first, which is whole.
-    for name, beneath in (("sft/more", []), ("dpo/lora", [read["sft/lora"]])):
+    for name, below in (("sft/more", []), ("dpo/lora", [read["sft/lora"]])):
         payload = read[name]["payload"]
         assert [file for file in payload if file.endswith(".safetensors")] == ["adapter/adapter_model.safetensors"]
         adapter = json.loads(variants.read(f"results/{name}/model/adapter/adapter_config.json"))
         assert adapter["base_model_name_or_path"] is None
-        assert read[name]["inputs"]["beneath"] == [content_digest(manifest) for manifest in beneath]
+        assert read[name]["inputs"]["base_layers"] == [content_digest(manifest) for manifest in below]
     on_base = json.loads(variants.read("results/sft/lora/model/adapter/adapter_config.json"))
     assert on_base["base_model_name_or_path"] == "base"
     scores = json.loads(variants.read("results/eval/both/dpo-lora/scores/scores.json"))

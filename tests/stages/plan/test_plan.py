@@ -74,7 +74,7 @@ def test_a_job_that_several_others_read_is_one_object(planned):
             "dpo/stacked",
             {
                 "model": ["sft/again"],
-                "beneath": ["sft/apart"],
+                "base_layers": ["sft/apart"],
                 "pack": ["pack/pairs-adopted-1024"],
                 "ref_logps": ["ref_logps/again-pairs-adopted-1024"],
             },
@@ -165,7 +165,7 @@ def test_the_report_is_on_results_and_names_their_grids(planned):
         "card",
         "convert",
     }
-    grids = {job.name: job.asked_by for job in report.spec.jobs if job.stage == "dpo"}
+    grids = {job.name: job.config_key for job in report.spec.jobs if job.stage == "dpo"}
     assert {grid for name, grid in grids.items() if name.startswith("losses")} == {"dpo.losses"}
     assert grids["plain"] == ""
 

@@ -66,7 +66,7 @@ def test_a_reference_of_its_own_is_a_model_from_outside(jobs):
 
 def test_an_adapter_that_is_trained_further_stays_apart_from_the_base(jobs):
     for job in (continued := jobs["dpo/continued"], *continued.artifacts["ref_logps"]):
-        assert (keys(job.artifacts["model"]), job.artifacts["beneath"], job.spec.base.path) == (
+        assert (keys(job.artifacts["model"]), job.artifacts["base_layers"], job.spec.base.path) == (
             ["sft/apart"],
             (),
             "some/model",
@@ -75,14 +75,14 @@ def test_an_adapter_that_is_trained_further_stays_apart_from_the_base(jobs):
     assert (continued.spec.lora.rank, continued.spec.lora.dropout) == (4, 0)
     # An adapter that the SFT run has merged is taken apart again.
     further = jobs["dpo/further"]
-    assert (keys(further.artifacts["model"]), further.artifacts["beneath"], further.spec.base.path) == (
+    assert (keys(further.artifacts["model"]), further.artifacts["base_layers"], further.spec.base.path) == (
         ["sft/merged"],
         (),
         "base",
     )
     # Its adapter has taken the place of the one before it.
     evaluated = jobs["eval/texts/dpo-continued"]
-    assert (keys(evaluated.artifacts["model"]), evaluated.artifacts["beneath"]) == (["dpo/continued"], ())
+    assert (keys(evaluated.artifacts["model"]), evaluated.artifacts["base_layers"]) == (["dpo/continued"], ())
 
 
 def test_trials_wait_for_each_other(jobs):

@@ -20,8 +20,15 @@ from snaketune.errors import SnaketuneError
 PUBLISHED = ".published.json"
 # Where a manifest has its own digest.
 SEAL = "manifest_digest"
-# What a reader goes by besides the payload itself.
-FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "beneath_dtype")
+# Keys of manifests written by older code, and their names now. Read for one version.
+FORMER_KEYS = {
+    "beneath_dtype": "base_dtype",
+    "begun_with": "resumed_from_versions",
+    "begun_as": "resumed_from_numerics",
+}
+FORMER_INPUTS = {"beneath": "base_layers"}
+# The entries that readers of the payload need besides the payload itself. Their order is part of every content digest.
+FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "base_dtype")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -53,6 +60,28 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     said = {key: value for key, value in manifest.items() if key != SEAL}
     # As it will be read: keys that are numbers here are texts there.
     write_json(path, said | {SEAL: digest_json(json.loads(json.dumps(said)))})
+
+
+def parse_manifest(text: str) -> dict[str, Any]:
+    """Parse a manifest, with the keys of older versions under the names that they have now.
+
+    Raises:
+        ValueError: it isn't JSON.
+        DamagedManifest: its digest isn't that of its content.
+    """
+    manifest = json.loads(text)
+    if not isinstance(manifest, dict):
+        return manifest
+    if is_damaged(manifest):
+        raise DamagedManifest
+    manifest = {FORMER_KEYS.get(key, key): value for key, value in manifest.items()}
+    if isinstance(inputs := manifest.get("inputs"), dict):
+        manifest["inputs"] = {FORMER_INPUTS.get(role, role): digests for role, digests in inputs.items()}
+    return manifest
+
+
+class DamagedManifest(ValueError):
+    """A manifest whose digest isn't that of its content."""
 
 
 def is_damaged(manifest: dict[str, Any]) -> bool:
@@ -150,7 +179,11 @@ def _stamp(path: Path) -> list[int]:
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     """The artifact of a manifest, its payload in the folder `payload` beside it; SnaketuneError if unreadable."""
     try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"))
+    except DamagedManifest:
+        raise SnaketuneError(
+            f"{manifest_path} is damaged: it isn't as it was written; remove it and run again"
+        ) from None
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}; remove it and run again") from None
     described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
@@ -163,8 +196,6 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
             f"{manifest_path} names the file {outside[0]!r}, which lies outside its payload; no stage writes that, so somebody "
             "else did: remove it and run again"
         )
-    if is_damaged(manifest):
-        raise SnaketuneError(f"{manifest_path} is damaged: it isn't as it was written; remove it and run again")
     return Artifact(manifest_path, manifest, manifest_path.parent / payload)
 
 

@@ -50,7 +50,7 @@ def time_training(
     pack: Artifact,
     tokenizer: Artifact,
     model: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     ref_logps: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with `measured.json`.
@@ -61,13 +61,13 @@ def time_training(
         SnaketuneError: such a model can't be trained on such rows here.
     """
     tokenizer.files()
-    for result in (*model, *beneath):
+    for result in (*model, *base_layers):
         result.files()
     run = Run.of(spec.run, operation, work)
     if isinstance(spec.run, SftSpec):
-        begun = sft_trainer.begin(run, pack, tokenizer, (*model, *beneath))
+        begun = sft_trainer.begin(run, pack, tokenizer, (*model, *base_layers))
     else:
-        begun = dpo_trainer.begin(run, (*model, *beneath), pack, *ref_logps)
+        begun = dpo_trainer.begin(run, (*model, *base_layers), pack, *ref_logps)
     fitness = fitness_of(begun.trainer_class, begun.rows, begun.run, begun.config or begun.made)
     if small := [finding.found for finding in fitness.findings if finding.certain and finding.key == "training"]:
         # Found beforehand, it is as much a finding as a trial that runs out of memory.

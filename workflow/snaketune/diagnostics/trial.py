@@ -25,7 +25,7 @@ STAGE = Stage(
         "pack": exactly_one("pack"),
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft"),
-        "beneath": any_number("sft"),
+        "base_layers": any_number("sft"),
         "ref_logps": any_number("ref_logps"),
     },
     files=("base",),
@@ -46,7 +46,7 @@ def build(
     tokenizer: Artifact,
     base: Sequence[Path] = (),
     model: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     ref_logps: Sequence[Artifact] = (),
     tracked: "Tracked | None" = None,
 ) -> Outcome:
@@ -64,6 +64,6 @@ def build(
         pack=pack,
         tokenizer=tokenizer,
         model=model,
-        beneath=beneath,
+        base_layers=base_layers,
         ref_logps=ref_logps,
     )

@@ -18,7 +18,7 @@ STAGE = Stage(
     inputs={
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft", "dpo"),
-        "beneath": any_number("sft"),
+        "base_layers": any_number("sft"),
         "corpora": any_number("corpus"),
         "packs": any_number("pack"),
         "ref_logps": any_number("ref_logps"),
@@ -44,7 +44,7 @@ def build(
     base: list[Path],
     tasks: list[Path],
     task_data: list[Path],
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with scores, responses, losses and log-probabilities; see `score_model`."""
     from snaketune.evaluation.model_scores import score_model
@@ -60,5 +60,5 @@ def build(
         base=base,
         tasks=tasks,
         task_data=task_data,
-        beneath=beneath,
+        base_layers=base_layers,
     )

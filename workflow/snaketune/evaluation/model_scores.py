@@ -59,7 +59,7 @@ def score_model(
     base: list[Path],
     tasks: list[Path],
     task_data: list[Path],
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
 ) -> Outcome:
     """Fill `work.payload` with the files above.
 
@@ -74,7 +74,7 @@ def score_model(
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
     stack = Stack(
-        results=(*model, *beneath),
+        results=(*model, *base_layers),
         base=spec.base,
         tokenizer=tokenizer.folder,
         trust_remote_code=spec.trust_remote_code,
@@ -107,7 +107,7 @@ def score_model(
         kept = KeptResponses(
             work.root,
             {
-                "weights": [artifact.content for artifact in (*model, *beneath)],
+                "weights": [artifact.content for artifact in (*model, *base_layers)],
                 "base": spec.base and spec.base.model_dump(mode="json"),
                 "base_files": entries("base", base, lambda path: outside_digest(path, work.root)),
                 "tokenizer": tokenizer.content,

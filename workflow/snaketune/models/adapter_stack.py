@@ -33,13 +33,13 @@ ADAPTER = "adapter"
 
 def holds_adapter_alone(result: Artifact) -> bool:
     """Whether its weights lie elsewhere, and it is what is added to them, in the data type that its manifest tells."""
-    return "beneath_dtype" in result.manifest
+    return "base_dtype" in result.manifest
 
 
 def check_trained_on(result: Artifact, below: Sequence[Artifact]) -> None:
     """Raise SnaketuneError unless a result's adapters were trained on the results `below`, in their order."""
     inputs = result.manifest["inputs"]
-    trained_on = [*inputs.get("model", ()), *inputs.get("beneath", ())]
+    trained_on = [*inputs.get("model", ()), *inputs.get("base_layers", ())]
     if result.manifest["spec"].get("continued"):
         # The adapter of the run that it continues is in its own.
         trained_on = trained_on[1:]
@@ -47,7 +47,7 @@ def check_trained_on(result: Artifact, below: Sequence[Artifact]) -> None:
         given = ", ".join(str(one.manifest_path) for one in below) or "none"
         raise SnaketuneError(
             f"{result.manifest_path}: its adapters were trained on other results than those given below it ({given}); give "
-            f"--model and --beneath from the uppermost down, or make it again with: {rebuild_command(result.manifest_path)}"
+            f"model and base_layers from the uppermost down, or make it again with: {rebuild_command(result.manifest_path)}"
         )
 
 
@@ -70,7 +70,7 @@ class Stack:
         complete = [not holds_adapter_alone(result) for result in self.results]
         if any(complete[:-1]) or any(complete[-1:]) == (self.base is not None):
             raise SnaketuneError(
-                "--model, --beneath: expected results that hold adapters alone and, as the last one, a complete model; or a "
+                "model, base_layers: expected results that hold adapters alone and, as the last one, a complete model; or a "
                 "base of the spec in its place"
             )
         for number, result in enumerate(self.results):
@@ -120,12 +120,12 @@ class Stack:
         from snaketune.models.adapters import merge, put_adapter, round_weights
 
         top, saved = self.results[0], stored_dtype(self.config())
-        beneath = Stack(
+        base = Stack(
             results=self.results[1:],
             base=self.base,
             tokenizer=self.tokenizer,
             trust_remote_code=self.trust_remote_code,
-        ).load(getattr(torch, top.manifest["beneath_dtype"]))
-        model = merge(put_adapter(beneath, top.folder / ADAPTER), saved)
+        ).load(getattr(torch, top.manifest["base_dtype"]))
+        model = merge(put_adapter(base, top.folder / ADAPTER), saved)
         round_weights(model, saved)
         return model

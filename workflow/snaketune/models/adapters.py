@@ -167,7 +167,7 @@ def save_adapter(model: PeftModel, folder: Path, *, base: Pretrained | None, gro
     """Write what peft reads.
 
     Args:
-        base: the model beneath, as the config names it; None where that is a result of this workflow, which has no name that
+        base: the base model, as the config names it; None where that is a result of this workflow, which has no name that
             lasts.
         grown: whether the vocabulary has rows that the base lacks; they come along.
     """
@@ -215,13 +215,11 @@ def fill_adapter(adapted: PeftModel, folder: Path) -> None:
     wanted = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     # peft would leave what it doesn't find as it was drawn.
     if lacking := sorted(wanted.keys() - tensors.keys()):
-        raise SnaketuneError(f"{folder} doesn't fit the model beneath it: it has no {lacking[0]}")
+        raise SnaketuneError(f"{folder} does not fit its base model: it has no {lacking[0]}")
     try:
         set_peft_model_state_dict(adapted, tensors)
     except RuntimeError as error:
-        raise SnaketuneError(
-            f"{folder} doesn't fit the model beneath it: {str(error).splitlines()[-1].strip()}"
-        ) from None
+        raise SnaketuneError(f"{folder} does not fit its base model: {str(error).splitlines()[-1].strip()}") from None
 
 
 def merge(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:

@@ -85,7 +85,7 @@ class Told:
     @property
     def is_adapter(self) -> bool:
         """Whether the model's weights lie elsewhere, and the result is what is added to them."""
-        return "beneath_dtype" in self.model.manifest
+        return "base_dtype" in self.model.manifest
 
     def hub_datasets(self, corpus: Result) -> list[str]:
         """The datasets on the Hub that a corpus is made of."""

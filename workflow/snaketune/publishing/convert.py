@@ -47,7 +47,7 @@ def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
     Raises:
         SnaketuneError: there is no converter, the result is an adapter alone, or the converter failed.
     """
-    if "beneath_dtype" in model.manifest:
+    if "base_dtype" in model.manifest:
         raise SnaketuneError(
             f"{model.folder} holds an adapter alone (lora.merge: false), and a GGUF file holds whole weights; set lora.merge: "
             "true, or give the adapter to llama.cpp's convert_lora_to_gguf.py"

@@ -23,7 +23,7 @@ def _beneath(told: Told) -> str:
         below = below[1:]
     if below:
         where = f"the result of `{below[0].job.stage}:{below[0].job.name}`"
-        where += ", an adapter itself, merged" if "beneath_dtype" in below[0].manifest else ""
+        where += ", an adapter itself, merged" if "base_dtype" in below[0].manifest else ""
     else:
         where = "the model that it began with"
     return f"This is an adapter alone, in `adapter/`, with the tokenizer. It lies on {where}, which `BASE` names."

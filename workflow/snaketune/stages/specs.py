@@ -236,7 +236,7 @@ class ReportedJob(Model):
     name: str
     made_from: dict[str, tuple[str, ...]] = {}
     """By role, the jobs that it was made from, as `stage/name`."""
-    asked_by: str = ""
+    config_key: str = ""
     """The key of the config that asks for it, where that is a grid, `dpo.sweep`."""
 
 

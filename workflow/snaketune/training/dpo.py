@@ -28,7 +28,7 @@ STAGE = Stage(
     inputs={
         "model": exactly_one("sft"),
         "pack": exactly_one("pack"),
-        "beneath": any_number("sft"),
+        "base_layers": any_number("sft"),
         "ref_logps": any_number("ref_logps"),
     },
     files=("base",),
@@ -49,7 +49,7 @@ def build(
     model: Artifact,
     pack: Artifact,
     ref_logps: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
     tracked: "Tracked | None" = None,
 ) -> Outcome:
@@ -57,15 +57,15 @@ def build(
 
     Args:
         ref_logps: one, or none for a loss without a reference.
-        beneath, base: what lies beneath the model, if that is an adapter alone.
+        base_layers, base: what lies beneath the model, if that is an adapter alone.
     """
     from snaketune.training.launch.worker import is_first_process
     from snaketune.training.loop.trainer import Run
     from snaketune.training.preference.dpo_trainer import train_on
 
-    for result in (model, *beneath):
+    for result in (model, *base_layers):
         result.files()
-    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *beneath), pack, *ref_logps)
+    outcome = train_on(Run.of(spec, operation, work, tracked), (model, *base_layers), pack, *ref_logps)
     if is_first_process():
         for name in model.manifest["payload"]:
             # The tokenizer comes along; weights, and an index that tells how they were split, are this run's own.

@@ -19,7 +19,7 @@ STAGE = Stage(
     inputs={
         "pack": exactly_one("pack"),
         "model": any_number("sft"),
-        "beneath": any_number("sft"),
+        "base_layers": any_number("sft"),
         "tokenizer": any_number("tokenizer"),
     },
     files=("base",),
@@ -40,7 +40,7 @@ def build(
     *,
     pack: Artifact,
     model: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     tokenizer: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
     operation: Execution | None = None,
@@ -49,5 +49,5 @@ def build(
     from snaketune.training.reference.gather import gather_logps
 
     return gather_logps(
-        spec, work, pack=pack, model=model, beneath=beneath, tokenizer=tokenizer, base=base, operation=operation
+        spec, work, pack=pack, model=model, base_layers=base_layers, tokenizer=tokenizer, base=base, operation=operation
     )

@@ -18,7 +18,7 @@ STAGE = Stage(
     inputs={
         "pack": exactly_one("pack"),
         "model": any_number("sft"),
-        "beneath": any_number("sft"),
+        "base_layers": any_number("sft"),
         "tokenizer": any_number("tokenizer"),
     },
     files=("base",),
@@ -37,11 +37,11 @@ def build(
     *,
     pack: Artifact,
     model: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     tokenizer: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
 ) -> Outcome:
     """Fill `work.payload` with this part's `logps.arrow`; see `compute_logps`."""
     from snaketune.training.reference.compute import compute_logps
 
-    return compute_logps(spec, work, pack, (*model, *beneath), tokenizer, part=spec.part, parts=spec.parts)
+    return compute_logps(spec, work, pack, (*model, *base_layers), tokenizer, part=spec.part, parts=spec.parts)

@@ -25,7 +25,7 @@ STAGE = Stage(
         "pack": exactly_one("pack"),
         "tokenizer": exactly_one("tokenizer"),
         "model": any_number("sft"),
-        "beneath": any_number("sft"),
+        "base_layers": any_number("sft"),
     },
     files=("base",),
     libraries=libraries.of_training,
@@ -46,7 +46,7 @@ def build(
     tokenizer: Artifact,
     base: list[Path],
     model: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     tracked: "Tracked | None" = None,
 ) -> Outcome:
     """Fill `work.payload` with a complete model folder: weights, config and tokenizer; or with an adapter in their place.
@@ -60,9 +60,9 @@ def build(
     from snaketune.training.loop.trainer import Run
 
     tokenizer.files()
-    for result in (*model, *beneath):
+    for result in (*model, *base_layers):
         result.files()
-    outcome = train_on(Run.of(spec, operation, work, tracked), pack, tokenizer, (*model, *beneath))
+    outcome = train_on(Run.of(spec, operation, work, tracked), pack, tokenizer, (*model, *base_layers))
     if is_first_process():
         for path in tokenizer.folder.iterdir():
             if path.is_file() and not path.name.startswith("."):

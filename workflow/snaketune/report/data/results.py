@@ -26,7 +26,7 @@ class Result:
     Attributes:
         name: its folder below `results/<stage>/`; two folders of an evaluation, and of what is made in parts.
         made_from: by role, the jobs that it was made from, as `stage/name`.
-        asked_by: the key of the config that asks for it, where that isn't its own name: that of a grid.
+        config_key: the key of the config that asks for it, where that isn't its own name: that of a grid.
         run: what run.json says, or nothing.
     """
 
@@ -35,12 +35,12 @@ class Result:
     made_from: dict[str, tuple[str, ...]]
     artifact: Artifact
     run: dict[str, Any]
-    asked_by: str = ""
+    config_key: str = ""
 
     @property
     def key(self) -> str:
         """The key of the config that asks for it: `dpo.demo`, `eval.demo`; `dpo.sweep` of all variants of a grid."""
-        return self.asked_by or f"{self.stage}.{self.name.partition('/')[0]}"
+        return self.config_key or f"{self.stage}.{self.name.partition('/')[0]}"
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
             f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
         )
     return Result(
-        stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run, asked_by=job.asked_by
+        stage=job.stage, name=job.name, made_from=job.made_from, artifact=artifact, run=run, config_key=job.config_key
     )
 
 

@@ -90,7 +90,7 @@ def check_files(state: Path) -> None:
         attempt.check_files()
 
 
-def begun_with(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
+def resumed_from_versions(state: Path, versions: dict[str, str | None]) -> dict[str, str | None]:
     """The libraries that half-done work was begun with in another version than that of `versions`, and in which."""
     before = read_attempt(state)
     if before is None or not any(found for pattern in HALF_DONE for found in state.glob(pattern)):

@@ -19,7 +19,7 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact, describe_files
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.accepted_code import accepted_codes
-from snaketune.stages.cache.attempt import Attempt, begun_with, computing_with, cores, stamps_of, threads_of
+from snaketune.stages.cache.attempt import Attempt, computing_with, cores, resumed_from_versions, stamps_of, threads_of
 from snaketune.stages.cache.elapsed import timed
 from snaketune.stages.cache.external_files import digest_in
 from snaketune.stages.cache.fingerprint import Key, fingerprint, read_artifacts, read_files
@@ -96,7 +96,7 @@ def run_once(
             started = time.time()
             work.start()
             with timed(work) as spent:
-                older = begun_with(work.state, versions)
+                older = resumed_from_versions(work.state, versions)
                 attempt = replace(
                     attempt, threads=threads_of(work.state) if device else None, versions=versions | older
                 )
@@ -116,7 +116,7 @@ def run_once(
                 "payload": {name: entry for name, entry in described.items() if name not in outcome.records},
                 "records": {name: entry for name, entry in described.items() if name in outcome.records},
                 "versions": versions,
-                **({"begun_with": older} if older else {}),
+                **({"resumed_from_versions": older} if older else {}),
             }
             work.finish(manifest, _run_facts(started, spent()) | outcome.run)
             result = Artifact(work.manifest, manifest, work.finished)
@@ -156,7 +156,9 @@ def _published(
         result = work.result()
         if result is None:
             return False
-        if versions is not None and (versions != result.manifest["versions"] or "begun_with" in result.manifest):
+        if versions is not None and (
+            versions != result.manifest["versions"] or "resumed_from_versions" in result.manifest
+        ):
             return False
         _say_known(attempt.stage, claim.out, work)
         publish(result, work, claim, payload, asked)

@@ -98,7 +98,7 @@ def of_evaluation(spec: EvalSpec, inputs: Inputs) -> tuple[str, ...]:
 
 def _adds_adapters(inputs: Inputs) -> bool:
     """Whether there is a result that holds an adapter alone (`models.adapter_stack`)."""
-    return any("beneath_dtype" in model.manifest for model in inputs.get("model", ()))
+    return any("base_dtype" in model.manifest for model in inputs.get("model", ()))
 
 
 def _used(**libraries: bool) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class Weights:
     @property
     def artifacts(self) -> dict[str, tuple[Job, ...]]:
         """By role."""
-        return {"model": self.results[:1], "beneath": self.results[1:]}
+        return {"model": self.results[:1], "base_layers": self.results[1:]}
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -153,15 +153,15 @@ def train(
         history = fit(trainer, lambda: setting(ready, fitness))
         concluded, facts = trainer.conclusions()
     with _told_if_memory_runs_out():
-        saved, beneath = _save(trainer, run, load, config, base)
+        saved, base_dtype = _save(trainer, run, load, config, base)
     return Outcome(
         counts=trainer.counts() | {"steps": trainer.state.global_step},
         about=ready.about
         | concluded
         | {"compiled": trainer.compiled, "parameters": ready.parameters, "trainable_parameters": ready.trainable}
-        | ({"begun_as": trainer.ways[:-1]} if trainer.ways[1:] else {})
+        | ({"resumed_from_numerics": trainer.ways[:-1]} if trainer.ways[1:] else {})
         | {"saved_dtype": _name(saved)}
-        | ({"beneath_dtype": _name(beneath)} if spec.lora and not spec.lora.merge else {}),
+        | ({"base_dtype": _name(base_dtype)} if spec.lora and not spec.lora.merge else {}),
         run={
             "history": history,
             **_where(compute, trainer.args.world_size),
@@ -198,7 +198,7 @@ def _save(
     saved = choose_dtype(spec.training.save_dtype, config, compute)
     # What adapters are merged into: the weights that they were learned on, or those that had to be in 4 bits for it.
     learned_on = compute.weights_dtype(frozen=spec.lora is not None)
-    beneath = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
+    base_dtype = stored_dtype(config) or torch.float32 if spec.quantization else learned_on
     if whole_of := trainer.whole_of():
         gather_trained(trained, spec, saved, whole_of=whole_of, keep=trainer.is_world_process_zero())
     if trainer.is_world_process_zero():
@@ -207,11 +207,11 @@ def _save(
             run.work.payload,
             spec,
             saved,
-            lambda: load(beneath, None),
+            lambda: load(base_dtype, None),
             base=base,
             known_tokens=config.get_text_config().vocab_size if config else None,
         )
-    return saved, beneath
+    return saved, base_dtype
 
 
 def setting(made: Prepared, fitness: Fitness) -> str:

@@ -237,8 +237,8 @@ def train_on(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps:
 def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Artifact | None = None) -> Begun:
     """What a training of these begins with; raises SnaketuneError if the log-probabilities aren't of its reference."""
     spec, tokenizer = run.spec, results[0].folder
-    beneath = results[1:] if spec.continued else results
-    start = Stack(results=beneath, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
+    base_layers = results[1:] if spec.continued else results
+    start = Stack(results=base_layers, base=spec.base, tokenizer=tokenizer, trust_remote_code=spec.trust_remote_code)
     run = run.suited(start.config(), dropout=DpoTrainer.drops_out)
     if ref_logps:
         check_ref_logps(
@@ -247,8 +247,8 @@ def begin(run: Run, results: tuple[Artifact, ...], pack: Artifact, ref_logps: Ar
     elif spec.needs_reference:
         raise SnaketuneError(f"loss {spec.loss} needs reference log-probabilities (--ref-logps); got none")
     if spec.continued:
-        # The uppermost result's adapter is put upon what lies beneath it, where it is trained further.
-        check_trained_on(results[0], beneath)
+        # The uppermost result's adapter is put on its base layers, where it is trained further.
+        check_trained_on(results[0], base_layers)
         run = replace(run, adapter=tokenizer / ADAPTER)
     rows = PairRows(pack, ref_logps, run.operation.load_in_memory, spec.ld_alpha)
     return Begun(DpoTrainer, rows, run, start.load, start.config(), start.named_base)

@@ -34,7 +34,7 @@ def gather_logps(
     *,
     pack: Artifact,
     model: Sequence[Artifact] = (),
-    beneath: Sequence[Artifact] = (),
+    base_layers: Sequence[Artifact] = (),
     tokenizer: Sequence[Artifact] = (),
     base: Sequence[Path] = (),
     operation: Execution | None = None,
@@ -42,13 +42,13 @@ def gather_logps(
     """Fill `work.payload` with `logps.arrow`.
 
     Args:
-        model, beneath, base: the reference and what lies beneath it, if that is an adapter alone; without a model, the base.
+        model, base_layers, base: the reference and what lies beneath it, if that is an adapter alone; without a model, the base.
         tokenizer: that of the pairs, for a model from outside.
         operation: with the parts' manifests, if there are parts.
     Raises:
         SnaketuneError: a log-probability that isn't finite, or parts that aren't of this reference.
     """
-    results = (*model, *beneath)
+    results = (*model, *base_layers)
     if operation is None or not operation.parts:
         return compute_logps(spec, work, pack, results, tokenizer)
     pattern = Path(operation.parts)
@@ -87,7 +87,7 @@ def _check_parts(
     for part in parts:
         made = part.manifest
         found = {
-            "model": made["inputs"]["model"] + made["inputs"]["beneath"],
+            "model": made["inputs"]["model"] + made["inputs"]["base_layers"],
             "rows": made["inputs"]["pack"],
             "dtype": made["dtype"],
             "spec": {key: value for key, value in made["spec"].items() if key not in ("part", "parts")},

@@ -125,7 +125,7 @@ def check_ref_logps(
     expected = {
         "model": (
             [] if external else [one.content for one in model],
-            about.get("model", []) + about.get("beneath", []),
+            about.get("model", []) + about.get("base_layers", []),
         ),
         "pairs": ([pack.manifest.get("pairs")], about.get("pack")),
         "dtype": (compute.about()["dtype"], made.get("dtype")),
