@@ -62,26 +62,11 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     write_json(path, said | {SEAL: digest_json(json.loads(json.dumps(said)))})
 
 
-def parse_manifest(text: str) -> dict[str, Any]:
-    """Parse a manifest, with the keys of older versions under the names that they have now.
-
-    Raises:
-        ValueError: it isn't JSON.
-        DamagedManifest: its digest isn't that of its content.
-    """
-    manifest = json.loads(text)
-    if not isinstance(manifest, dict):
-        return manifest
-    if is_damaged(manifest):
-        raise DamagedManifest
+def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest with keys that older code wrote under the names that they have now."""
     manifest = {FORMER_KEYS.get(key, key): value for key, value in manifest.items()}
-    if isinstance(inputs := manifest.get("inputs"), dict):
-        manifest["inputs"] = {FORMER_INPUTS.get(role, role): digests for role, digests in inputs.items()}
-    return manifest
-
-
-class DamagedManifest(ValueError):
-    """A manifest whose digest isn't that of its content."""
+    inputs = {FORMER_INPUTS.get(role, role): digests for role, digests in manifest.get("inputs", {}).items()}
+    return manifest | {"inputs": inputs}
 
 
 def is_damaged(manifest: dict[str, Any]) -> bool:
@@ -196,7 +181,9 @@ def read_artifact(manifest_path: Path, payload: str) -> Artifact:
             f"{manifest_path} names the file {outside[0]!r}, which lies outside its payload; no stage writes that, so somebody "
             "else did: remove it and run again"
         )
-    return Artifact(manifest_path, manifest, manifest_path.parent / payload)
+    if is_damaged(manifest):
+        raise SnaketuneError(f"{manifest_path} is damaged: it isn't as it was written; remove it and run again")
+    return Artifact(manifest_path, with_current_keys(manifest), manifest_path.parent / payload)
 
 
 def _lies_within(name: str) -> bool:

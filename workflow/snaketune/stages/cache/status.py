@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snaketune.artifacts.digests import digest_file
-from snaketune.artifacts.manifest import DamagedManifest, content_digest, parse_manifest
+from snaketune.artifacts.manifest import content_digest, is_damaged, with_current_keys
 from snaketune.stages.cache.accepted_code import accepted_codes
 from snaketune.stages.cache.external_files import entries, outside_digest
 from snaketune.stages.cache.work_folders import WORK_ROOT
@@ -78,7 +78,10 @@ class Results:
         if not Path(job.manifest).is_file():
             return Standing()
         try:
-            manifest = parse_manifest(Path(job.manifest).read_text(encoding="utf-8"))
+            manifest = json.loads(Path(job.manifest).read_text(encoding="utf-8"))
+            if is_damaged(manifest):
+                return Standing(why=("its manifest.json is damaged",))
+            manifest = with_current_keys(manifest)
             content = content_digest(manifest)
             versions = tuple(
                 (library, made_with, here)
@@ -86,8 +89,6 @@ class Results:
                 if made_with and (here := self.installed(library)) not in (None, made_with)
             )
             why = tuple(chain(self._reasons(job, manifest), self._versions(job, versions)))
-        except DamagedManifest:
-            return Standing(why=("its manifest.json is damaged",))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return Standing(why=("its manifest.json can't be read",))
         above = all(self.of(made).current for made in made_from(job))

@@ -42,7 +42,7 @@ def gather_logps(
     """Fill `work.payload` with `logps.arrow`.
 
     Args:
-        model, base_layers, base: the reference and what lies beneath it, if that is an adapter alone; without a model, the base.
+        model, base_layers, base: the reference, and its base layers if it is an adapter alone; without a model, the base.
         tokenizer: that of the pairs, for a model from outside.
         operation: with the parts' manifests, if there are parts.
     Raises:
