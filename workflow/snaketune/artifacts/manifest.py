@@ -164,11 +164,7 @@ def _stamp(path: Path) -> list[int]:
 def read_artifact(manifest_path: Path, payload: str) -> Artifact:
     """The artifact of a manifest, its payload in the folder `payload` beside it; SnaketuneError if unreadable."""
     try:
-        manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"))
-    except DamagedManifest:
-        raise SnaketuneError(
-            f"{manifest_path} is damaged: it isn't as it was written; remove it and run again"
-        ) from None
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SnaketuneError(f"{manifest_path} can't be read as a manifest: {error}; remove it and run again") from None
     described = [manifest.get(part) for part in ("payload", "records")] if isinstance(manifest, dict) else [None]
