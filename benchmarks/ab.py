@@ -35,28 +35,28 @@ def side(folder: Path, commit: str, config: Path) -> Path:
     """A folder with the code of a commit (empty: of the working tree), and the config."""
     folder.mkdir()
     if commit:
-        told = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     else:
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
         ).stdout
         there = b"\0".join(name for name in listed.split(b"\0") if name and (ROOT / os.fsdecode(name)).is_file())
-        told = subprocess.run(
+        archive = subprocess.run(
             ["tar", "cf", "-", "--null", "-T", "-"], cwd=ROOT, input=there, check=True, capture_output=True
         ).stdout
-    subprocess.run(["tar", "xf", "-"], cwd=folder, input=told, check=True)
+    subprocess.run(["tar", "xf", "-"], cwd=folder, input=archive, check=True)
     shutil.copy(config, folder / "ab.yaml")
     return folder
 
 
 def short(config: Path, run: str, folder: Path) -> Path:
     """The default config without evaluations, and with a third of an epoch of the run."""
-    told = yaml.safe_load(config.read_text(encoding="utf-8"))
+    settings = yaml.safe_load(config.read_text(encoding="utf-8"))
     section, _, name = run.partition(":")
-    told[section][name]["training"]["epochs"] = 0.3
+    settings[section][name]["training"]["epochs"] = 0.3
     written = folder / "ab.yaml"
     written.write_text(
-        yaml.safe_dump({key: told[key] for key in told if key not in ("eval", "report")}), encoding="utf-8"
+        yaml.safe_dump({key: settings[key] for key in settings if key not in ("eval", "report")}), encoding="utf-8"
     )
     return written
 
@@ -73,11 +73,11 @@ def train(folder: Path, python: str, run: str) -> dict[str, float]:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{folder.name}: {done.stdout[-3000:]}{done.stderr[-3000:]}")
-    told = json.loads((folder / target).with_name("run.json").read_text(encoding="utf-8"))
+    run = json.loads((folder / target).with_name("run.json").read_text(encoding="utf-8"))
     return {
-        "tokens_per_second": told["tokens_per_second_median"],
-        "peak_memory_gb": told["peak_memory_gb"],
-        "loss": told["history"][-1]["loss"],
+        "tokens_per_second": run["tokens_per_second_median"],
+        "peak_memory_gb": run["peak_memory_gb"],
+        "loss": run["history"][-1]["loss"],
     }
 
 
@@ -142,27 +142,27 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="default: the embedded one, a third of an epoch of it")
     parser.add_argument("--run", default="sft:demo", help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    asked = parser.parse_args()
-    if asked.rounds < 2:
-        parser.error("--rounds: of one round nobody knows what is noise; give 2 or more")
-    if not asked.base and asked.base_python == sys.executable:
+    options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: one round can't show the noise; give 2 or more")
+    if not options.base and options.base_python == sys.executable:
         parser.error("A and B would be the same; give --base COMMIT (make ab BASE=COMMIT) or --base-python PYTHON")
     folder = Path(mkdtemp(prefix="ab-"))
     try:
-        config = asked.config or short(ROOT / "config/config.yaml", asked.run, folder)
-        sides = {"A": (side(folder / "A", asked.base, config), asked.base_python)}
+        config = options.config or short(ROOT / "config/config.yaml", options.run, folder)
+        sides = {"A": (side(folder / "A", options.base, config), options.base_python)}
         sides["B"] = side(folder / "B", "", config), sys.executable
         rounds = []
-        for number in range(asked.rounds):
+        for number in range(options.rounds):
             made = {}
             for name in ("A", "B") if number % 2 == 0 else ("B", "A"):
-                made[name] = train(*sides[name], asked.run)
+                made[name] = train(*sides[name], options.run)
                 print(f"round {number + 1}, {name}: {made[name]['tokens_per_second']:,.0f} tokens/s", flush=True)
             rounds.append((made["A"], made["B"]))
     finally:
         shutil.rmtree(folder)
     found = verdict(rounds)
-    details = {"made": made_on("benchmarks.ab"), "base": asked.base, "rounds": rounds, "verdict": found}
+    details = {"made": made_on("benchmarks.ab"), "base": options.base, "rounds": rounds, "verdict": found}
     FOUND.parent.mkdir(parents=True, exist_ok=True)
     FOUND.write_text(json.dumps(details, indent=1) + "\n", encoding="utf-8")
     print(f"{table(rounds)}\n\n{found['said']}")

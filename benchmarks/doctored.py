@@ -1,6 +1,6 @@
 """Five runs made bad on purpose, and one that is well: does the doctor name the cause first? (make bench-doctor)
 
-Each is the demo's SFT run with one thing wrong, in a folder of its own, looked at by `snakemake doctor`. What it said goes to
+Each is the demo's SFT run with one thing wrong, in a folder of its own, inspected by `snakemake doctor`. What it said goes to
 results/bench/doctored.json and, as a table, to docs/diagnosing.md.
 """
 
@@ -70,8 +70,8 @@ def _adopted(config: dict[str, Any], folder: Path) -> None:
     shutil.copytree(folder / "results/tokenizer/demo/tokenizer", folder / "own")
     shutil.rmtree(folder / "results")
     file = folder / "own/tokenizer_config.json"
-    told = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(told | {"pad_token": told["eos_token"]}), encoding="utf-8")
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(config | {"pad_token": config["eos_token"]}), encoding="utf-8")
     config["tokenizers"]["demo"] = {"adopt": "own"}
 
 

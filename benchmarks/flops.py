@@ -1,6 +1,6 @@
 """The work of a training step, as floating-point operations of matrix products.
 
-Counted as published figures count it: 6 for each parameter that a real token is multiplied with (forward, and two products
+Counted as published figures count it: 6 for each parameter that a real token is multiplied with (forward, and two matmuls
 backward), 4 where the weights are frozen and have no gradients of their own; and attention over the pairs of tokens that see
 each other. What `models.flops` counts, from numbers alone, for machines that lack what it needs; a test holds the two equal.
 """

@@ -77,8 +77,8 @@ def measure(name: str) -> dict[str, float]:
     shape, (rows, tokens), settings = CASES[name]
     config = AutoConfig.for_model("llama", **{"vocab_size": 32000, "tie_word_embeddings": True} | shape)
     lora = Lora() if settings.get("lora") else None
-    asked = {"micro_batch_rows": rows, "batch_rows": rows, "learning_rate": 1e-4, "compile": False}
-    training = Training(**asked | {key: value for key, value in settings.items() if key != "lora"})
+    defaults = {"micro_batch_rows": rows, "batch_rows": rows, "learning_rate": 1e-4, "compile": False}
+    training = Training(**defaults | {key: value for key, value in settings.items() if key != "lora"})
     base = Scratch(hidden_size=8, intermediate_size=8, layers=1, heads=1)
     spec = SftSpec(base=base, training=training, lora=lora, quantization=None)
     with tempfile.TemporaryDirectory() as folder:

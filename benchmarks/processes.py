@@ -49,17 +49,25 @@ def environment(cache: Path) -> dict[str, str]:
     return os.environ | ONE_THREAD | caches
 
 
-def measured(module: str, side: str, told: Path, *arguments: Any) -> dict[str, Any]:
+def measured(module: str, side: str, arguments_file: Path, *arguments: Any) -> dict[str, Any]:
     """What a side of a comparison found, and what it said about compilation.
 
     Args:
-        module: run as a program; it takes the side, the file `told`, the arguments, and a file for what it finds.
+        module: run as a program; it takes the side, the file `arguments_file`, the arguments, and a file for its results.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", module, side, str(told), *map(str, arguments), str(folder / "found.json")]
+        command = [
+            sys.executable,
+            "-m",
+            module,
+            side,
+            str(arguments_file),
+            *map(str, arguments),
+            str(folder / "result.json"),
+        ]
         lines = checked(subprocess.run(command, cwd=folder, env=environment(folder), **SAID)).splitlines()
-        found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     said = [line for line in lines if line.startswith("compil")]
     return found | ({"said": said} if said else {})
 

@@ -40,8 +40,8 @@ def figures(details: dict[str, Any], goals: Goals) -> dict[str, float]:
 def write(path: Path, details: dict[str, Any], goals: Goals) -> None:
     """The figures, their goals, and all that they stand on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {key: " ".join(map(str, goal)) for key, goal in goals.items()}
-    text = json.dumps(figures(details, goals) | {"goals": told, "details": details}, indent=2)
+    wanted = {key: " ".join(map(str, goal)) for key, goal in goals.items()}
+    text = json.dumps(figures(details, goals) | {"goals": wanted, "details": details}, indent=2)
     partial = path.with_suffix(".partial")
     partial.write_text(text + "\n", encoding="utf-8")
     partial.replace(path)
@@ -57,14 +57,14 @@ def table(details: dict[str, Any], goals: Goals) -> str:
 
 
 def keep_table(document: Path, name: str, text: str) -> None:
-    """Put a table in its place in a document, between `<!-- name -->` and `<!-- /name -->`.
+    """Write a table into a document, between `<!-- name -->` and `<!-- /name -->`.
 
     Raises:
-        ValueError: there is no such place.
+        ValueError: the document has no such markers.
     """
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before, found, rest = document.read_text(encoding="utf-8").partition(begin)
     _, closed, after = rest.partition(end)
     if not (found and closed):
-        raise ValueError(f"{document} has no place for the table {name}")
+        raise ValueError(f"{document} has no markers for the table {name}")
     document.write_text(f"{before}{begin}\n{text}\n\n{end}{after}", encoding="utf-8")

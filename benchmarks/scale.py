@@ -144,7 +144,7 @@ def measure(size: int) -> dict[str, float]:
         config = config_of(*SIZES[size])
         Path("config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         graph = JobGraph(*load(config))
-        # What looks at trainings isn't asked for.
+        # Without the jobs that only inspect trainings.
         count = sum(job.stage not in ("calibrate", "trial", "audit") for job in graph.jobs.values())
         (folder / "plain/Snakefile").write_text(PLAIN.format(count=count - 1), encoding="utf-8")
         sides = {
@@ -200,18 +200,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--profile", action="store_true", help="show where planning spends its time instead")
-    asked = parser.parse_args()
-    if asked.profile:
-        for size in asked.sizes:
+    options = parser.parse_args()
+    if options.profile:
+        for size in options.sizes:
             profile(size)
         return
     floor = statistics.median(seconds("--version")[0] for _ in range(TIMES))
     details: dict[str, Any] = {"made": made_on("benchmarks.scale"), "floor": {"snakemake_version_s": floor}}
-    for size in asked.sizes:
+    for size in options.sizes:
         details[str(size)] = measure(size)
         print(size, details[str(size)], flush=True)
     write(FOUND, details, GOALS)
-    shown = {key: value for size in asked.sizes for key, value in details[str(size)].items()}
+    shown = {key: value for size in options.sizes for key, value in details[str(size)].items()}
     beside = "\n".join(
         f"| `{key}` | {value:.3g} |" for key, value in (shown | details["floor"]).items() if key not in GOALS
     )

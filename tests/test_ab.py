@@ -38,7 +38,7 @@ def test_of_one_round_nothing_is_said():
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2 and "of one round nobody knows what is noise" in done.stderr
+    assert done.returncode == 2 and "one round can't show the noise" in done.stderr
 
 
 def test_memory_and_loss_that_differ_are_told():

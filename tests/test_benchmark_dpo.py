@@ -39,9 +39,9 @@ def material(tmp_path_factory) -> Material:
 def in_this_process(monkeypatch):
     """Each side, which is a process of its own when figures are made."""
 
-    def measured(module, side, folder, told):
+    def measured(module, side, folder, arguments):
         with chdir(folder):
-            return sides.SIDES[side](Material(folder=folder), **json.loads(told.read_text(encoding="utf-8")))
+            return sides.SIDES[side](Material(folder=folder), **json.loads(arguments.read_text(encoding="utf-8")))
 
     for user in ("curve", "speed", "sweep"):
         monkeypatch.setattr(f"benchmarks.dpo.{user}.measured", measured)
@@ -86,8 +86,8 @@ def test_a_sweep_is_eight_trainings_and_one_reference(material, monkeypatch, tmp
     ran = sweep.checked
     monkeypatch.setattr(sweep, "checked", lambda done: said.append(ran(done)))
     monkeypatch.setattr(sweep, "BETAS", sweep.BETAS[:1])
-    told = {"run": "raschka", "variants": [{"loss": loss, "beta": 0.1} for loss in sweep.LOSSES]}
-    path = speed.tell(material, told | {"at_once": 2, "reference_at_once": 4})
+    arguments = {"run": "raschka", "variants": [{"loss": loss, "beta": 0.1} for loss in sweep.LOSSES]}
+    path = speed.write_arguments(material, arguments | {"batch_size": 2, "reference_batch_size": 4})
     theirs = sweep.measured(sweep.MODULE, "trl, sweep", material.folder, path)
     assert [run["variant"]["loss"] for run in theirs["runs"]] == ["sigmoid", "ipo"]
     assert all("rewards/accuracies" in run["last"] for run in theirs["runs"])
@@ -126,5 +126,5 @@ def test_what_some_parts_found_is_kept(material, monkeypatch, tmp_path, capsys):
     assert "old" not in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
-    with pytest.raises(ValueError, match="has no place for the table"):
+    with pytest.raises(ValueError, match="has no markers for the table"):
         keep_table(tmp_path / "figures.md", "another", "")

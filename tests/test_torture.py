@@ -23,7 +23,7 @@ def reference(tmp_path_factory) -> Reference:
 
 
 def of(reference: Reference, folder: Path) -> Trial:
-    return Trial(reference=reference, folder=folder, place="", drawn=random.Random(0))
+    return Trial(reference=reference, folder=folder, point="", drawn=random.Random(0))
 
 
 @pytest.mark.workflow
@@ -92,16 +92,18 @@ def test_what_differs_is_named():
 )
 def test_what_a_message_says_is_done(reference, tmp_path, said, more):
     trial = of(reference, tmp_path)
-    assert [word.replace("results/a/manifest.json", "a") for word in trial.asked(Said(status=1, text=said))] == more
-    assert trial.told
+    assert [
+        word.replace("results/a/manifest.json", "a") for word in trial.options_from(Said(status=1, text=said))
+    ] == more
+    assert trial.instructions
     with pytest.raises(Failed, match="no word of what to do"):
-        trial.asked(Said(status=1, text="error: something"))
+        trial.options_from(Said(status=1, text="error: something"))
 
 
 def test_the_page_has_a_row_for_each_fault_and_place():
     entry = {"passed": True, "ended": "undisturbed results", "strikes": 1, "code": "now", "seconds": 30.0}
     made = {
-        f"{name}/{place}/0": entry | {"fault": name, "place": place} for name in FAULTS for place in FAULTS[name].places
+        f"{name}/{point}/0": entry | {"fault": name, "point": point} for name in FAULTS for point in FAULTS[name].points
     }
     page = as_markdown(made, SimpleNamespace(seconds=50.0, code="now"))
     assert f"{len(made)} of {len(made)} trials passed. " in page
@@ -109,5 +111,5 @@ def test_the_page_has_a_row_for_each_fault_and_place():
     page_before = as_markdown(before, SimpleNamespace(seconds=50.0, code="now"))
     assert f"trials passed ({len(made)} of them with code of before)" in page_before
     assert page.count("\n| ") == len(made) + 1
-    assert set(STAGES) <= {place for fault in FAULTS.values() for place in fault.places}
+    assert set(STAGES) <= {point for fault in FAULTS.values() for point in fault.points}
     assert trials.SECONDS == 300

@@ -51,17 +51,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name).resolve()
 
-        def room(of: str) -> Path:
+        def folder_of(of: str) -> Path:
             (folder / of).mkdir()
             return folder / of
 
         measures: dict[str, Callable[[], dict[str, Any]]] = {
             "plan": lambda: plan(rounds),
-            "read": lambda: read_rows(rounds, room("read"), data),
-            "tokenize": lambda: tokenize(rounds, room("tokenize"), data),
-            "prepare": lambda: prepare(rounds, room("prepare"), data),
-            "pack": lambda: pack(rounds, room("pack")),
-            "memory": lambda: memory(room("memory"), data),
+            "read": lambda: read_rows(rounds, folder_of("read"), data),
+            "tokenize": lambda: tokenize(rounds, folder_of("tokenize"), data),
+            "prepare": lambda: prepare(rounds, folder_of("prepare"), data),
+            "pack": lambda: pack(rounds, folder_of("pack")),
+            "memory": lambda: memory(folder_of("memory"), data),
         }
         for of in options.only or measures:
             print(f"{of} ...", file=sys.stderr, flush=True)

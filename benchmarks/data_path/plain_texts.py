@@ -30,7 +30,7 @@ class PlainTexts:
     def encode(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
         """The ids of n texts laid end to end, int32[t], and int64[n + 1], where each text's are."""
         _, offsets, data = texts.buffers()
-        places = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
-        start, end = int(places[0]), int(places[-1])
-        encoded = self._chunks.encode((data or pa.py_buffer(b"")).slice(start, end - start), [places - start])
-        return encoded.ids, encoded.tokens[np.searchsorted(encoded.cuts, places - start)].astype(np.int64)
+        starts = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+        start, end = int(starts[0]), int(starts[-1])
+        encoded = self._chunks.encode((data or pa.py_buffer(b"")).slice(start, end - start), [starts - start])
+        return encoded.ids, encoded.tokens[np.searchsorted(encoded.cuts, starts - start)].astype(np.int64)

@@ -39,8 +39,8 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
             for first in range(0, len(some), ROWS_PER_BATCH):
                 own = some[first : first + ROWS_PER_BATCH].astype(np.int64)
                 offsets = np.concatenate([[0], np.cumsum(own)])
-                place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], own)
-                supervised = place >= np.repeat(np.maximum(own // 2, 1), own)
+                position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], own)
+                supervised = position >= np.repeat(np.maximum(own // 2, 1), own)
                 ids = generator.integers(0, 32000, int(offsets[-1]), dtype=np.int32)
                 names = pa.array([f"{first + i:016x}" for i in range(len(own))])
                 sequences = EncodedBatch(ids, offsets, supervised, np.zeros(len(ids), bool))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.dpo.material import Material, make_reference
-from benchmarks.dpo.speed import MODULE, tell
+from benchmarks.dpo.speed import MODULE, write_arguments
 from benchmarks.processes import measured, one_core
 
 
@@ -12,11 +12,13 @@ def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
     make_reference(material, name)
     with one_core():
         # As many epochs as it takes, and one step more, which is never reached.
-        told = tell(material, {"run": name, "steps": steps, "epochs": steps + 1, "log_steps": 1})
-        ours = measured(MODULE, "snaketune", material.folder, told)
+        arguments = write_arguments(material, {"run": name, "steps": steps, "epochs": steps + 1, "log_steps": 1})
+        ours = measured(MODULE, "snaketune", material.folder, arguments)
         order = ours["order"][:steps]
-        told = tell(material, {"run": name, "order": order, "at_once": 1, "reference_at_once": 8, "exactly": True})
-        theirs = measured(MODULE, "trl", material.folder, told)
+        arguments = write_arguments(
+            material, {"run": name, "order": order, "batch_size": 1, "reference_batch_size": 8, "exactly": True}
+        )
+        theirs = measured(MODULE, "trl", material.folder, arguments)
     if not len(ours["losses"]) == len(theirs["losses"]) == steps:
         raise SystemExit(f"{len(ours['losses'])} and {len(theirs['losses'])} steps, expected {steps}")
     differences = [abs(one - other) for one, other in zip(ours["losses"], theirs["losses"], strict=True)]

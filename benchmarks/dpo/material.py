@@ -192,8 +192,8 @@ def _write_some(corpus: str, whole: Job, count: int, path: Path) -> None:
     for number in np.random.default_rng(0).permutation(len(groups)):
         if len(drawn) < count:
             drawn += groups[number]
-    kept = ("prompt", "chosen", "rejected")
-    _write_lines(path, [{name: pair[name] for name in kept} for pair in drawn])
+    columns = ("prompt", "chosen", "rejected")
+    _write_lines(path, [{name: pair[name] for name in columns} for pair in drawn])
 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -92,11 +92,11 @@ def _built(job: Any, **instead: Any) -> Any:
     stage = STAGES[job.stage]
     artifacts = {role: [result_at(Path(one.manifest)) for one in some] for role, some in job.artifacts.items()}
     files = {role: [Path(file) for file in some] for role, some in job.files.items()}
-    told = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
+    arguments = {"spec": job.spec} | ({"operation": job.operation} if stage.launcher else {}) | instead
     with tempfile.TemporaryDirectory() as name:
         work = WorkFolder(Path(name))
         work.start()
-        return import_module(stage.module).build(**told, work=work, **stage.arguments(artifacts, files))
+        return import_module(stage.module).build(**arguments, work=work, **stage.arguments(artifacts, files))
 
 
 def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -117,15 +117,15 @@ def trl(
     *,
     run: str,
     order: list[list[int]],
-    at_once: int,
-    reference_at_once: int,
+    batch_size: int,
+    reference_batch_size: int,
     exactly: bool = False,
 ) -> dict[str, Any]:
     """TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
 
     Args:
         order: as `ours` found it.
-        at_once, reference_at_once: pairs of a forward pass in training, and of one in the reference pass.
+        batch_size, reference_batch_size: pairs of a forward pass in training, and of one in the reference pass.
         exactly: whether its steps hold the very pairs of ours, all at once; else PAIRS_PER_STEP each.
     """
     from datasets import Dataset
@@ -157,7 +157,7 @@ def trl(
         trainer = Timed(
             model=AutoModelForCausalLM.from_pretrained(material.model),
             args=trl_arguments(
-                folder, at_once, reference_at_once, train_sampling_strategy="sequential",
+                folder, batch_size, reference_batch_size, train_sampling_strategy="sequential",
                 **({"max_steps": len(order), "gradient_accumulation_steps": 1} if exactly else {}),
             ),
             train_dataset=Dataset.from_list(rows),
@@ -170,7 +170,7 @@ def trl(
 
 
 def trl_sweep(
-    material: Material, *, run: str, variants: list[dict[str, Any]], at_once: int, reference_at_once: int
+    material: Material, *, run: str, variants: list[dict[str, Any]], batch_size: int, reference_batch_size: int
 ) -> dict[str, Any]:
     """One trainer after another in this process, each from the file of pairs to the metrics of its last line."""
     from datasets import load_dataset
@@ -184,7 +184,7 @@ def trl_sweep(
             trainer = DPOTrainer(
                 model=AutoModelForCausalLM.from_pretrained(material.model),
                 args=trl_arguments(
-                    folder, at_once, reference_at_once, loss_type=[variant["loss"]], beta=variant["beta"]
+                    folder, batch_size, reference_batch_size, loss_type=[variant["loss"]], beta=variant["beta"]
                 ),
                 train_dataset=load_dataset("json", data_files=f"{run}.jsonl", split="train"),
                 processing_class=AutoTokenizer.from_pretrained(material.tokenizer),
@@ -195,17 +195,17 @@ def trl_sweep(
     return {"runs": found, "peak_rss_bytes": peak_rss_bytes()}
 
 
-def trl_arguments(folder: str, at_once: int, reference_at_once: int, **more: Any) -> Any:
+def trl_arguments(folder: str, batch_size: int, reference_batch_size: int, **more: Any) -> Any:
     """TRL's settings, ours where they shape what is learned."""
     from trl import DPOConfig
 
     return DPOConfig(
-        output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_at_once,
-        per_device_train_batch_size=at_once,
+        output_dir=folder, precompute_ref_log_probs=True, precompute_ref_batch_size=reference_batch_size,
+        per_device_train_batch_size=batch_size,
         learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0, num_train_epochs=1, max_length=None,
         # Ours keeps activations too, and computes in float32.
         gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
-        **({"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // at_once} | more),
+        **({"beta": BETA, "gradient_accumulation_steps": PAIRS_PER_STEP // batch_size} | more),
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ SIDES: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    side, folder, told, out = sys.argv[1:]
+    side, folder, arguments_file, out = sys.argv[1:]
     os.chdir(folder)
-    arguments = json.loads(Path(told).read_text(encoding="utf-8"))
+    arguments = json.loads(Path(arguments_file).read_text(encoding="utf-8"))
     Path(out).write_text(json.dumps(SIDES[side](Material(folder=Path(folder)), **arguments)), encoding="utf-8")

@@ -12,7 +12,7 @@ from benchmarks.processes import measured, one_core
 MODULE = "benchmarks.dpo.sides"
 # Pairs that TRL is fastest with, in a forward pass of the training and of the reference pass: of 1, 2, 4, 8 and 16 on one core.
 AT_ONCE = {"raschka": (2, 4), "pandalm": (1, 2), "oasst": (1, 1)}
-# What it takes where nobody says: of long pairs, most of that is padding.
+# TRL's default batch size; of long pairs, most of it is padding.
 DEFAULT_AT_ONCE = (8, 8)
 TRL, TRL_DEFAULTS = "trl", "trl, defaults"
 
@@ -36,17 +36,17 @@ def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
 
 def run_side(side: str, material: Material, name: str, ours: list[dict[str, Any]]) -> dict[str, Any]:
     """One process. Args: ours: what ours found before; TRL takes the pairs in the order of the first."""
-    told: dict[str, Any] = {"run": name}
+    arguments: dict[str, Any] = {"run": name}
     if side in (TRL, TRL_DEFAULTS):
-        at_once, reference_at_once = AT_ONCE[name] if side == TRL else DEFAULT_AT_ONCE
-        told |= {"order": ours[0]["order"], "at_once": at_once, "reference_at_once": reference_at_once}
+        batch_size, reference_batch_size = AT_ONCE[name] if side == TRL else DEFAULT_AT_ONCE
+        arguments |= {"order": ours[0]["order"], "batch_size": batch_size, "reference_batch_size": reference_batch_size}
         side = TRL
-    return measured(MODULE, side, material.folder, tell(material, told))
+    return measured(MODULE, side, material.folder, write_arguments(material, arguments))
 
 
-def tell(material: Material, arguments: dict[str, Any]) -> Path:
+def write_arguments(material: Material, arguments: dict[str, Any]) -> Path:
     """A file that a side reads its arguments from."""
-    path = material.folder / "told.json"
+    path = material.folder / "arguments.json"
     path.write_text(json.dumps(arguments), encoding="utf-8")
     return path
 

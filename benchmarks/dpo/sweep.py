@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from benchmarks.data_path.rows import ROOT
 from benchmarks.dpo.material import Material, make_reference
-from benchmarks.dpo.speed import AT_ONCE, MODULE, tell
+from benchmarks.dpo.speed import AT_ONCE, MODULE, write_arguments
 from benchmarks.processes import SAID, checked, environment, measured, one_core
 
 BETAS = (0.05, 0.1, 0.2, 0.5)
@@ -33,11 +33,16 @@ def sweep(material: Material, name: str) -> dict[str, Any]:
     make_reference(material, name)
     with one_core():
         ours = run_ours(material, name, material.folder / "sweep")
-        at_once, reference_at_once = AT_ONCE[SWEPT]
+        batch_size, reference_batch_size = AT_ONCE[SWEPT]
         trained = [{"loss": LOSSES[0], "beta": BETAS[0]}, *({"loss": loss, "beta": BETAS[1]} for loss in LOSSES)]
-        told = {"run": name, "variants": trained, "at_once": at_once, "reference_at_once": reference_at_once}
+        arguments = {
+            "run": name,
+            "variants": trained,
+            "batch_size": batch_size,
+            "reference_batch_size": reference_batch_size,
+        }
         started = time.perf_counter()
-        theirs = measured(MODULE, "trl, sweep", material.folder, tell(material, told))
+        theirs = measured(MODULE, "trl, sweep", material.folder, write_arguments(material, arguments))
         seconds = time.perf_counter() - started
     later = [run["seconds"] for run in theirs["runs"][1:]]
     # Its start and the first variant once; the others are as long as a later one of their loss.
@@ -58,13 +63,13 @@ def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
     run = config["dpo"][name]
     shutil.copy(material.folder / f"{name}.jsonl", project)
     shutil.copy(material.folder / "chats.jsonl", project)
-    told = {
+    config = {
         "corpora": {run["corpus"]: config["corpora"][run["corpus"]], "chats": config["corpora"]["chats"]},
         "tokenizers": config["tokenizers"],
         "sft": config["sft"],
         "dpo": {"run": run | {"grid": {"beta": list(BETAS), "loss": list(LOSSES)}}},
     }
-    (project / "config.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    (project / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     snakemake(project, "--", "results/sft/start/manifest.json", "results/tokenizer/shared/manifest.json")
     started = time.perf_counter()
     snakemake(project, "--until", "dpo")

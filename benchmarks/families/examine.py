@@ -114,11 +114,11 @@ def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
         at = base = 0
         for length, prefix in zip(row["segment_lengths"].tolist(), row["prefix_lengths"].tolist()):
             base = base if prefix else at
-            places = [*range(base, base + prefix), *range(at, at + length)]
-            ids = torch.from_numpy(row["input_ids"][places].astype(np.int64))
+            positions = [*range(base, base + prefix), *range(at, at + length)]
+            ids = torch.from_numpy(row["input_ids"][positions].astype(np.int64))
             logits = model(input_ids=ids[None], use_cache=False).logits[0]
-            for column in range(max(prefix, 1), len(places)):
-                if row["labels"][places[column]] != IGNORED:
+            for column in range(max(prefix, 1), len(positions)):
+                if row["labels"][positions[column]] != IGNORED:
                     losses.append(F.cross_entropy(logits[column - 1], ids[column]))
             at += length
     return torch.stack(losses)
@@ -140,7 +140,7 @@ def _difference(packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows) 
 
 
 def _train_and_keep(config: PretrainedConfig) -> None:
-    """A step of training, a checkpoint into another model, a model folder, and room for more tokens."""
+    """A step of training, a checkpoint into another model, a model folder, and a larger vocabulary."""
     rows = Rows(DOCUMENTS)
     model = tiny_model(config)
     use_own_attention(model)
@@ -159,12 +159,12 @@ def _train_and_keep(config: PretrainedConfig) -> None:
         if not torch.equal(separate_token_losses(other, batch), trained):
             raise AssertionError("another model after the checkpoint was read back")
         model.save_pretrained(folder)
-        kept = _read_back(folder)
-        difference = (separate_token_losses(kept, batch) - trained).abs().max().item()
+        saved = _read_back(folder)
+        difference = (separate_token_losses(saved, batch) - trained).abs().max().item()
         if not difference < ROUNDING:
             raise AssertionError(f"another model after the folder was read back: losses differ by {difference:.1e}")
         grow_vocabulary(model, VOCABULARY + 8)
         ids_1T = batch["input_ids"][:, :11]
         grown = model(input_ids=ids_1T, use_cache=False).logits[..., :VOCABULARY]
-        if not torch.allclose(grown, kept(input_ids=ids_1T, use_cache=False).logits[..., :VOCABULARY], atol=1e-3):
+        if not torch.allclose(grown, saved(input_ids=ids_1T, use_cache=False).logits[..., :VOCABULARY], atol=1e-3):
             raise AssertionError("other logits after the vocabulary grew")

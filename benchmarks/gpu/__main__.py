@@ -62,12 +62,12 @@ CALLS = {
 }
 # How many times as long one may take, so that the others get their turn; and what share of the time all kernels get.
 AT_MOST, FOR_KERNELS = 3, 0.3
-# What of an entry is told while it runs.
+# The keys of an entry that are printed while it runs.
 TOLD = (
     "device", "case", "precision", "variant", "prompt_to_completion", "peer", "status", "why", "mfu", "pairs_per_s",
     "tokens_per_s", "step_s", "rows", "peak_memory_gb", "forward", "backward", "what", "deterministic", "same_digest",
 )  # fmt: skip
-# What is kept of the words of a part that failed.
+# How much of the output of a failed part is kept.
 LAST_LINES = 30
 
 
@@ -83,8 +83,8 @@ class Results:
         """Tell it, keep it, and write everything again."""
         with self.lock:
             self.found.setdefault(part, []).append(entry)
-            told = "  ".join(f"{name} {_short(entry[name])}" for name in TOLD if entry.get(name) is not None)
-            print(f"{part}: {told}", flush=True)
+            shown = "  ".join(f"{name} {_short(entry[name])}" for name in TOLD if entry.get(name) is not None)
+            print(f"{part}: {shown}", flush=True)
             # Those of tiny models on a CPU are no figures.
             keys = {} if self.about["rehearsal"] else figures(self.found)
             text = json.dumps(keys | {"goals": GOALS, "made_on": self.about, "results": self.found}, indent=2)
@@ -106,15 +106,15 @@ def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """
     made = {}
     for key in GOALS:
-        told = key.removeprefix("gpu_")
-        if told.startswith("dpo_"):
-            shape, _, proportion = told.removeprefix("dpo_").removesuffix("_speedup").rpartition("_")
+        figure = key.removeprefix("gpu_")
+        if figure.startswith("dpo_"):
+            shape, _, proportion = figure.removeprefix("dpo_").removesuffix("_speedup").rpartition("_")
             alike = {"prompt_to_completion": proportion.replace("to", ":")}
             ours, theirs = (measured(found, f"{part} {shape}", **alike) for part in ("dpo", "dpopeer"))
             if ours and theirs:
                 made[key] = ours["pairs_per_s"] / theirs["pairs_per_s"]
             continue
-        name, _, of = told.rpartition("_mfu")
+        name, _, of = figure.rpartition("_mfu")
         name = name or of.removesuffix("_speedup_vs_trl")
         ours, theirs = measured(found, f"measure {name}"), measured(found, f"peer {name}")
         if key.endswith("_mfu") and ours:

@@ -58,11 +58,11 @@ def expected(shape: Shape, micro_rows: int, card: str) -> Step:
     tokens, supervised = int(lengths.sum()), int((lengths - lengths // 2).sum())
     pairs = attention_flops(int(visible_pairs(lengths)), **shape.attention)
     per_parameter = 4 if frozen else 6
-    products = per_parameter * (body * tokens + head * supervised)
+    matmuls = per_parameter * (body * tokens + head * supervised)
     micro_batches = -(-shape.batch_rows // micro_rows)
     chunks = micro_batches * max(1, -(-supervised * vocabulary // (micro_batches * LOGITS_AT_ONCE)))
     seconds = {
-        "matrix products": products / (peak * (SMALL if hidden < 1000 else LARGE)),
+        "matrix products": matmuls / (peak * (SMALL if hidden < 1000 else LARGE)),
         "attention": pairs / 3 * (1 / ATTENTION[0] + 2 / ATTENTION[1]),
         "layers between products": layers * tokens * shape.layer_bytes[0] * (1 - OVERLAP) / bandwidth,
         "weights of layers": layers * micro_batches * shape.layer_bytes[1] / bandwidth,

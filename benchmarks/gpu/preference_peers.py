@@ -22,16 +22,16 @@ from transformers.utils import is_flash_attn_2_available
 from snaketune.models.devices import Compute
 from snaketune.packing.shards import IGNORED
 
-# Supervised places that are projected at once.
+# Supervised positions that are projected in one chunk.
 CHUNK = 1024
 
 
 def preference_peer(
-    shape: Shape, proportion: str, compute: Compute, at_once: int, warm_up: int, steps: int, *, with_trl: bool
+    shape: Shape, proportion: str, compute: Compute, batch_size: int, warm_up: int, steps: int, *, with_trl: bool
 ) -> dict[str, Any]:
-    """Pairs/s and memory, with as many pairs at once as fit, halved from `at_once`."""
+    """Pairs/s and memory, with as many pairs at once as fit, halved from `batch_size`."""
     run = _trl if with_trl else _plain
-    found = as_many_as_fit(at_once, lambda pairs: run(shape, proportion, compute, pairs, warm_up, steps))
+    found = as_many_as_fit(batch_size, lambda pairs: run(shape, proportion, compute, pairs, warm_up, steps))
     peer = "TRL's DPOTrainer" if with_trl else "a plain two-sequence loop (no TRL here)"
     return with_pairs_per_s(found) | {"peer": peer, "compiled": False}
 
@@ -48,18 +48,20 @@ def _made(shape: Shape, proportion: str, compute: Compute, pairs: int):
     return model, found[:pairs]
 
 
-def _plain(shape: Shape, proportion: str, compute: Compute, at_once: int, warm_up: int, steps: int) -> dict[str, Any]:
+def _plain(
+    shape: Shape, proportion: str, compute: Compute, batch_size: int, warm_up: int, steps: int
+) -> dict[str, Any]:
     on_cuda = compute.device.type == "cuda"
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(compute.device)
-    model, pairs = _made(shape, proportion, compute, at_once * (warm_up + steps))
+    model, pairs = _made(shape, proportion, compute, batch_size * (warm_up + steps))
     attention = model.config._attn_implementation
     model = add_adapters(model, shape.rank).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0, fused=on_cuda)
     marks = Marks(warm_up, steps, compute.device)
-    for begin in range(0, len(pairs), at_once):
-        some = pairs[begin : begin + at_once]
+    for begin in range(0, len(pairs), batch_size):
+        some = pairs[begin : begin + batch_size]
         marks.count(pairs=len(some), **_counted(some))
         batch = {name: tensor.to(compute.device) for name, tensor in _padded(some).items()}
         with compute.autocast():
@@ -117,7 +119,7 @@ def _memory(compute: Compute) -> dict[str, Any]:
     return {"peak_memory_gb": torch.cuda.max_memory_allocated(compute.device) / 1e9 if on_cuda else None}
 
 
-def _trl(shape: Shape, proportion: str, compute: Compute, at_once: int, warm_up: int, steps: int) -> dict[str, Any]:
+def _trl(shape: Shape, proportion: str, compute: Compute, batch_size: int, warm_up: int, steps: int) -> dict[str, Any]:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
@@ -140,15 +142,15 @@ def _trl(shape: Shape, proportion: str, compute: Compute, at_once: int, warm_up:
         def on_step_end(self, args, state, control, **_):
             control.should_training_stop |= marks.step_ended()
 
-    model, pairs = _made(shape, proportion, compute, at_once * (warm_up + steps))
-    batches = iter([pairs[begin : begin + at_once] for begin in range(0, len(pairs), at_once)])
+    model, pairs = _made(shape, proportion, compute, batch_size * (warm_up + steps))
+    batches = iter([pairs[begin : begin + batch_size] for begin in range(0, len(pairs), batch_size)])
     adapters = LoraConfig(r=shape.rank, lora_alpha=2 * shape.rank, target_modules="all-linear", task_type="CAUSAL_LM")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Timed(
             model=model,
             args=DPOConfig(
                 output_dir=folder, max_length=None, precompute_ref_log_probs=True, beta=BETA,
-                per_device_train_batch_size=at_once, num_train_epochs=1, learning_rate=LEARNING_RATE,
+                per_device_train_batch_size=batch_size, num_train_epochs=1, learning_rate=LEARNING_RATE,
                 train_sampling_strategy="sequential",
                 # Ours keeps activations too.
                 gradient_checkpointing=False, bf16=compute.dtype == torch.bfloat16, use_cpu=not on_cuda,

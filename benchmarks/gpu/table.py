@@ -73,8 +73,8 @@ def _rest(entry: dict[str, Any]) -> str:
 def main(paths: list[str]) -> None:
     """Prints a table for each file."""
     for path in paths:
-        kept = json.loads(Path(path).read_text(encoding="utf-8"))
-        print(table(kept["results"], kept["made_on"]))
+        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        print(table(saved["results"], saved["made_on"]))
 
 
 if __name__ == "__main__":

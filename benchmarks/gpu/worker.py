@@ -130,11 +130,11 @@ def preference_peer(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
         yield {"status": "skipped", "why": lacking}
         return
     shape = rehearsed(PREFERENCES[name]) if rehearse else PREFERENCES[name]
-    with_trl, at_once = not _lacking(NEEDED_BY_TRL), 2 if rehearse else PAIRS_AT_ONCE
+    with_trl, batch_size = not _lacking(NEEDED_BY_TRL), 2 if rehearse else PAIRS_AT_ONCE
     for proportion in PROPORTIONS:
         try:
             found = preference_peer(
-                shape, proportion, _compute(rehearse), at_once, **_steps(rehearse), with_trl=with_trl
+                shape, proportion, _compute(rehearse), batch_size, **_steps(rehearse), with_trl=with_trl
             )
         except Exception as error:
             found = _failed(error)

@@ -18,7 +18,7 @@ ROWS, CONVERSATIONS = 2, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Paths of what was made, as a process is told them.
+    """Paths of the generated files, as a process reads them.
 
     Attributes:
         raw: JSON lines of questions and answers.
@@ -70,7 +70,7 @@ def numbered(raw: Path, path: Path, conversations: int) -> Path:
     rows = [json.loads(line) for line in raw.open(encoding="utf-8")]
     with path.open("w", encoding="utf-8") as file:
         for at in range(conversations):
-            time, place = divmod(at, len(rows))
-            row = rows[place] | {"question": f"{time}. {rows[place]['question']}"}
+            time, index = divmod(at, len(rows))
+            row = rows[index] | {"question": f"{time}. {rows[index]['question']}"}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return path

@@ -61,7 +61,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
 
 
 def sft_spec(material: Material) -> dict[str, Any]:
-    """What the `sft` stage is told; what isn't named has its default."""
+    """The spec of the `sft` stage; keys that aren't given have their defaults."""
     training = {
         "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
         "schedule": "constant_with_warmup", "warmup_fraction": 0,
@@ -139,6 +139,6 @@ SIDES: dict[str, Callable[[Material, int, int], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    side, told, warm_up, steps, out = sys.argv[1:]
-    found = SIDES[side](Material.read(Path(told)), int(warm_up), int(steps))
+    side, material_file, warm_up, steps, out = sys.argv[1:]
+    found = SIDES[side](Material.read(Path(material_file)), int(warm_up), int(steps))
     Path(out).write_text(json.dumps(found | {"peak_rss_bytes": peak_rss_bytes()}), encoding="utf-8")

@@ -15,11 +15,11 @@ from benchmarks.sft.sides import SIDES
 def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
     """Real tokens/s, share of the core's best matrix product, and memory, in rounds of all sides."""
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
-    told = material.save(material.base.with_name("material.json"))
+    material_file = material.save(material.base.with_name("material.json"))
     with one_core():
         for number in range(rounds):
             for side in SIDES:
-                one = measured("benchmarks.sft.sides", side, told, warm_up, steps)
+                one = measured("benchmarks.sft.sides", side, material_file, warm_up, steps)
                 found[side].append(one)
                 what = f"{one['tokens_per_s']:.0f} tokens/s" if "tokens_per_s" in one else one["gflops_per_s"]
                 print(f"  round {number + 1}: {side} {what}", file=sys.stderr, flush=True)

@@ -20,17 +20,17 @@ def startup(rounds: int, folder: Path, material: Material, conversations: int = 
     many = replace(material, raw=numbered(material.raw, folder / "many.jsonl", conversations))
     later = replace(many, pack=chain(folder / "chain", [many.raw], many.tokenizer))
     sides: dict[str, Callable[[Path], list[list[str]]]] = {
-        "snaketune": lambda room: first_start(many, room),
-        "snaketune, shards there": lambda room: [training(later, room)],
-        "trl": lambda room: trl(many, room),
+        "snaketune": lambda folder: first_start(many, folder),
+        "snaketune, shards there": lambda folder: [training(later, folder)],
+        "trl": lambda folder: trl(many, folder),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     with one_core():
         for number in range(rounds):
             for name, commands in sides.items():
-                room = folder / f"{name} {number}"
-                room.mkdir()
-                seconds[name].append(until_first_step(commands(room), room))
+                work = folder / f"{name} {number}"
+                work.mkdir()
+                seconds[name].append(until_first_step(commands(work), work))
                 print(f"  round {number + 1}: {name} {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
     medians = {name: statistics.median(some) for name, some in seconds.items()}
     return {
@@ -42,7 +42,7 @@ def startup(rounds: int, folder: Path, material: Material, conversations: int = 
     }
 
 
-def first_start(material: Material, room: Path) -> list[list[str]]:
+def first_start(material: Material, folder: Path) -> list[list[str]]:
     """The stages as the rules run them, each a process: raw file to shards, then the training."""
     made = {name: Path(name, "manifest.json") for name in ("corpus", "tokens", "plan", "shards", "pack")}
     corpus = {"kind": "conversations", "sources": [{"files": [str(material.raw)]}], "held_out": 0}
@@ -57,16 +57,16 @@ def first_start(material: Material, room: Path) -> list[list[str]]:
         job_of("write", write, {"plan": made["plan"], "tokens": made["tokens"]}, "shards"),
         job_of("pack", pack, {"plan": made["plan"], "shards": made["shards"]}, "pack"),
     ]
-    return [*(job_command(job, room) for job in jobs), training(replace(material, pack=made["pack"]), room)]
+    return [*(job_command(job, folder) for job in jobs), training(replace(material, pack=made["pack"]), folder)]
 
 
-def training(material: Material, room: Path) -> list[str]:
+def training(material: Material, folder: Path) -> list[str]:
     """The `sft` stage, launched as its rule launches it."""
     inputs = {"pack": material.pack, "tokenizer": material.tokenizer}
-    return job_command(job_of("sft", sft_spec(material), inputs, "sft"), room)
+    return job_command(job_of("sft", sft_spec(material), inputs, "sft"), folder)
 
 
-def trl(material: Material, room: Path) -> list[list[str]]:
+def trl(material: Material, folder: Path) -> list[list[str]]:
     """JSON lines to packed rows by TRL's own preparation, in the process that trains, with an empty cache."""
-    told = material.save(room / "material.json")
-    return [[sys.executable, "-m", "benchmarks.sft.sides", "trl packed", str(told), "0", "1", str(room / "found.json")]]
+    command = [sys.executable, "-m", "benchmarks.sft.sides", "trl packed"]
+    return [[*command, str(material.save(folder / "material.json")), "0", "1", str(folder / "result.json")]]

@@ -4,7 +4,7 @@
     python -m benchmarks.torture --fault kill --trials 3  some of some
     python -m benchmarks.torture --slurm                  those of a cluster, where there is one
 
-What is finished is kept in the json; the same command goes on where it was.
+What is finished is kept in the json; the same command resumes.
 """
 
 import argparse
@@ -33,19 +33,19 @@ class Planned:
 
     name: str
     fault: Fault
-    place: str
+    point: str
     number: int
 
     @property
     def key(self) -> str:
-        return f"{self.name}/{self.place}/{self.number}"
+        return f"{self.name}/{self.point}/{self.number}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fault", nargs="*", default=[], metavar="NAME", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--place", help="only places that contain this")
-    parser.add_argument("--trials", type=int, help="at each place (default: as many as the fault's row says)")
+    parser.add_argument("--point", help="only points that contain this")
+    parser.add_argument("--trials", type=int, help="at each point (default: as many as the fault's row says)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="trials side by side (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="keep the folders of trials that fail")
@@ -82,26 +82,26 @@ def main() -> None:
 
 
 def plan(chosen: argparse.Namespace) -> list[Planned]:
-    """All trials asked for, first one of each place, so that an end in between has seen all."""
+    """All trials asked for, first one of each point, so that an end in between has seen all."""
     table = SLURM_FAULTS if chosen.slurm else FAULTS
     if unknown := set(chosen.fault) - set(table):
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(table)}")
     found = [
-        (number, Planned(name=name, fault=fault, place=place, number=number))
+        (number, Planned(name=name, fault=fault, point=point, number=number))
         for name, fault in table.items()
         if not chosen.fault or name in chosen.fault
-        for place in fault.places
-        if not chosen.place or chosen.place in place
+        for point in fault.points
+        if not chosen.point or chosen.point in point
         for number in range(chosen.trials or fault.trials)
     ]
     return [one for _, one in sorted(found, key=lambda entry: entry[0])]
 
 
 def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> dict[str, Any]:
-    """Make a trial, and tell how it ended."""
+    """Run a trial and report how it ended."""
     folder = reference.chain.folder.parent / re.sub(r"\W+", "-", one.key)
     shutil.rmtree(folder, ignore_errors=True)
-    trial = Trial(reference=reference, folder=folder, place=one.place, drawn=random.Random(f"{chosen.seed} {one.key}"))
+    trial = Trial(reference=reference, folder=folder, point=one.point, drawn=random.Random(f"{chosen.seed} {one.key}"))
     begun, ended = time.monotonic(), ""
     try:
         one.fault.do(trial)
@@ -110,15 +110,15 @@ def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> d
         ended = f"FAILED: {error}"
     passed = not ended
     if passed:
-        ended = "told what to do, then undisturbed results" if trial.told else "undisturbed results"
+        ended = "named what to do, then undisturbed results" if trial.instructions else "undisturbed results"
     if passed or not chosen.keep:
         trial.chain.remove()
     return {
         "fault": one.name,
-        "place": one.place,
+        "point": one.point,
         "passed": passed,
         "ended": ended,
-        "told": trial.told,
+        "instructions": trial.instructions,
         "counts": trial.counts,
         "strikes": one.fault.strikes if trial.hits is None else trial.hits,
         "code": reference.code,

@@ -1,7 +1,7 @@
 """The chain that is broken: every stage once, over rows by the dozen, in a folder with its own copy of the workflow.
 
 A copy of a finished chain becomes what there was at an earlier moment: `keep_only` takes the results of later stages away,
-published and kept ones, so that a fault of one stage doesn't compute again what comes before it.
+published and cached ones, so that a fault of one stage doesn't compute again what comes before it.
 """
 
 import json
@@ -127,7 +127,7 @@ class Chain:
         return self
 
     def copy_to(self, folder: Path) -> "Chain":
-        """All that is there, hard links among published and kept results included."""
+        """All that is there, hard links among published and cached results included."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", str(self.folder), str(folder)], check=True)
         copied = Chain(folder)
@@ -147,7 +147,7 @@ class Chain:
         self.orders.write_text(json.dumps(orders), encoding="utf-8")
 
     def environment(self) -> dict[str, str]:
-        told = {
+        variables = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(self.folder / "workflow"),
             "TORTURE_CHAIN": str(self.folder),
@@ -155,7 +155,7 @@ class Chain:
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",
         }
-        return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | told | self.extra
+        return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"} | variables | self.extra
 
     def start(self, *arguments: str, log: str = "first.log", before: str = "") -> subprocess.Popen:
         """Start `snakemake`, the leader of a process group of its own.
@@ -173,7 +173,7 @@ class Chain:
             )
 
     def wait(self, running: subprocess.Popen, seconds: float, log: str = "first.log") -> Said:
-        """Until it has ended, and all that it started; whoever is still there when the time is over is killed."""
+        """Wait until it and all processes that it started have ended; kill those that remain after the time limit."""
         status = end_of(running, seconds)
         if status is None:
             kill(everything_in(self.folder))
@@ -189,12 +189,12 @@ class Chain:
         return (self.folder / name).read_text(encoding="utf-8", errors="replace")
 
     def manifests(self) -> dict[str, dict[str, Any]]:
-        """All published ones, by place."""
+        """All published ones, by point."""
         found = {}
         for path in sorted(self.results.glob("*/**/manifest.json")):
-            place = path.relative_to(self.results)
-            if place.parts[0] in STAGES:
-                found[str(place)] = json.loads(path.read_text(encoding="utf-8"))
+            point = path.relative_to(self.results)
+            if point.parts[0] in STAGES:
+                found[str(point)] = json.loads(path.read_text(encoding="utf-8"))
         return found
 
     def remove(self) -> None:

@@ -67,9 +67,9 @@ def flip(path: Path, trial: Trial) -> None:
 
 def in_payload(trial: Trial) -> None:
     """Of a published file, before the stages that follow read it."""
-    stage = trial.place.split("/")[0]
+    stage = trial.point.split("/")[0]
     chain = trial.until(stage)
-    flip(next(iter(sorted(chain.results.glob(trial.place)))), trial)
+    flip(next(iter(sorted(chain.results.glob(trial.point)))), trial)
     trial.recover(unlock=False)
 
 
@@ -83,21 +83,21 @@ def in_checkpoint(trial: Trial) -> None:
     kill_chain(chain.folder)
     running.wait()
     (complete,) = list(chain.results.glob(pattern))[:1]
-    flip(complete.with_name(trial.place), trial)
+    flip(complete.with_name(trial.point), trial)
     trial.recover(unlock=True)
 
 
 def in_manifest(trial: Trial) -> None:
     """Of a published one, or of the kept one of a result that isn't published any more."""
-    stage, which = trial.place.split(", ")
+    stage, which = trial.point.split(", ")
     chain = trial.until(stage)
-    places = [place for place in trial.reference.state if place.split("/")[0] == stage]
-    place = trial.drawn.choice(places)
-    published = chain.results / place
+    points = [point for point in trial.reference.state if point.split("/")[0] == stage]
+    point = trial.drawn.choice(points)
+    published = chain.results / point
     if which == "published":
         flip(published, trial)
     else:
-        fingerprint = trial.reference.state[place]["manifest"]["fingerprint"]
+        fingerprint = trial.reference.state[point]["manifest"]["fingerprint"]
         published.unlink()
         flip(chain.results / ".work" / stage / fingerprint / "manifest.json", trial)
     trial.recover(unlock=False)
@@ -113,7 +113,7 @@ def source_changed(trial: Trial) -> None:
     time.sleep(trial.drawn.uniform(0, 3))
     lines = content.splitlines(keepends=True)
     source.write_bytes(b"".join([*lines[:-2], lines[-1], lines[-2]]))
-    trial.check_told(chain.wait(running, SECONDS), fails=None)
+    trial.check_message(chain.wait(running, SECONDS), fails=None)
     source.write_bytes(content)
     if trial.drawn.random() < 0.5:
         # As `cp -p` or a backup brings it back.
@@ -124,7 +124,7 @@ def source_changed(trial: Trial) -> None:
 def wrong_clock(trial: Trial) -> None:
     """The clock goes wrong in the middle of a run that is killed after that; what is there is of another time then."""
     chain = trial.before("sft", to="ref_logps")
-    orders = CLOCKS[trial.place]
+    orders = CLOCKS[trial.point]
     chain.order(**orders)
     running = chain.start(*trial.targets)
     begins(chain, "snaketune.training.launch.worker")

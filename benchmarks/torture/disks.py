@@ -22,22 +22,22 @@ UNKNOWN = {
 
 
 def full(trial: Trial) -> None:
-    """No room for all that a stage writes; and room again."""
-    chain = trial.before(trial.place)
+    """The disk fills up while a stage writes, and is enlarged afterwards."""
+    chain = trial.before(trial.point)
     if may_mount():
         trial.counts["by"] = "tmpfs"
-        # Of small results much more is written than is kept, or much less: the beginning has to be all that there is room for.
-        with small_disk(chain, room=int(trial.drawn.uniform(0, 0.4) * written_by(trial))) as give_room:
+        # Of small results much more is written than is kept, or much less: only the beginning may fit.
+        with small_disk(chain, free=int(trial.drawn.uniform(0, 0.4) * written_by(trial))) as enlarge:
             said = chain.wait(chain.start(*trial.targets), SECONDS)
-            trial.check_told(said, fails=None)
+            trial.check_message(said, fails=None)
             trial.hit(said.status != 0)
-            give_room()
+            enlarge()
             trial.recover(unlock=False)
         return
     trial.counts["by"] = "RLIMIT_FSIZE"
     # In KiB, and Snakemake's own files have to fit.
     limit = trial.drawn.randint(16, 64)
-    trial.check_told(chain.wait(chain.start(*trial.targets, before=f"ulimit -f {limit}"), SECONDS), fails=None)
+    trial.check_message(chain.wait(chain.start(*trial.targets, before=f"ulimit -f {limit}"), SECONDS), fails=None)
     trial.recover(unlock=False)
 
 
@@ -45,14 +45,14 @@ def read_only(trial: Trial) -> None:
     """The results' folder is, for a while."""
     chain = trial.before("plan", to="pack")
     with unwritable(chain.results):
-        trial.check_told(chain.wait(chain.start(*trial.targets), SECONDS))
+        trial.check_message(chain.wait(chain.start(*trial.targets), SECONDS))
     trial.recover(unlock=False)
 
 
 def unknown_calls(trial: Trial) -> None:
     """File systems without locks or links; killed once in between, and gone on with there."""
     chain = trial.fresh()
-    orders = UNKNOWN[trial.place]
+    orders = UNKNOWN[trial.point]
     chain.order(**orders)
     running = chain.start()
     try:
@@ -72,15 +72,15 @@ def may_mount() -> bool:
 
 
 def written_by(trial: Trial) -> int:
-    """How much room the stage's results take, beyond links to each other and to those of the stages before it."""
+    """Bytes of the stage's results, without hard links to each other and to results of earlier stages."""
     results = trial.reference.chain.results
-    places = (results / ".work" / trial.place, results / trial.place)
+    points = (results / ".work" / trial.point, results / trial.point)
     own: dict[int, int] = {}
     others: set[int] = set()
     for path in results.rglob("*"):
         if not path.is_file():
             continue
-        if not any(path.is_relative_to(place) for place in places):
+        if not any(path.is_relative_to(point) for point in points):
             others.add(path.stat().st_ino)
         elif path.name != "lock":
             own[path.stat().st_ino] = _pages(path)
@@ -92,8 +92,8 @@ def _pages(path: Path) -> int:
 
 
 @contextmanager
-def small_disk(chain: Chain, *, room: int) -> Iterator:
-    """The results on a disk of their own with so much room left; gives what makes it large."""
+def small_disk(chain: Chain, *, free: int) -> Iterator:
+    """The results on a disk of their own with so many bytes free; yields a function that enlarges it."""
     there = chain.results.with_name("results-until-now")
     chain.results.mkdir(exist_ok=True)
     chain.results.rename(there)
@@ -102,7 +102,7 @@ def small_disk(chain: Chain, *, room: int) -> Iterator:
     try:
         subprocess.run(["cp", "-a", f"{there}/.", str(chain.results)], check=True)
         used = os.statvfs(chain.results)
-        size = (used.f_blocks - used.f_bfree) * used.f_bsize + room // PAGE * PAGE
+        size = (used.f_blocks - used.f_bfree) * used.f_bsize + free // PAGE * PAGE
 
         def resize(to: int) -> None:
             subprocess.run(["mount", "-o", f"remount,size={to}", str(chain.results)], check=True)

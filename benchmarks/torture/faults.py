@@ -14,12 +14,12 @@ class Fault:
 
     Attributes:
         what: as the table of docs/reliability.md says it.
-        trials: at each place.
+        trials: at each point.
         strikes: how often it happens in one trial, each time somewhere else.
     """
 
     what: str
-    places: tuple[str, ...]
+    points: tuple[str, ...]
     trials: int
     do: Callable[[Trial], None]
     strikes: int = 1
@@ -28,20 +28,20 @@ class Fault:
 FAULTS = {
     "kill": Fault(
         what=f"`kill -9` of all processes, {kills.KILLS_PER_CHAIN} times in a chain, at random times",
-        places=("whole chain",),
+        points=("whole chain",),
         trials=25,
         do=kills.anywhere,
         strikes=kills.KILLS_PER_CHAIN,
     ),
     "kill-between": Fault(
         what="`kill -9` of all processes between two writes of a training, or of its publishing",
-        places=tuple(kills.PLACES),
+        points=tuple(kills.POINTS),
         trials=5,
         do=kills.between,
     ),
     "signal": Fault(
         what="a signal",
-        places=tuple(
+        points=tuple(
             f"{name}, {times}, {whom}"
             for name in kills.SIGNALS
             for times in ("once", "twice")
@@ -52,67 +52,67 @@ FAULTS = {
     ),
     "orphan": Fault(
         what="the driver alone killed, and run again while its job lives",
-        places=("corpus", "tokenizer", "sft", "ref_pass", "dpo"),
+        points=("corpus", "tokenizer", "sft", "ref_pass", "dpo"),
         trials=2,
         do=kills.with_orphan,
     ),
     "other-machine": Fault(
         what="a machine hangs, another one without shared locks takes over, and the first one wakes up",
-        places=("wakes up too late", "wakes up in time"),
+        points=("wakes up too late", "wakes up in time"),
         trials=3,
         do=kills.other_machine,
     ),
     "disk-full": Fault(
-        what="no room for what a stage writes, then room again",
-        places=STAGES,
+        what="the disk fills up while a stage writes, then is enlarged",
+        points=STAGES,
         trials=2,
         do=disks.full,
     ),
     "read-only": Fault(
         what="results that may not be written to, then may",
-        places=("results",),
+        points=("results",),
         trials=3,
         do=disks.read_only,
     ),
     "unknown-calls": Fault(
         what="a file system without locks, or without hard links; all processes killed there once",
-        places=tuple(disks.UNKNOWN),
+        points=tuple(disks.UNKNOWN),
         trials=3,
         do=disks.unknown_calls,
     ),
     "flip-payload": Fault(
         what="one bit of a published file, before the next stage reads it",
-        places=damage.PAYLOADS,
+        points=damage.PAYLOADS,
         trials=1,
         do=damage.in_payload,
     ),
     "flip-checkpoint": Fault(
         what="one bit of a checkpoint, before the training resumes",
-        places=damage.CHECKPOINT,
+        points=damage.CHECKPOINT,
         trials=2,
         do=damage.in_checkpoint,
     ),
     "flip-manifest": Fault(
         what="one bit of a manifest",
-        places=damage.MANIFESTS,
+        points=damage.MANIFESTS,
         trials=2,
         do=damage.in_manifest,
     ),
     "source": Fault(
         what="a corpus file that changes while it is read, and is put back",
-        places=("corpus/chat",),
+        points=("corpus/chat",),
         trials=3,
         do=damage.source_changed,
     ),
     "clock": Fault(
         what="a clock that goes wrong during a training, which is killed and resumed",
-        places=tuple(damage.CLOCKS),
+        points=tuple(damage.CLOCKS),
         trials=3,
         do=damage.wrong_clock,
     ),
     "two-drivers": Fault(
         what="two drivers at once, with `--nolock`",
-        places=("whole chain", "after pack"),
+        points=("whole chain", "after pack"),
         trials=5,
         do=kills.two_drivers,
     ),

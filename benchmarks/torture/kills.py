@@ -15,7 +15,7 @@ KILLS_PER_CHAIN = 4
 SHORT_STAGES = ("corpus", "tokenizer")
 # An event that Python tells of before it is done, and where: work is lost between it and the one before.
 WORK, OUT = r"results/\.work/{stage}/[^/]+", r"results/{stage}/.*?"
-PLACES = {
+POINTS = {
     "checkpoint, before its weights": ("open", WORK + r"/state/checkpoints/.*/weights\.safetensors$", 2),
     "checkpoint, weights written": ("open", WORK + r"/state/checkpoints/.*/optimizer\.safetensors$", 2),
     "checkpoint, optimizer written": ("open", WORK + r"/state/checkpoints/.*/optimizer\.json$", 2),
@@ -23,7 +23,7 @@ PLACES = {
     "checkpoint, before the trainer's state": ("open", WORK + r"/state/checkpoints/.*/trainer_state\.json$", 2),
     "checkpoint, before it counts": ("open", WORK + r"/state/checkpoints/[^/]+/\.?complete", 2),
     "checkpoint, before the older one goes": ("shutil.rmtree", WORK + r"/state/checkpoints/checkpoint-\d+$", 1),
-    "outcome, before it is told": ("os.rename", WORK + r"/state/outcome\.json$", 1),
+    "outcome, before it is reported": ("os.rename", WORK + r"/state/outcome\.json$", 1),
     "payload, before it has its name": ("os.rename", WORK + r"/payload$", 1),
     "payload, before its run.json": ("os.rename", WORK + r"/run\.json$", 1),
     "payload, before its manifest": ("os.rename", WORK + r"/manifest\.json$", 1),
@@ -57,14 +57,14 @@ def anywhere(trial: Trial) -> None:
 
 def between(trial: Trial) -> None:
     """Kill -9 of everything before one certain write of a training or of its publishing."""
-    event, pattern, count = PLACES[trial.place]
+    event, pattern, count = POINTS[trial.point]
     chain = trial.before(STAGE_OF_PLACES)
     chain.order(kill_before=[event, pattern.format(stage=STAGE_OF_PLACES), count])
     running = chain.start(*trial.targets)
     running.wait(SECONDS)
     kill_chain(chain.folder)
     if not (chain.folder / "killed").is_file():
-        raise Failed(f"never came to the place: {chain.read('first.log')[-400:]}")
+        raise Failed(f"never came to the point: {chain.read('first.log')[-400:]}")
     trial.recover(unlock=True)
 
 
@@ -89,7 +89,7 @@ def in_a_training(trial: Trial, chain: Chain) -> None:
 
 def by_signal(trial: Trial) -> None:
     """A signal, once or twice: to the driver (as a shutdown sends it), the job's own process, or all in a terminal (Ctrl-C)."""
-    name, times, whom = trial.place.split(", ")
+    name, times, whom = trial.point.split(", ")
     chain = trial.before("sft")
     running = chain.start(*trial.targets)
     if trial.drawn.random() < 0.5:
@@ -110,7 +110,7 @@ def by_signal(trial: Trial) -> None:
             trial.hit(there)
         time.sleep(0.5)
     said = chain.wait(running, SECONDS)
-    trial.check_told(said, fails=None)
+    trial.check_message(said, fails=None)
     orphans = everything_in(chain.folder)
     trial.recover(unlock=said.status != 0)
     trial.counts["orphans"] = len(orphans)
@@ -118,17 +118,17 @@ def by_signal(trial: Trial) -> None:
 
 def with_orphan(trial: Trial) -> None:
     """The driver alone is killed, and its job lives on while it is run again."""
-    chain = trial.before(trial.place)
+    chain = trial.before(trial.point)
     running = chain.start(*trial.targets)
-    begins(chain, f"snaketune {trial.place}")
-    if trial.place == "sft" and trial.drawn.random() < 0.5:
+    begins(chain, f"snaketune {trial.point}")
+    if trial.point == "sft" and trial.drawn.random() < 0.5:
         in_a_training(trial, chain)
     else:
         # Of stages of a second or two nothing would be left after more.
-        time.sleep(trial.drawn.uniform(0, 0.5 if trial.place in SHORT_STAGES else 5))
+        time.sleep(trial.drawn.uniform(0, 0.5 if trial.point in SHORT_STAGES else 5))
     kill([running.pid])
     running.wait()
-    trial.counts["orphans"] = len(stages(chain, f"snaketune {trial.place}"))
+    trial.counts["orphans"] = len(stages(chain, f"snaketune {trial.point}"))
     trial.hit(trial.counts["orphans"])
     trial.recover(unlock=True)
 
@@ -145,26 +145,26 @@ def other_machine(trial: Trial) -> None:
     chain.extra["TORTURE_BOOT"] = "second"
     chain.snakemake("--unlock", seconds=SECONDS, log="unlock.log")
     second = chain.start(*trial.targets, log="second.log")
-    if trial.place == "wakes up in time":
+    if trial.point == "wakes up in time":
         time.sleep(trial.drawn.uniform(5, 60))
     elif not wait_for(lambda: "resuming from" in chain.read("second.log"), SECONDS):
         raise Failed("the second machine never took the work over")
     send(first, signal.SIGCONT)
     for said in (chain.wait(running, SECONDS), chain.wait(second, SECONDS, "second.log")):
-        trial.check_told(said, fails=None)
+        trial.check_message(said, fails=None)
     trial.recover(unlock=True)
 
 
 def two_drivers(trial: Trial) -> None:
     """Two at once with --nolock, the second one started at a random time."""
     chain = trial.having(
-        () if trial.place == "whole chain" else ("corpus", "tokenizer", "tokenize", "plan", "write", "pack")
+        () if trial.point == "whole chain" else ("corpus", "tokenizer", "tokenize", "plan", "write", "pack")
     )
     first = chain.start("--nolock")
     time.sleep(trial.drawn.uniform(0, trial.reference.seconds / 2))
     second = chain.start("--nolock", log="second.log")
     ends = [chain.wait(first, SECONDS), chain.wait(second, SECONDS, "second.log")]
     for said in ends:
-        trial.check_told(said, fails=None)
+        trial.check_message(said, fails=None)
     trial.counts["failed drivers"] = sum(said.status != 0 for said in ends)
     trial.recover(unlock=True)

@@ -32,16 +32,16 @@ def read_orders() -> dict:
         return {}
 
 
-def path_of(told) -> str:
+def path_of(argument) -> str:
     """Below the chain; empty for what is elsewhere."""
-    if isinstance(told, bytes):
-        told = os.fsdecode(told)
-    if not isinstance(told, str):
+    if isinstance(argument, bytes):
+        argument = os.fsdecode(argument)
+    if not isinstance(argument, str):
         try:
-            told = os.fspath(told)
+            argument = os.fspath(argument)
         except TypeError:
             return ""
-    path = os.path.abspath(told)  # noqa: PTH100
+    path = os.path.abspath(argument)  # noqa: PTH100
     return path[len(CHAIN) + 1 :] if path.startswith(f"{CHAIN}/results") else ""
 
 
@@ -51,15 +51,16 @@ def writes(mode, flags) -> bool:
     return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
 
 
-def target_of(event: str, told: tuple) -> str:
+def target_of(event: str, arguments: tuple) -> str:
     """What an event writes; empty where it writes nothing of the chain."""
     if event == "open":
-        return path_of(told[0]) if writes(*told[1:3]) and not isinstance(told[0], int) else ""
+        return path_of(arguments[0]) if writes(*arguments[1:3]) and not isinstance(arguments[0], int) else ""
     if event in ("os.rename", "os.link"):
-        return path_of(told[1])
+        return path_of(arguments[1])
     if event in ("os.remove", "os.rmdir", "shutil.rmtree"):
         # Below a folder that is removed, names are relative to it.
-        return path_of(told[0]) if os.path.isabs(os.fspath(told[0])) or os.path.dirname(os.fspath(told[0])) else ""  # noqa
+        name = os.fspath(arguments[0])
+        return path_of(name) if os.path.dirname(name) else ""  # noqa: PTH120
     return ""
 
 
@@ -72,8 +73,8 @@ class Meddler:
         self.events = os.open(f"{CHAIN}/events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.busy = False
 
-    def __call__(self, event: str, told: tuple) -> None:
-        if event == "import" and told[0] in (
+    def __call__(self, event: str, arguments: tuple) -> None:
+        if event == "import" and arguments[0] in (
             "snaketune.training.checkpoint.tensor_files",
             "snaketune.training.checkpoint.random_states",
         ):
@@ -82,7 +83,7 @@ class Meddler:
             return
         self.busy = True
         try:
-            target = target_of(event, told)
+            target = target_of(event, arguments)
             if target:
                 self.note(event, target)
                 self.perhaps_kill(event, target)
@@ -113,7 +114,7 @@ class Meddler:
 
 
 def tell_of_safetensors() -> None:
-    """What Rust writes, told before it is written."""
+    """What Rust writes, arguments before it is written."""
     import safetensors.torch
 
     if safetensors.torch.save_file.__module__ == __name__:
@@ -135,8 +136,8 @@ def refuse(orders: dict) -> None:
     if number := orders.get("no_flock"):
 
         def no_flock(file, operation):
-            place = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")  # noqa: PTH115
-            if place.startswith(f"{CHAIN}/results"):
+            path = os.readlink(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}")  # noqa: PTH115
+            if path.startswith(f"{CHAIN}/results"):
                 raise OSError(number, os.strerror(number))
             return flock(file, operation)
 

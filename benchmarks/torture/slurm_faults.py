@@ -2,8 +2,8 @@
 
 The chain is run through `profiles/slurm`; a fault waits until SLURM runs its SFT job, does to it what scontrol and scancel can,
 and the trial goes on as on one machine. What needs a cluster's administrator takes a command from the environment, and is left
-out where none is given: TORTURE_CRASH_NODE (told the node), TORTURE_LOSE_NODE (the same, but its job lives on unseen),
-TORTURE_CONTROLLER_AWAY (told for how many seconds).
+out where none is given: TORTURE_CRASH_NODE (called with the node), TORTURE_LOSE_NODE (the same, but its job lives on unseen),
+TORTURE_CONTROLLER_AWAY (called with the number of seconds).
 """
 
 import os
@@ -28,7 +28,7 @@ ARGUMENTS = shlex.split(os.environ.get("TORTURE_SLURM_ARGUMENTS", ""))
 REQUEUED_SECONDS = 3 * SECONDS
 
 
-def asked(*command: str) -> str:
+def slurm(*command: str) -> str:
     """What a command of SLURM says."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -38,9 +38,9 @@ def job_of(trial: Trial) -> str:
     found: list[str] = []
 
     def runs() -> bool:
-        lines = asked("squeue", "--noheader", "--states=RUNNING", "--format=%i|%k|%Z").splitlines()
-        place = str(trial.chain.folder)
-        found[:] = [line.split("|")[0] for line in lines if "sft" in line.split("|")[1] and line.endswith(place)]
+        lines = slurm("squeue", "--noheader", "--states=RUNNING", "--format=%i|%k|%Z").splitlines()
+        point = str(trial.chain.folder)
+        found[:] = [line.split("|")[0] for line in lines if "sft" in line.split("|")[1] and line.endswith(point)]
         return bool(found)
 
     if not wait_for(runs, SECONDS):
@@ -69,14 +69,14 @@ def on_cluster(
         running = chain.start(*arguments)
         job = job_of(trial)
         time.sleep(trial.drawn.uniform(0, 15))
-        ran = asked("squeue", "--noheader", "--jobs", job, "--format=%T").strip() == "RUNNING"
+        ran = slurm("squeue", "--noheader", "--jobs", job, "--format=%T").strip() == "RUNNING"
         strike(job)
         said = chain.wait(running, REQUEUED_SECONDS)
         if said.status is None and LOST_SIGHT in said.text:
             # Ended, as that says.
-            trial.told.append(LOST_SIGHT)
+            trial.instructions.append(LOST_SIGHT)
         else:
-            trial.check_told(said, fails=None)
+            trial.check_message(said, fails=None)
         trial.hit(was_struck(job) if ends else ran)
         # What the cluster did with it is over; the rest is as on one machine.
         trial.recover(unlock=True)
@@ -86,7 +86,7 @@ def on_cluster(
 
 def was_struck(job: str) -> bool:
     """Whether a job that is over didn't run to its end at once."""
-    known = asked("scontrol", "--oneliner", "show", "job", job)
+    known = slurm("scontrol", "--oneliner", "show", "job", job)
     return "JobState=COMPLETED " not in known or " Restarts=0 " not in known
 
 
@@ -94,7 +94,7 @@ def strike_node(command: str) -> Callable[[str], None]:
     """Have a command do its worst to the node that a job runs on."""
 
     def strike(job: str) -> None:
-        node = asked("squeue", "--noheader", "--jobs", job, "--format=%N").strip()
+        node = slurm("squeue", "--noheader", "--jobs", job, "--format=%N").strip()
         subprocess.run([*shlex.split(command), node], check=True)
 
     return strike
@@ -107,16 +107,16 @@ def controller_away(job: str) -> None:
 # With SLURM's shortest limit for a training that takes longer than that.
 OUT_OF_TIME = on_cluster(lambda job: None, "--set-resources", "sft:runtime=1", slow=12)
 WAYS = {
-    "scancel": on_cluster(lambda job: asked("scancel", job)),
-    "preempted": on_cluster(lambda job: asked("scancel", "--signal=TERM", "--full", job)),
-    "out of memory": on_cluster(lambda job: asked("scancel", "--signal=KILL", "--full", job)),
-    "requeue": on_cluster(lambda job: asked("scontrol", "requeue", job)),
+    "scancel": on_cluster(lambda job: slurm("scancel", job)),
+    "preempted": on_cluster(lambda job: slurm("scancel", "--signal=TERM", "--full", job)),
+    "out of memory": on_cluster(lambda job: slurm("scancel", "--signal=KILL", "--full", job)),
+    "requeue": on_cluster(lambda job: slurm("scontrol", "requeue", job)),
     "time limit": OUT_OF_TIME,
     **({"node crash": on_cluster(strike_node(CRASH))} if CRASH else {}),
     **({"node away": on_cluster(strike_node(LOSE), ends=False)} if LOSE else {}),
     **({"controller away": on_cluster(controller_away, ends=False)} if AWAY else {}),
 }
 FAULTS = {
-    f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", places=("sft",), trials=3, do=do)
+    f"slurm-{name.replace(' ', '-')}": Fault(what=f"on SLURM: {name}", points=("sft",), trials=3, do=do)
     for name, do in WAYS.items()
 }

@@ -84,15 +84,15 @@ class Trial:
 
     Attributes:
         drawn: random numbers of this trial's own.
-        told: sentences that said what to do, and were followed.
-        counts: whatever else the fault has to tell.
+        instructions: messages that named a command, which the trial then ran.
+        counts: other figures that the fault reports.
     """
 
     reference: Reference
     folder: Path
-    place: str
+    point: str
     drawn: random.Random
-    told: list[str] = field(default_factory=list)
+    instructions: list[str] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
     # How often something was there to be struck, where that isn't sure beforehand.
     hits: int | None = None
@@ -125,13 +125,13 @@ class Trial:
         if stage == STAGES[-1]:
             self.targets = []
             return
-        self.targets = ["--", *(f"results/{place}" for place in self.reference.state if place.split("/")[0] == stage)]
+        self.targets = ["--", *(f"results/{name}" for name in self.reference.state if name.split("/")[0] == stage)]
 
     def hit(self, struck: object) -> None:
         """One strike, which met something or didn't."""
         self.hits = (self.hits or 0) + bool(struck)
 
-    def check_told(self, said: Said, *, fails: bool | None = True) -> None:
+    def check_message(self, said: Said, *, fails: bool | None = True) -> None:
         """Of a run that meets the fault.
 
         Args:
@@ -139,8 +139,8 @@ class Trial:
         """
         check(said, ours_alone=True)
         if said.status != 0:
-            self.told += [line for line in said.text.splitlines() if line.startswith("error: ")][-1:]
-            self.counts["said"] = (self.told or [last_words(said)])[-1]
+            self.instructions += [line for line in said.text.splitlines() if line.startswith("error: ")][-1:]
+            self.counts["said"] = (self.instructions or [last_words(said)])[-1]
         if fails is not None and fails != (said.status != 0):
             raise Failed(f"exit status {said.status} of the run that met the fault")
 
@@ -160,23 +160,23 @@ class Trial:
             check(said)
             if said.status == 0:
                 break
-            more = self.asked(said)
+            more = self.options_from(said)
         else:
             raise Failed(f"still not done after {RUNS_AGAIN} runs: {last_words(said)}")
         self.compare()
 
-    def asked(self, said: Said) -> list[str]:
+    def options_from(self, said: Said) -> list[str]:
         """Do what a message says, all but its command; arguments of the next run."""
         sentences = [line for line in said.text.splitlines() if "error: " in line or "Error" in line]
         if force := FORCE.search(said.text):
-            self.told.append(force[0])
+            self.instructions.append(force[0])
             return ["--forcerun", force[1]]
         if remove := REMOVE.search(said.text):
-            self.told.append(remove[0])
-            place = self.chain.folder / remove[1]
-            shutil.rmtree(place) if place.is_dir() else place.unlink()
+            self.instructions.append(remove[0])
+            path = self.chain.folder / remove[1]
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         elif again := re.search(r"[^.;]*\b[Rr]un again[^.;]*", said.text):
-            self.told.append(again[0].strip())
+            self.instructions.append(again[0].strip())
         else:
             raise Failed(f"no word of what to do: {(sentences or [last_words(said)])[-1]}")
         return []
@@ -184,8 +184,8 @@ class Trial:
     def compare(self) -> None:
         """Raise unless all results are the undisturbed ones, and nobody wrote where somebody else did."""
         last = self.targets[1].split("/")[1] if self.targets else STAGES[-1]
-        asked = STAGES[: STAGES.index(last) + 1]
-        wanted = {place: state for place, state in self.reference.state.items() if place.split("/")[0] in asked}
+        stages = STAGES[: STAGES.index(last) + 1]
+        wanted = {name: state for name, state in self.reference.state.items() if name.split("/")[0] in stages}
         if differing := differences(wanted, state_of(self.chain)):
             raise Failed(f"other results: {'; '.join(differing[:4])}")
         if wrong := two_writers(self.chain):
@@ -218,12 +218,12 @@ def state_of(chain: Chain) -> dict[str, Any]:
     """Of each published result its whole manifest, and whether its files are as that says; of the report, which tells how
     long things took, that it is there."""
     found: dict[str, Any] = {}
-    for place, manifest in chain.manifests().items():
-        stage = place.split("/")[0]
-        folder = (chain.results / place).parent / TABLE[stage].payload
+    for name, manifest in chain.manifests().items():
+        stage = name.split("/")[0]
+        folder = (chain.results / name).parent / TABLE[stage].payload
         described = manifest["payload"] | manifest["records"]
         wrong = sorted(name for name, entry in described.items() if digest_of(folder / name) != entry["digest"])
-        found[place] = {"wrong": wrong, "manifest": {} if stage == "report" else manifest}
+        found[name] = {"wrong": wrong, "manifest": {} if stage == "report" else manifest}
     return found
 
 
@@ -233,14 +233,14 @@ def digest_of(path: Path) -> str:
 
 def differences(wanted: dict[str, Any], there: dict[str, Any]) -> list[str]:
     """Sentences."""
-    found = [f"{place} is missing" for place in sorted(wanted.keys() - there.keys())]
-    found += [f"{place} was made besides" for place in sorted(there.keys() - wanted.keys())]
-    for place in sorted(wanted.keys() & there.keys()):
-        if there[place]["wrong"]:
-            found.append(f"{place}: not as it says: {', '.join(there[place]['wrong'])}")
-        one, other = (state[place]["manifest"] for state in (wanted, there))
+    found = [f"{name} is missing" for name in sorted(wanted.keys() - there.keys())]
+    found += [f"{name} was made besides" for name in sorted(there.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & there.keys()):
+        if there[name]["wrong"]:
+            found.append(f"{name}: not as it says: {', '.join(there[name]['wrong'])}")
+        one, other = (state[name]["manifest"] for state in (wanted, there))
         found += [
-            f"{place}: {key} differs" for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)
+            f"{name}: {key} differs" for key in sorted(one.keys() | other.keys()) if one.get(key) != other.get(key)
         ]
     return found
 

@@ -39,7 +39,7 @@ def read(path: Path, *, seed: int) -> dict[str, Any]:
 def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int) -> None:
     """All that is known by now, and how it adds up."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = {
+    document = {
         "date": time.strftime("%Y-%m-%d"),
         "command": shlex.join(["python", "-m", "benchmarks.torture", *sys.argv[1:]]),
         "seed": seed,
@@ -49,7 +49,7 @@ def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int
         "trials": dict(sorted(trials.items())),
     }
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
@@ -60,11 +60,11 @@ def write_page(trials: dict[str, Any], reference: Reference, path: Path) -> None
 
 
 def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
-    """A row for each fault and place, and how it ended."""
+    """A row for each fault and point, and how it ended."""
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
-    places = [(fault, place, at) for fault, by_place in faults(trials).items() for place, at in by_place.items()]
-    made, passed = (sum(at[key] for *_, at in places) for key in ("trials", "passed"))
-    hours = sum(at["seconds"] for *_, at in places) / 3600
+    points = [(fault, point, at) for fault, by_point in faults(trials).items() for point, at in by_point.items()]
+    made, passed = (sum(at[key] for *_, at in points) for key in ("trials", "passed"))
+    hours = sum(at["seconds"] for *_, at in points) / 3600
     command = shlex.join(["python", "-m", "benchmarks.torture", *sys.argv[1:]])
     older = sum(entry.get("code") != reference.code for entry in trials.values())
     head = HEAD.format(
@@ -78,11 +78,11 @@ def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
         hours=hours,
     )
     lines, known = [], FAULTS | SLURM_FAULTS
-    for fault, place, at in places:
+    for fault, point, at in points:
         ended = "; ".join(f"{count} {how}" for how, count in sorted(at["ended"].items()))
         cells = (
             known[fault].what if fault in known else fault,
-            place,
+            point,
             at["strikes"],
             at["passed"],
             at["trials"],
@@ -93,10 +93,10 @@ def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
 
 
 def faults(trials: dict[str, Any]) -> dict[str, Any]:
-    """By fault and place: how many trials there were, and how they ended."""
+    """By fault and point: how many trials there were, and how they ended."""
     found: dict[str, Any] = {}
     for entry in trials.values():
-        at = found.setdefault(entry["fault"], {}).setdefault(entry["place"], {"trials": 0, "passed": 0, "ended": {}})
+        at = found.setdefault(entry["fault"], {}).setdefault(entry["point"], {"trials": 0, "passed": 0, "ended": {}})
         at["trials"] += 1
         at["passed"] += entry["passed"]
         at["ended"] = dict(Counter(at["ended"]) + Counter([entry["ended"].split(":")[0]]))

@@ -200,7 +200,7 @@ def _instruct(file: Path) -> Callable[[Row], tuple[list[int], list[tuple[int, in
     def encode(row: Row) -> tuple[list[int], list[tuple[int, int]]]:
         turns = [kinds[turn["role"]](content=turn["content"]) for turn in row]
         ids = tokenizer.encode_chat_completion(ChatCompletionRequest(messages=turns)).tokens
-        starts = [place + 1 for place, id in enumerate(ids) if id == question_end]
+        starts = [position + 1 for position, id in enumerate(ids) if id == question_end]
         return ids, [(start, ids.index(answer_end, start) + 1) for start in starts]
 
     return encode

@@ -65,7 +65,7 @@ TEXTS = (*LANGUAGES, *CODE, *NUMBERS, *SPACES, *SYMBOLS, *(f"before {name} after
 
 def conversation(*contents: str, system: str | None = None) -> Row:
     """Users and assistants in turn."""
-    turns = [{"role": ("user", "assistant")[place % 2], "content": content} for place, content in enumerate(contents)]
+    turns = [{"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(contents)]
     return [{"role": "system", "content": system}, *turns] if system is not None else turns
 
 
