@@ -32,7 +32,7 @@ SAME_MEMORY, SAME_LOSS = 1.0, 0.05
 
 
 def side(folder: Path, commit: str, config: Path) -> Path:
-    """A folder with the code of a commit (empty: of the working tree), and the config."""
+    """Create a folder with the config and the code of a commit (empty: of the working tree)."""
     folder.mkdir()
     if commit:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
@@ -62,7 +62,7 @@ def short(config: Path, run: str, folder: Path) -> Path:
 
 
 def train(folder: Path, python: str, run: str) -> dict[str, float]:
-    """Train from nothing, and what run.json then says."""
+    """Train from scratch and return figures of its run.json."""
     section, _, name = run.partition(":")
     for made in (f"results/{section}/{name}", f"results/.work/{section}"):
         shutil.rmtree(folder / made, ignore_errors=True)
@@ -82,7 +82,7 @@ def train(folder: Path, python: str, run: str) -> dict[str, float]:
 
 
 def verdict(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> dict[str, Any]:
-    """What is to be said of rounds (A, B). A side is faster where the interval of the rounds' ratios is away from 1.
+    """Return the verdict over rounds (A, B). A side is faster if the interval of the rounds' ratios excludes 1.
 
     >>> a, b = {"tokens_per_second": 100.0, "peak_memory_gb": 2.0, "loss": 3.0}, {}
     >>> made = [(a, a | {"tokens_per_second": speed}) for speed in (111.0, 112.0, 113.0)]
@@ -124,7 +124,7 @@ def _off(rounds: list[tuple[dict[str, float], dict[str, float]]], key: str) -> f
 
 
 def table(rounds: list[tuple[dict[str, float], dict[str, float]]]) -> str:
-    """Medians, from the least to the most."""
+    """Return a table of medians with minimum and maximum."""
     lines = ["| | A | B |", "|---|---|---|"]
     for key in rounds[0][0]:
         cells = []

@@ -15,7 +15,7 @@ FIRST_STEP = "step 1/"
 
 
 class Clock:
-    """When each step ended, and what was in it."""
+    """Records when each step ended and what it computed."""
 
     def __init__(self, warm_up: int, steps: int):
         self.warm_up, self.steps = warm_up, steps
@@ -24,13 +24,13 @@ class Clock:
         self.counts: list[dict[str, int]] = []
 
     def count(self, **counts: int) -> None:
-        """Of a micro-batch of the step that began last."""
+        """Count a micro-batch of the current step."""
         if len(self.counts) == len(self.ends):
             self.counts.append(dict.fromkeys(counts, 0))
         self.counts[-1] = {name: self.counts[-1][name] + count for name, count in counts.items()}
 
     def callback(self):
-        """Stops the training after the last step that is timed."""
+        """Return the Trainer callback that stops the training after the last timed step."""
         from transformers import TrainerCallback
 
         clock = self
@@ -49,7 +49,7 @@ class Clock:
         return Ticks()
 
     def found(self) -> dict[str, Any]:
-        """Of the timed steps, and all of them as they came."""
+        """Return figures over the timed steps, and every step."""
         timed = self.counts[self.warm_up :]
         sums = {name: sum(step[name] for step in timed) for name in timed[0]}
         begin = self.ends[self.warm_up - 1] if self.warm_up else self.first_begin
@@ -63,7 +63,7 @@ class Clock:
 
 
 def peak_rss_bytes() -> int:
-    """The largest resident set of this process since its program began."""
+    """Return the peak resident set size of this process."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""Five runs made bad on purpose, and one that is well: does the doctor name the cause first? (make bench-doctor)
+"""Five runs with one deliberate fault each, and one without: does the doctor name the cause first? (make bench-doctor)
 
 Each is the demo's SFT run with one thing wrong, in a folder of its own, inspected by `snakemake doctor`. What it said goes to
 results/bench/doctored.json and, as a table, to docs/diagnosing.md.
@@ -49,7 +49,7 @@ MASKED = (
 
 
 def config_of(case: str, folder: Path) -> dict[str, Any]:
-    """The demo's corpora and its SFT run, with what is wrong in this case."""
+    """Return the demo's corpora and SFT run with the fault of this case."""
     demo = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     config = {key: deepcopy(demo[key]) for key in ("corpora", "tokenizers", "sft")}
     run = config["sft"]["demo"]
@@ -64,7 +64,7 @@ def config_of(case: str, folder: Path) -> dict[str, Any]:
 
 
 def _adopted(config: dict[str, Any], folder: Path) -> None:
-    """Make the tokenizer first, and adopt it with its padding taken away."""
+    """Train the tokenizer, remove its padding token, and adopt it."""
     (folder / "first.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     snakemake(folder, "first.yaml", "results/tokenizer/demo/manifest.json")
     shutil.copytree(folder / "results/tokenizer/demo/tokenizer", folder / "own")
@@ -95,7 +95,7 @@ def snakemake(folder: Path, config: str, target: str) -> subprocess.CompletedPro
 
 
 def look_at(case: str) -> dict[str, Any]:
-    """What the doctor said."""
+    """Run the doctor and return its output."""
     folder = Path(mkdtemp(prefix="doctored-"))
     try:
         (folder / "resources").symlink_to(ROOT / "resources")

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def visible_pairs(lengths: np.ndarray) -> int:
-    """How many pairs of query and key documents of these lengths have, each token seeing itself and those before it.
+    """Count the query-key pairs of causal attention in documents of these lengths.
 
     >>> visible_pairs(np.array([1, 3]))
     7
@@ -19,10 +19,10 @@ def visible_pairs(lengths: np.ndarray) -> int:
 
 
 def attention_flops(pairs: int, *, heads: int, head_dim: int, layers: int) -> float:
-    """Forward and backward: each pair is a product of queries and keys and one with values, and twice that backward."""
+    """Count FLOPs of attention, forward and backward: two matmuls per query-key pair, and twice that backward."""
     return 3.0 * 4 * heads * head_dim * layers * pairs
 
 
 def step_flops(parameters: int, tokens: int, attention: float, *, frozen: bool = False) -> float:
-    """Of real tokens, with attention over their documents."""
+    """Count FLOPs of a step over real tokens, with attention within documents."""
     return (4.0 if frozen else 6.0) * parameters * tokens + attention

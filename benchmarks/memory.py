@@ -1,4 +1,4 @@
-"""Memory that trainings take on this CPU, each in a process of its own, beside what was expected of them.
+"""Peak memory of trainings on this CPU, each in its own process, beside the estimate.
 
 python -m benchmarks.memory [NAME …]
 """
@@ -38,7 +38,7 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, int], dict[str, Any]]] = {
 
 
 def full_rows(folder: Path, rows: int, tokens: int) -> Any:
-    """Of four documents each, all of it supervised."""
+    """Generate full rows of four documents each, all tokens supervised."""
     import numpy as np
     import pyarrow as pa
 
@@ -61,7 +61,7 @@ def full_rows(folder: Path, rows: int, tokens: int) -> Any:
 
 
 def measure(name: str) -> dict[str, float]:
-    """Train for three steps in this process: GB that were expected, and the peak."""
+    """Train for three steps in this process; return the expected and the peak memory in GB."""
     from tests.training.executed import executed
     from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
@@ -99,7 +99,7 @@ def measure(name: str) -> dict[str, float]:
 
 
 def main(names: list[str]) -> None:
-    """Prints a line for each."""
+    """Print a line for each setting."""
     for name in names or CASES:
         code = f"import json; from benchmarks.memory import measure; print(json.dumps(measure({name!r})))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

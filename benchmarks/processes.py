@@ -1,4 +1,4 @@
-"""Processes that are measured: one thread, one core, no GPU, and caches of their own."""
+"""Processes for measurements: one thread, one core, no GPU, and empty caches."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SAID: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subpr
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Inside, what is started runs on one core, always the same, where the system can say so."""
+    """Pin processes that are started in this context to one core, where the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -44,13 +44,13 @@ def one_core() -> Iterator[None]:
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """With empty caches of data sets and of compiled code."""
+    """Return an environment with empty caches for data sets and compiled code."""
     caches = {"HF_DATASETS_CACHE": str(cache / "datasets"), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
     return os.environ | ONE_THREAD | caches
 
 
 def measured(module: str, side: str, arguments_file: Path, *arguments: Any) -> dict[str, Any]:
-    """What a side of a comparison found, and what it said about compilation.
+    """Run one side of a comparison in a process; return its results and its log lines on compilation.
 
     Args:
         module: run as a program; it takes the side, the file `arguments_file`, the arguments, and a file for its results.
@@ -73,7 +73,7 @@ def measured(module: str, side: str, arguments_file: Path, *arguments: Any) -> d
 
 
 def until_first_step(commands: list[list[str]], folder: Path) -> float:
-    """Seconds from the start of the first command to the end of the first training step of the last one.
+    """Return the seconds from the start of the first command to the end of the last one's first training step.
 
     Args:
         folder: where they run, and where their caches are; they find nothing there that an earlier round left.
@@ -95,7 +95,7 @@ def until_first_step(commands: list[list[str]], folder: Path) -> float:
 
 
 def checked(done: subprocess.CompletedProcess) -> str:
-    """What it said; ends this program if it failed."""
+    """Return the output of a process; exit if it failed."""
     if done.returncode:
         raise SystemExit(f"{shlex.join(done.args)}: exit status {done.returncode}\n{done.stdout[-4000:]}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""What a benchmark found: figures by key beside their goals, all that they stand on, and the table of them."""
+"""Results of a benchmark: figures beside their goals, details, and a Markdown table."""
 
 import json
 import os
@@ -15,7 +15,7 @@ Goals = dict[str, tuple[str, float]]
 
 
 def made_on(module: str) -> dict[str, Any]:
-    """Where, when, with what, and by which command."""
+    """Return machine, date, versions and command."""
     return {
         "machine": platform.machine(),
         "cores": os.cpu_count(),
@@ -27,18 +27,18 @@ def made_on(module: str) -> dict[str, Any]:
 
 
 def read_details(path: Path) -> dict[str, Any]:
-    """What earlier runs of some parts found."""
+    """Read the details of earlier runs of some parts."""
     return json.loads(path.read_text(encoding="utf-8"))["details"] if path.is_file() else {}
 
 
 def figures(details: dict[str, Any], goals: Goals) -> dict[str, float]:
-    """Those that were measured."""
+    """Return the figures that were measured."""
     found = {key: value for part in details.values() for key, value in part.items()}
     return {key: found[key] for key in goals if key in found}
 
 
 def write(path: Path, details: dict[str, Any], goals: Goals) -> None:
-    """The figures, their goals, and all that they stand on."""
+    """Write the figures, their goals and details."""
     path.parent.mkdir(parents=True, exist_ok=True)
     wanted = {key: " ".join(map(str, goal)) for key, goal in goals.items()}
     text = json.dumps(figures(details, goals) | {"goals": wanted, "details": details}, indent=2)
@@ -48,7 +48,7 @@ def write(path: Path, details: dict[str, Any], goals: Goals) -> None:
 
 
 def table(details: dict[str, Any], goals: Goals) -> str:
-    """For docs/benchmarks.md."""
+    """Return the table for docs/benchmarks.md."""
     found = figures(details, goals)
     lines = ["| key | measured | goal |", "|---|---|---|"]
     for key, (how, goal) in goals.items():

@@ -1,4 +1,4 @@
-"""What large configs cost before anything runs: python -m benchmarks.scale (make bench-scale)
+"""The time that planning a large config takes: python -m benchmarks.scale (make bench-scale)
 
 Configs with many corpora in many parts and a large grid, of about 1,000 and 10,000 jobs, are planned from nothing
 (`snakemake -n`), and run where every result is current, which does nothing. Beside that stands Snakemake's own floor:
@@ -55,7 +55,7 @@ rule one:
 
 
 def config_of(corpora: int, parts: int, betas: int, rates: int) -> dict[str, Any]:
-    """A run on each corpus, a sweep from the first of them, and an evaluation of each of its variants."""
+    """Return a config with a run per corpus, a sweep from the first run, and an evaluation of each variant."""
     training = {"learning_rate": 1e-4, "micro_batch_rows": 2, "gradient_checkpointing": False}
     names = [f"chat{n}" for n in range(corpora)]
     first = {
@@ -85,7 +85,7 @@ def config_of(corpora: int, parts: int, betas: int, rates: int) -> dict[str, Any
 
 
 def make_results(graph: JobGraph) -> None:
-    """Every job's result, as the one that stands before it is made from."""
+    """Write a stand-in result for every job, each made from those before it."""
     results = Results(code_of=lambda stage: code_digest(STAGES[stage].module))
     for job in graph.jobs.values():
         payload = Path(job.payload)
@@ -121,7 +121,7 @@ def make_plain_results(count: int) -> None:
 
 
 def seconds(*arguments: str) -> tuple[float, str]:
-    """The processor time that a Snakemake takes, and what it says."""
+    """Return the processor time and the output of a Snakemake call."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     began = os.times()
     done = subprocess.run(["snakemake", *arguments], capture_output=True, text=True, env=environment)
@@ -133,7 +133,7 @@ def seconds(*arguments: str) -> tuple[float, str]:
 
 
 def measure(size: int) -> dict[str, float]:
-    """All of one size, in a folder of its own."""
+    """Measure one size in a new folder."""
     folder = Path(mkdtemp(prefix=f"scale-{size}-"))
     before = Path.cwd()
     try:
@@ -174,7 +174,7 @@ def measure(size: int) -> dict[str, float]:
 
 
 def check(said: str, what: str, count: int) -> None:
-    """That all jobs were planned, or none was run."""
+    """Check that all jobs were planned, or that none was run."""
     planned = re.search(r"^total +(\d+)$", said, re.MULTILINE)
     right = "Nothing to be done" in said if what == "nothing" else planned and int(planned[1]) in (count, count + 1)
     if not right:
@@ -182,7 +182,7 @@ def check(said: str, what: str, count: int) -> None:
 
 
 def profile(size: int) -> None:
-    """Where the time of planning goes, function by function."""
+    """Print a profile of planning by function."""
     folder = Path(mkdtemp(prefix=f"scale-{size}-"))
     try:
         (folder / "rows.jsonl").write_text("{}\n", encoding="utf-8")

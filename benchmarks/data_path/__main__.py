@@ -78,7 +78,7 @@ def known_or_none(found: dict[str, Any], key: str) -> str:
 
 
 def summary(details: dict[str, Any]) -> dict[str, Any]:
-    """The seven figures, where they were measured, and all that they stand on."""
+    """Return the seven figures, as far as they were measured, and their details."""
     figures: dict[str, Any] = {}
     if "plan" in details:
         figures |= {key: details["plan"][key] for key in ("plan_sequences_per_s", "plan_efficiency_of_bound")}

@@ -1,4 +1,4 @@
-"""How much memory each job takes at ten million sequences."""
+"""Peak memory of each data job at ten million sequences."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from benchmarks.jobs import job_command, job_of
 
 
 def memory(folder: Path, data: Path, sequences: int = 10_000_000, parts: int = 4) -> dict[str, Any]:
-    """The largest resident set of any job, each a process of its own, at ten million short conversations."""
+    """Return the peak resident set of the data jobs, each in its own process, at ten million short conversations."""
     tokenizer = made_tokenizer(folder, [data / name for name in FILES])
     file = folder / "many.jsonl"
     with file.open("w", encoding="utf-8") as lines:

@@ -1,4 +1,4 @@
-"""Each measure against its peer."""
+"""Each measurement beside its peer."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ TEXTS = 32768
 
 
 def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
-    """Planning alone."""
+    """Time planning alone."""
     lengths = lognormal(sequences)
     supervised = lengths // 2
     made: list[Any] = []
@@ -61,7 +61,7 @@ def plan(rounds: int, sequences: int = 10_000_000) -> dict[str, Any]:
 
 
 def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any]:
-    """Plan and rows of ids, in memory on both sides; and beside it our two stages whole.
+    """Time planning and writing rows, in memory on both sides, and our two stages including files.
 
     The stages also write labels, masks, segments and documents, to disk, and verify and make digests.
     """
@@ -114,7 +114,7 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
 
 
 class InMemory(NamedTuple):
-    """A plan that was never written."""
+    """A plan in memory."""
 
     ordered: Pieces
     starts: np.ndarray
@@ -132,7 +132,7 @@ def _chunks(parts: TokenParts) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 
 def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> dict[str, Any]:
-    """Raw JSON lines to rows ready to train."""
+    """Time raw JSON lines to rows that are ready for training."""
     from datasets import Dataset, concatenate_datasets, disable_caching, load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
     from trl import SFTConfig, SFTTrainer
@@ -187,7 +187,7 @@ def prepare(rounds: int, folder: Path, data: Path, megabytes: float = 100) -> di
 
 
 def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> dict[str, Any]:
-    """Texts to ids with one model, ours and sentencepiece's own, on the rows that `prepare` has.
+    """Time encoding with one vocabulary, by us and by sentencepiece, on the rows of `prepare`.
 
     Text that comes again is what our encoder is good at, so beside it: every text of every .jsonl file below `data`, once.
     Our cache is empty when a round begins.
@@ -221,7 +221,7 @@ def tokenize(rounds: int, folder: Path, data: Path, megabytes: float = 50) -> di
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All texts in a JSON value."""
+    """Return all strings in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | dict):
@@ -230,7 +230,7 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def read_rows(rounds: int, folder: Path, data: Path, batches: int = 2000) -> dict[str, Any]:
-    """Shuffled batches of 8 rows as tensors; beside them a training's own batches, with their segments laid out."""
+    """Time shuffled batches of 8 rows as tensors, and the batches of a training with their segments."""
     import torch
     from datasets import Dataset, load_from_disk
     from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""Texts without a template through the encoder's chunks, as sentencepiece takes them: what its speed is measured against."""
+"""Encoding of plain texts without a template, for comparing the encoder's speed with sentencepiece's."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, se
 
 
 class PlainTexts:
-    """Encodes plain texts, without a template; what looks like an added token is text.
+    """Encoder of plain texts without a template; strings that look like added tokens are text.
 
     Memory: some 30 bytes per byte of the texts given at once; a few MB at once are fastest.
     """
@@ -28,7 +28,7 @@ class PlainTexts:
         self._chunks = Chunks(found)
 
     def encode(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of n texts laid end to end, int32[t], and int64[n + 1], where each text's are."""
+        """Encode n texts; return their ids end to end, int32[t], and their offsets, int64[n + 1]."""
         _, offsets, data = texts.buffers()
         starts = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
         start, end = int(starts[0]), int(starts[-1])

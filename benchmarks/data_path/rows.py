@@ -1,4 +1,4 @@
-"""What is measured on: raw files, a tokenizer, tokenized sequences, and our stages as a chain."""
+"""Input of the benchmarks: raw files, a tokenizer, tokenized sequences, and our stages as a chain."""
 
 import json
 from contextlib import chdir
@@ -24,13 +24,13 @@ ROW_LENGTH = 1024
 
 
 def lognormal(sequences: int) -> np.ndarray:
-    """int32: lengths with a median of 120 tokens, at most CAPACITY."""
+    """Draw lengths, int32, with a median of 120 tokens and at most CAPACITY."""
     drawn = np.random.default_rng(0).lognormal(np.log(120), 1.0, sequences)
     return np.clip(drawn, 2, CAPACITY).astype(np.int32)
 
 
 def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
-    """A tokenized corpus of random ids, the second half of each sequence supervised."""
+    """Generate a tokenized corpus of random ids; the second half of each sequence is supervised."""
     generator = np.random.default_rng(1)
     work = WorkFolder(folder)
     work.start()
@@ -52,7 +52,7 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
 
 
 def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
-    """gsm8k and dolly, over and over, each time with another number in front, so that no row comes twice."""
+    """Repeat gsm8k and dolly, each copy with another number in front, so that no row is a duplicate."""
     rows = [[json.loads(line) for line in (data / name).open(encoding="utf-8")] for name in FILES]
     once = sum((data / name).stat().st_size for name in FILES)
     paths = []
@@ -67,7 +67,7 @@ def repeated(data: Path, folder: Path, megabytes: float) -> list[Path]:
 
 
 def made_tokenizer(folder: Path, files: list[Path], vocab_size: int = 8192) -> Path:
-    """The manifest of a tokenizer trained on the files."""
+    """Train a tokenizer on the files and return its manifest."""
     corpus_spec = {"kind": "conversations", "sources": [{"files": [str(f) for f in files]}], "held_out": 0}
     with chdir(folder):
         stage("corpus", corpus_spec, {"files": files}, "small")
@@ -86,7 +86,7 @@ def stage(name: str, spec: dict[str, Any], inputs: dict[str, list[Path]], out: s
 
 
 def chain(folder: Path, files: list[Path], tokenizer: Path, length: int = ROW_LENGTH, held_out: float = 0) -> Path:
-    """Raw files to shards by the five stages, manifests and digests included."""
+    """Run the five stages from raw files to shards, with manifests and digests."""
     folder.mkdir()
     with chdir(folder):
         source = [{"files": [str(file) for file in files]}]

@@ -1,4 +1,4 @@
-"""Both sides in turn, and their medians."""
+"""Interleaved timing of both sides, and medians."""
 
 import statistics
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def in_turn(rounds: int, **sides: Callable[[], Any]) -> dict[str, list[float]]:
-    """Seconds of each side, one after the other in every round."""
+    """Time each side once per round, one after the other; return the seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
@@ -20,7 +20,7 @@ def in_turn(rounds: int, **sides: Callable[[], Any]) -> dict[str, list[float]]:
 
 
 def compared(seconds: dict[str, list[float]], **facts: Any) -> dict[str, Any]:
-    """Medians, and how much faster ours is than each other side."""
+    """Return medians and the speedup of our side over each other one."""
     medians = {name: statistics.median(some) for name, some in seconds.items()}
     speedups = {name: medians[name] / medians["snaketune"] for name in medians if name != "snaketune"}
     return {"seconds": {n: round(s, 4) for n, s in medians.items()}, "speedup": speedups, "rounds": seconds, **facts}

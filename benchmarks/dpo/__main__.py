@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def parts(rounds: int, steps: int = 20) -> dict[str, Callable[[Material], dict[str, Any]]]:
-    """By name, what is measured; those that take seconds first."""
+    """Return the measurements by name, quick ones first."""
     return {
         **{f"bound-{name}": lambda material, name=name: bound(material, name) for name in SOURCES},
         "curve": lambda material: curve(material, "raschka", steps),
@@ -83,7 +83,7 @@ def parts(rounds: int, steps: int = 20) -> dict[str, Callable[[Material], dict[s
 
 
 def memory(details: dict[str, Any]) -> dict[str, Any]:
-    """Of the data sets, the one on which ours comes off worst."""
+    """Return the memory of the data set that is worst for our side."""
     if not all(f"speed-{name}" in details for name in SOURCES):
         return {}
     return {

@@ -1,4 +1,4 @@
-"""How many of the tokens that an epoch computes had to be computed."""
+"""The share of an epoch's computed tokens that any method must compute."""
 
 from contextlib import chdir
 from pathlib import Path
@@ -11,7 +11,7 @@ from snaketune.stages.job import result_at
 
 
 def bound(material: Material, name: str) -> dict[str, Any]:
-    """Of the whole data set: the nodes of a trie for each prompt, to all tokens that an epoch's batches run through the layers.
+    """Return trie nodes over all prompts of the data set divided by the tokens that an epoch runs through the layers.
 
     What rows hold besides (a line break after the end of a turn, and free tokens where a kernel runs them) the tries lack.
     """
@@ -28,7 +28,7 @@ def bound(material: Material, name: str) -> dict[str, Any]:
 
 
 def computed_tokens(material: Material, run: str) -> int:
-    """As batches for a CPU have them."""
+    """Return the tokens of batches as they are collated for a CPU."""
     from snaketune.models.batches import collate
     from snaketune.packing.reader import EqualTokens, PackedRows
 

@@ -8,7 +8,7 @@ from benchmarks.processes import measured, one_core
 
 
 def curve(material: Material, name: str, steps: int) -> dict[str, Any]:
-    """The largest difference of losses over the first steps; TRL is given the very pairs of each of ours."""
+    """Return the largest difference of losses over the first steps; TRL gets the same pairs in each step."""
     make_reference(material, name)
     with one_core():
         # As many epochs as it takes, and one step more, which is never reached.

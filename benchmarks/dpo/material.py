@@ -1,4 +1,4 @@
-"""What both sides work on: a tokenizer, a model with its weights, pairs of three data sets as the jobs of a config make them.
+"""Input of both sides: a tokenizer, a model with weights, and pairs of three data sets, made by the jobs of a config.
 
 The whole data sets are packed, to count what is computed; trainings and reference passes are timed on some of their prompts,
 drawn at random with all pairs of each.
@@ -42,7 +42,7 @@ BETA = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """A folder with a config and the results of its jobs.
+    """The folder with the config and the results of its jobs.
 
     Attributes:
         folder: as `snakemake` would run in.
@@ -52,7 +52,7 @@ class Material:
 
     @property
     def graph(self) -> JobGraph:
-        """Of the config; to be called in the folder, whose paths it names."""
+        """Return the job graph of the config; call it in the folder that its paths are relative to."""
         return _graph(yaml.safe_load(Path("config.yaml").read_text(encoding="utf-8")))
 
     @property
@@ -65,7 +65,7 @@ class Material:
 
 
 def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size: int = 8192) -> Material:
-    """All of it, made by the stages.
+    """Run the stages that make the input.
 
     Args:
         data: folder with the files of SOURCES.
@@ -100,18 +100,18 @@ def made(folder: Path, data: Path, runs: dict[str, tuple[str, int]], vocab_size:
 
 
 def make_reference(material: Material, run_name: str) -> None:
-    """The model that a run starts from and its reference log-probabilities, unless they are there."""
+    """Make the initial model of a run and its reference log-probabilities, unless they exist."""
     with chdir(material.folder):
         _make(material.graph.job("dpo", run_name).artifacts["ref_logps"][0])
 
 
 def pack_of(graph: JobGraph, run_name: str) -> Job:
-    """The job that packs the pairs of a run."""
+    """Return the job that packs the pairs of a run."""
     return graph.job("dpo", run_name).artifacts["pack"][0]
 
 
 def corpus_rows(corpus: str) -> list[dict[str, Any]]:
-    """The canonical rows of a corpus: id, prompt, chosen, rejected."""
+    """Read the canonical rows of a corpus: id, prompt, chosen, rejected."""
     return read_table(Path("results/corpus", corpus, "rows/train.arrow")).to_pylist()
 
 
@@ -120,7 +120,7 @@ def _graph(config: dict[str, Any]) -> JobGraph:
 
 
 def _make(job: Job) -> None:
-    """Its result and those that it is made from, each unless it is there, in this process."""
+    """Make a job's result and its inputs in this process, unless they exist."""
     if Path(job.manifest).is_file():
         return
     for some in job.artifacts.values():
@@ -149,7 +149,7 @@ def _corpus(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sft(base: Path) -> dict[str, Any]:
-    """What every training starts from: some steps away from random weights, as any start is for what is measured."""
+    """Return the SFT job whose model all trainings start from; a few steps suffice for what is measured."""
     training = _training(batch_rows=1) | {"micro_batch_rows": 1}
     return {"base": {"path": str(base)}, "corpus": "chats", "tokenizer": "shared",
             "packing": {"length": ROW_LENGTH}, "training": training}  # fmt: skip
@@ -169,19 +169,19 @@ def _training(batch_rows: int) -> dict[str, Any]:
 
 
 def _rows_per_step(pack: Job) -> int:
-    """So many that a step has about PAIRS_PER_STEP pairs."""
+    """Return the rows per step that hold about PAIRS_PER_STEP pairs."""
     rows = [document["row"] for document in documents(result_at(Path(pack.manifest)), "train")]
     return max(1, round(PAIRS_PER_STEP * (max(rows) + 1) / len(rows)))
 
 
 def _write_chats(corpora: list[str], rows: int = 24) -> None:
-    """A few conversations, each a prompt and its chosen completion."""
+    """Write a few conversations, each a prompt and its chosen completion."""
     pairs = [pair for corpus in corpora for pair in corpus_rows(corpus)[:rows]]
     _write_lines(Path("chats.jsonl"), [{"messages": pair["prompt"] + pair["chosen"]} for pair in pairs])
 
 
 def _write_some(corpus: str, whole: Job, count: int, path: Path) -> None:
-    """All pairs of prompts drawn at random, until there are `count`; of those that fit a row."""
+    """Write the pairs of random prompts that fit a row, until there are `count`."""
     fit = {document["id"] for document in documents(result_at(Path(whole.manifest)), "train")}
     by_prompt: dict[str, list[dict[str, Any]]] = {}
     for pair in corpus_rows(corpus):

@@ -1,4 +1,4 @@
-"""Pairs as texts and as tokens, by transformers' tokenizer alone: what the peer is given, and what ours are recognised by."""
+"""Pairs as texts and tokens by transformers' tokenizer: the peer's input, and the key that identifies our pairs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from snaketune.stages.job import result_at
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One pair; its texts as the template renders them, and its tokens."""
+    """One pair: its texts as the template renders them, and its tokens."""
 
     prompt: str
     chosen: str
@@ -24,17 +24,17 @@ class Pair:
 
     @property
     def sequences(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Prompt and chosen, prompt and rejected."""
+        """Return the sequences prompt + chosen and prompt + rejected."""
         return self.prompt_ids + self.chosen_ids, self.prompt_ids + self.rejected_ids
 
     @property
     def texts(self) -> dict[str, str]:
-        """As a row of a data set for TRL, which puts the end of turn after the completions."""
+        """Return the pair as a row for TRL, which appends the end of turn to the completions."""
         return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
 
 
 def pairs_of(material: Material, run_name: str) -> list[Pair]:
-    """Of a run, the pairs that were packed; to be called in the material's folder."""
+    """Return the packed pairs of a run; call it in the folder of the input."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(material.tokenizer)
@@ -59,7 +59,7 @@ def _pair(tokenizer: Any, row: dict[str, Any]) -> Pair:
 
 
 def fewest_tokens(pairs: Iterable[Pair]) -> int:
-    """Tokens that must be computed: for each prompt, the nodes of a trie of all that is said after it.
+    """Count the tokens that must be computed: for each prompt, the trie nodes of its completions.
 
     >>> pair = Pair(prompt="", chosen="", rejected="", prompt_ids=(1, 2), chosen_ids=(3, 4, 5), rejected_ids=(3, 6))
     >>> fewest_tokens([pair, pair])

@@ -1,4 +1,4 @@
-"""Each side of the comparison: a function, run in a process of its own.
+"""The sides of the comparison, one function each, run in separate processes.
 
     python -m benchmarks.dpo.sides snaketune FOLDER '{"run": "raschka"}' found.json
 
@@ -64,7 +64,7 @@ def ours(material: Material, *, run: str, steps: int = ALL, epochs: float = 1, l
 
 
 def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
-    """The `ref_logps` stage, from when the model is loaded and tested to when the table is written."""
+    """Time the `ref_logps` stage from the loaded and tested model to the written table."""
     from snaketune.training.reference import compute
 
     begins, passes = [], compute.passes
@@ -82,7 +82,7 @@ def ours_reference(material: Material, *, run: str) -> dict[str, Any]:
 
 
 def _built(job: Any, **instead: Any) -> Any:
-    """What the stage's `build` reports of a job, made in a folder of its own in this process."""
+    """Run a job's `build` in this process and a new folder; return its outcome."""
     from importlib import import_module
 
     from snaketune.stages.cache.work_folders import WorkFolder
@@ -100,7 +100,7 @@ def _built(job: Any, **instead: Any) -> Any:
 
 
 def sequences_of(batch: dict[str, Any], end_of_turn: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of a collated batch, the chosen and the rejected sequence of each pair, as tokens up to the end of the turn."""
+    """Return the chosen and rejected sequence of each pair of a collated batch, up to the end of the turn."""
     import numpy as np
 
     placed, ids_T = batch["segments"].layout, batch["input_ids"][0].numpy()
@@ -121,7 +121,7 @@ def trl(
     reference_batch_size: int,
     exactly: bool = False,
 ) -> dict[str, Any]:
-    """TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
+    """Run TRL's DPOTrainer: the reference pass, then one epoch over the same pairs in the same order.
 
     Args:
         order: as `ours` found it.
@@ -172,7 +172,7 @@ def trl(
 def trl_sweep(
     material: Material, *, run: str, variants: list[dict[str, Any]], batch_size: int, reference_batch_size: int
 ) -> dict[str, Any]:
-    """One trainer after another in this process, each from the file of pairs to the metrics of its last line."""
+    """Run one TRL trainer after another in this process, each from the file of pairs to its last metrics."""
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOTrainer
@@ -196,7 +196,7 @@ def trl_sweep(
 
 
 def trl_arguments(folder: str, batch_size: int, reference_batch_size: int, **more: Any) -> Any:
-    """TRL's settings, ours where they shape what is learned."""
+    """Return TRL's settings, equal to ours where they shape the result."""
     from trl import DPOConfig
 
     return DPOConfig(
@@ -210,7 +210,7 @@ def trl_arguments(folder: str, batch_size: int, reference_batch_size: int, **mor
 
 
 def steps_loader(trainer: Any, order: list[list[int]]) -> Any:
-    """Batches of just these pairs."""
+    """Return a loader of exactly these pairs."""
     from torch.utils.data import DataLoader
 
     columns = ("prompt_ids", "chosen_ids", "rejected_ids", "ref_chosen_logps", "ref_rejected_logps")

@@ -1,4 +1,4 @@
-"""Trainings and reference passes of both sides, in turn."""
+"""Interleaved trainings and reference passes of both sides."""
 
 import json
 import statistics
@@ -18,7 +18,7 @@ TRL, TRL_DEFAULTS = "trl", "trl, defaults"
 
 
 def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
-    """One epoch and one reference pass of a data set on each side: pairs/s, and memory of the training's process."""
+    """Time one epoch and one reference pass on each side: pairs/s, and memory of the training process."""
     make_reference(material, name)
     found: dict[str, list[dict[str, Any]]] = {"snaketune": [], "snaketune, reference": [], TRL: [], TRL_DEFAULTS: []}
     with one_core():
@@ -35,7 +35,7 @@ def speed(rounds: int, material: Material, name: str) -> dict[str, Any]:
 
 
 def run_side(side: str, material: Material, name: str, ours: list[dict[str, Any]]) -> dict[str, Any]:
-    """One process. Args: ours: what ours found before; TRL takes the pairs in the order of the first."""
+    """Run one side in a process. Args: ours: our earlier results; TRL takes the pairs in the order of the first."""
     arguments: dict[str, Any] = {"run": name}
     if side in (TRL, TRL_DEFAULTS):
         batch_size, reference_batch_size = AT_ONCE[name] if side == TRL else DEFAULT_AT_ONCE
@@ -45,14 +45,14 @@ def run_side(side: str, material: Material, name: str, ours: list[dict[str, Any]
 
 
 def write_arguments(material: Material, arguments: dict[str, Any]) -> Path:
-    """A file that a side reads its arguments from."""
+    """Write the arguments of a side into a file."""
     path = material.folder / "arguments.json"
     path.write_text(json.dumps(arguments), encoding="utf-8")
     return path
 
 
 def figures(name: str, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Of all rounds, against TRL as it is fastest and against its defaults."""
+    """Return figures over all rounds, against TRL at its fastest and with its defaults."""
     ours, passes = found["snaketune"], found["snaketune, reference"]
     train = {"snaketune": median(ours, "pairs_per_s")}
     reference = {"snaketune": median(passes, "pairs_per_s")}

@@ -29,7 +29,7 @@ CORES = ("--cores", "1")
 
 
 def sweep(material: Material, name: str) -> dict[str, Any]:
-    """Once: minutes have no noise that a median would take out of them."""
+    """Time both sides once; minutes need no median."""
     make_reference(material, name)
     with one_core():
         ours = run_ours(material, name, material.folder / "sweep")
@@ -57,7 +57,7 @@ def sweep(material: Material, name: str) -> dict[str, Any]:
 
 
 def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
-    """The workflow, in a project in which the SFT model and its tokenizer are there and nothing else is."""
+    """Time the workflow in a project that has only the SFT model and its tokenizer."""
     project.mkdir()
     config = yaml.safe_load((material.folder / "config.yaml").read_text(encoding="utf-8"))
     run = config["dpo"][name]
@@ -84,7 +84,7 @@ def run_ours(material: Material, name: str, project: Path) -> dict[str, Any]:
 
 
 def snakemake(project: Path, *arguments: str) -> None:
-    """On one core, in the project's folder."""
+    """Run Snakemake on one core in the project's folder."""
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *CORES]
     command += ["--configfile", "config.yaml", *arguments]
     checked(subprocess.run(command, cwd=project, env=environment(project / "cache"), **SAID))

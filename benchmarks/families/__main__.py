@@ -1,4 +1,4 @@
-"""Every causal language model of the installed transformers through the packed engine, and the table of what came out.
+"""Every causal language model of the installed transformers in the packed engine, and the table of the outcomes.
 
     python -m benchmarks.families                  all of them, in ten minutes on two cores; writes docs/models.md
     python -m benchmarks.families llama mamba      some, and nothing is written
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _in_process(family: str) -> Outcome:
-    """The outcome, whatever happens to the process; the imports are done, so a fork starts at once."""
+    """Examine a family in a forked process, so that a crash is an outcome too; the imports are done before the fork."""
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     process = context.Process(target=_answer, args=(family, answers))

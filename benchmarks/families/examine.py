@@ -32,7 +32,7 @@ CPU = Compute(device=torch.device("cpu"), dtype=torch.float32, kernel="sdpa")
 
 @dataclass
 class Outcome:
-    """What became of a family.
+    """The outcome for a family.
 
     Attributes:
         sft, dpo: "right", "refused" or "WRONG", packed and with shared prompts.
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Rows(list):
-    """Rows as `PackedRows` has them."""
+    """Rows with the interface of `PackedRows`."""
 
     def __init__(self, shapes: tuple):
         super().__init__(_row(seed, *shape) for seed, shape in enumerate(shapes))
@@ -73,7 +73,7 @@ def _row(seed: int, lengths: list[int], prefixes: list[int], row_length: int) ->
 
 
 def examine(family: str) -> Outcome:
-    """Make a tiny model of the family and try everything on it. Raises whatever making it raises."""
+    """Make a tiny model of the family and test everything on it. Raises what making the model raises."""
     config = tiny_config(family)
     found = Outcome(family)
     tiny_model(config)(input_ids=torch.full((1, 4), 9), use_cache=False)
@@ -108,7 +108,7 @@ def _read_back(folder: str) -> PreTrainedModel:
 
 
 def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
-    """Losses of the supervised tokens, every sequence alone, written down without the package's help."""
+    """Compute the losses of supervised tokens, one sequence at a time, without code of the package."""
     losses = []
     for row in rows:
         at = base = 0
@@ -125,7 +125,7 @@ def _alone(model: PreTrainedModel, rows: Rows) -> torch.Tensor:
 
 
 def _difference(packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows) -> float:
-    """Largest difference of losses and gradients, as a share of the largest."""
+    """Return the largest difference of losses and gradients, relative to the largest value."""
     found, expected = token_losses(packed, collate(rows, "sdpa")), _alone(separate, rows)
     found.sum().backward()
     expected.sum().backward()
@@ -140,7 +140,7 @@ def _difference(packed: PreTrainedModel, separate: PreTrainedModel, rows: Rows) 
 
 
 def _train_and_keep(config: PretrainedConfig) -> None:
-    """A step of training, a checkpoint into another model, a model folder, and a larger vocabulary."""
+    """Test a training step, loading a checkpoint into another model, saving, and a larger vocabulary."""
     rows = Rows(DOCUMENTS)
     model = tiny_model(config)
     use_own_attention(model)

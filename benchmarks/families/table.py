@@ -24,7 +24,7 @@ another model, a model folder read back, and a vocabulary that grows.
 
 
 def as_markdown(outcomes: list[Outcome], versions: dict[str, str]) -> str:
-    """The whole page."""
+    """Return the page as Markdown."""
     made = [found for found in outcomes if found.sft]
     both = sum(found.sft == found.dpo == "right" for found in made)
     sft_only = sum(found.sft == "right" and found.dpo != "right" for found in made)
@@ -45,7 +45,7 @@ def _line(found: Outcome) -> str:
 
 
 def _short(reason: str) -> str:
-    """Without what every row would say again."""
+    """Shorten a message by what all rows have in common."""
     for repeated in (f". {INSTEAD}", "not made: "):
         reason = reason.replace(repeated, "")
     return reason.split(" can't see packed rows as single documents: ")[-1]

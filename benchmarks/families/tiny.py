@@ -97,7 +97,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(family: str, **changes: Any) -> PretrainedConfig:
-    """The family's default config, shrunk."""
+    """Return the family's default config, shrunk."""
     default = AutoConfig.for_model(family)
     return AutoConfig.for_model(family, **(_smaller(default) | SPECIAL.get(family, {}) | changes))
 
@@ -121,7 +121,7 @@ def _smaller(default: PretrainedConfig) -> dict[str, Any]:
 
 
 def tiny_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A model of its own config's copy, whose weights are large enough that every token counts."""
+    """Return a random model with weights that are large enough for every token to matter."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float32)
     with torch.no_grad():

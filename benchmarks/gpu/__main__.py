@@ -72,7 +72,7 @@ LAST_LINES = 30
 
 
 class Results:
-    """What was found so far, in a file that is always whole."""
+    """The results so far, in a file that is replaced atomically."""
 
     def __init__(self, path: Path, about: dict[str, Any]):
         self.path, self.about = path, about
@@ -80,7 +80,7 @@ class Results:
         self.lock = threading.Lock()
 
     def add(self, part: str, entry: dict[str, Any]) -> None:
-        """Tell it, keep it, and write everything again."""
+        """Print an entry, add it, and write the file."""
         with self.lock:
             self.found.setdefault(part, []).append(entry)
             shown = "  ".join(f"{name} {_short(entry[name])}" for name in TOLD if entry.get(name) is not None)
@@ -95,12 +95,12 @@ class Results:
             self.path.with_suffix(".md").write_text(table(self.found, self.about), encoding="utf-8")
 
     def wrong(self) -> list[str]:
-        """The parts in which something failed or isn't right."""
+        """Return the parts in which something failed or was wrong."""
         return [part for part, some in self.found.items() if any(one["status"] in ("failed", "wrong") for one in some)]
 
 
 def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """By key, what was measured: the share of the peak as trained by default, and how much faster that is than a peer.
+    """Return the figures by key: the share of the peak with default settings, and the speedup over a peer.
 
     The peer of DPO is TRL where that is installed; its entry says so, or what stood in for it.
     """
@@ -125,7 +125,7 @@ def figures(found: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
 
 
 def measured(found: dict[str, list[dict[str, Any]]], part: str, **of: str) -> dict[str, Any]:
-    """The first entry of a part that holds a measure, and what `of` says; empty if there is none."""
+    """Return the first entry of a part that holds a measurement and matches `of`; empty if there is none."""
     entries = (entry for entry in found.get(part, []) if entry["status"] == "measured")
     return next((entry for entry in entries if of.items() <= entry.items()), {})
 
@@ -169,7 +169,7 @@ def run_part(part: str, results: Results, deadline: float, *options: str) -> Non
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """With all that it started."""
+    """Kill a part and the processes that it started."""
     os.killpg(process.pid, signal.SIGKILL)
 
 

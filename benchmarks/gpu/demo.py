@@ -36,7 +36,7 @@ CALIBRATED_ROWS, SHARE_OF_MEMORY = 64, 0.01
 
 
 def demo(folder: Path, conversations: int, checkpoint_steps: int) -> Iterator[dict[str, Any]]:
-    """One entry for each of what is tried."""
+    """Yield one entry for each test."""
     rows = folder / "chat.jsonl"
     with (ROOT / "resources/demo/chat.jsonl").open(encoding="utf-8") as file:
         rows.write_text("".join(islice(file, conversations)), encoding="utf-8")
@@ -51,7 +51,7 @@ def demo(folder: Path, conversations: int, checkpoint_steps: int) -> Iterator[di
 
 
 def _resumed(folder: Path, pack: Path, tokenizer: Path, checkpoint_steps: int, deterministic: bool) -> dict[str, Any]:
-    """Whether both trainings agree, to the bit where they are deterministic; and what they say of themselves."""
+    """Compare both trainings, bit by bit where they are deterministic; return their figures."""
     folder.mkdir()
     training = TRAINING | {"epochs": 1, "deterministic": deterministic}
     spec = {"base": BASE, "training": training, "lora": None, "quantization": None}
@@ -89,7 +89,7 @@ def _resumed(folder: Path, pack: Path, tokenizer: Path, checkpoint_steps: int, d
 
 
 def _evaluated(folder: Path, pack: Path, tokenizer: Path) -> dict[str, Any]:
-    """Held-out loss and generated answers of the trained demo."""
+    """Measure held-out loss and generated answers of the trained demo."""
     spec = {
         "base": None, "trust_remote_code": False, "conversations": ["demo"], "preferences": [], "generation": {},
         "exact_match": {}, "tasks": None, "samples": 3,
@@ -116,7 +116,7 @@ def _evaluated(folder: Path, pack: Path, tokenizer: Path) -> dict[str, Any]:
 
 
 def _calibrated(folder: Path, pack: Path, tokenizer: Path) -> dict[str, Any]:
-    """The search for a micro-batch; on a GPU, memory has to run out on the way."""
+    """Run the search for a micro-batch; on a GPU it must meet the limit of memory."""
     folder.mkdir()
     run = {"base": None, "training": TRAINING | {"batch_rows": CALIBRATED_ROWS}, "lora": None, "quantization": None}
     spec = {"base": BASE, "run": run, "gradient_checkpointing": "auto", "processes": 1, "launch": "single"}
@@ -138,7 +138,7 @@ def _calibrated(folder: Path, pack: Path, tokenizer: Path) -> dict[str, Any]:
 
 
 def _run(command: list[str], folder: Path, variables: dict[str, str] | None = None) -> float:
-    """Seconds."""
+    """Run a stage and return the seconds."""
     started = time.perf_counter()
     done = subprocess.run(
         command,
@@ -154,7 +154,7 @@ def _run(command: list[str], folder: Path, variables: dict[str, str] | None = No
 
 
 def _killed(command: list[str], folder: Path, checkpoint_steps: int) -> int:
-    """Kill all processes of a training a little after its first checkpoint; the last step that it logged."""
+    """Kill all processes of a training shortly after its first checkpoint; return the last logged step."""
     with subprocess.Popen(
         command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:

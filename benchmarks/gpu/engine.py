@@ -1,4 +1,4 @@
-"""What is measured of the engine: its loss, with chunks and without."""
+"""The loss that the engine benchmark measures, with and without chunks."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from snaketune.models.logprobs import summed_losses
 
 
 def batch_loss(model: torch.nn.Module, batch: dict[str, Any], *, chunked: bool) -> torch.Tensor:
-    """The batch's loss, summed over its supervised tokens; without chunks, by all of their logits at once."""
+    """Return the summed loss of a batch's supervised tokens, in chunks or from all logits together."""
     if chunked:
         return summed_losses(model, batch)
     logits_NV = logits_at(model, packed_inputs(batch), batch["sources"])[0][batch["source_rows"]]

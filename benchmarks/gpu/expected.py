@@ -1,4 +1,4 @@
-"""Seconds of a training step by arithmetic, which figures of a card are held against.
+"""Expected seconds of a training step by arithmetic, for comparison with measurements.
 
     python -m benchmarks.gpu.expected            a table for an H100
     python -m benchmarks.gpu.expected --count    bytes that a compiled layer moves, as Inductor counts them (a minute on a CPU)
@@ -33,7 +33,7 @@ LOGIT, HEAD_GRADIENT, LOGITS_AT_ONCE = 6, 8, 2**28
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Seconds of a step by part, and what they are of."""
+    """The expected seconds of a step, by part."""
 
     seconds: dict[str, float]
     flops: float
@@ -45,7 +45,7 @@ class Step:
 
 
 def expected(shape: Shape, micro_rows: int, card: str) -> Step:
-    """Of a step of `shape.batch_rows` rows, half of whose tokens are supervised, in so many rows at once."""
+    """Return the expected seconds of a step of `shape.batch_rows` rows, half of their tokens supervised."""
     bandwidth, peak = CARDS[card]
     model, frozen = shape.model, shape.rank is not None
     hidden, layers, vocabulary = (model[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
@@ -75,7 +75,7 @@ def expected(shape: Shape, micro_rows: int, card: str) -> Step:
 
 
 def layer_bytes(shape: Shape, tokens: int) -> float:
-    """Forward and backward, of one layer as trainings compile it; its attention reads and writes, and computes nothing."""
+    """Count the bytes that a compiled layer moves, forward and backward; its attention moves data and computes nothing."""
     import torch._inductor.config
     from torch._inductor import compile_fx, metrics
 

@@ -1,4 +1,4 @@
-"""Is every kernel right? Each beside the dense mask, forward and backward, in each situation and data type that it may meet.
+"""Tests of every kernel against the dense mask, forward and backward, over all cases and data types.
 
 The model is a small one with grouped queries or without, a sliding window or none; the rows hold documents of different
 lengths and free tokens, completions that share their prompts, or trees of them. The dense mask itself is held against every
@@ -35,7 +35,7 @@ COMPLETIONS = [[0, 1, 2, 0], [0, 2, 3, 4]]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A situation."""
+    """One case."""
 
     name: str
     kv_heads: int = 4
@@ -68,7 +68,7 @@ PRECISIONS = (
 def check(
     kernel: str, device: torch.device, compiled: tuple[str, ...] = ("float32", "bfloat16")
 ) -> Iterator[dict[str, Any]]:
-    """One entry per case and precision: right, wrong, refused or failed, with the differences or the error.
+    """Yield one entry per case and precision: right, wrong, refused or failed, with the differences or the error.
 
     Args:
         compiled: the precisions in which it is compiled too, last, for that takes longest.
@@ -102,7 +102,7 @@ def _judged(case: Case, compute: Compute, weights: torch.dtype) -> dict[str, Any
 
 
 def _expected(model: PreTrainedModel, case: Case, compute: Compute) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the dense mask gives; for the dense mask, what every document gives alone."""
+    """Return the expected values: the dense mask's; for the dense mask itself, those of each document alone."""
     if compute.kernel != "dense":
         use_segment_attention(model)
         batch = collate(_rows(case), "dense").to(compute.device)
@@ -130,7 +130,7 @@ def _with_gradients(model: PreTrainedModel, losses_N: torch.Tensor) -> tuple[tor
 
 
 def _share(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Return the largest difference relative to the largest value."""
     return ((one - other).abs().max() / other.abs().max()).item()
 
 

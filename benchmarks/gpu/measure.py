@@ -32,7 +32,7 @@ LEARNING_RATE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What is switched on."""
+    """The switches of a variant."""
 
     compiled: bool = True
     checkpointing: bool = False
@@ -52,7 +52,7 @@ VARIANTS = {
 
 
 class Marks:
-    """When the warm-up and the last step ended, and what was in the steps between."""
+    """The times of the warm-up and the last step, and the work between them."""
 
     def __init__(self, warm_up: int, steps: int, device: torch.device):
         self.warm_up, self.steps, self.device = warm_up, steps, device
@@ -63,13 +63,13 @@ class Marks:
         self.sums: dict[str, int] = {}
 
     def count(self, **sums: int) -> None:
-        """Of the step that begins."""
+        """Count the work of the step that begins."""
         if self.warm_up <= self.done < self.warm_up + self.steps:
             for name, value in sums.items():
                 self.sums[name] = self.sums.get(name, 0) + value
 
     def step_ended(self) -> bool:
-        """Whether it was the last."""
+        """Return whether this step was the last."""
         self.done += 1
         if self.done in (1, self.warm_up, self.warm_up + self.steps):
             if self.device.type == "cuda":
@@ -96,7 +96,7 @@ class Marks:
 
 
 def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_up: int, steps: int) -> dict[str, Any]:
-    """With as many rows as fit, halved from what the shape begins with."""
+    """Measure a shape with as many rows as fit, halving its initial number."""
     with deterministic_algorithms(variant.deterministic):
         found = as_many_as_fit(
             shape.micro_rows, lambda micro_rows: _steps(shape, variant, compute, micro_rows, warm_up, steps)
@@ -126,7 +126,7 @@ def measure(shape: Shape, variant: Variant, compute: Compute, peak: Peak, warm_u
 
 
 def as_many_as_fit(rows: int, run: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """What `run` finds with so many rows at once, halved as long as they don't fit; how many these were, and its status."""
+    """Call `run` with a number of rows, halved until they fit; return its result with that number and its status."""
     halved = []
     while True:
         try:
@@ -147,7 +147,7 @@ def as_many_as_fit(rows: int, run: Callable[[int], dict[str, Any]]) -> dict[str,
 
 
 def free_memory() -> None:
-    """What nothing refers to any more."""
+    """Free memory that nothing references."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -193,7 +193,7 @@ def _count(marks: Marks, batch: dict[str, Any], supervised: int) -> None:
 def _trainer(
     model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], marks: Marks
 ) -> dict[str, Any]:
-    """The steps of a training as `training.loop.pipeline` runs it; and the memory that was expected of it.
+    """Run training steps as `training.loop.pipeline` does; return them and the expected memory.
 
     Args:
         sizes: rows of a micro-batch, and of a step.
@@ -246,7 +246,7 @@ def _trainer(
 def _loop(
     model: torch.nn.Module, rows: MadeRows, variant: Variant, compute: Compute, sizes: tuple[int, int], marks: Marks
 ) -> dict[str, Any]:
-    """The same work without the trainer."""
+    """Run the same work without the Trainer."""
     in_loop(
         model, rows, compute, sizes, marks,
         count=lambda marks, batch: _count(marks, batch, len(batch["targets"])),
@@ -268,7 +268,7 @@ def in_loop(
     compiled: bool,
     checkpointing: bool = False,
 ) -> None:
-    """Steps of a training as the trainer's are.
+    """Run the training steps in a plain loop.
 
     Args:
         sizes: rows of a micro-batch, and of a step.

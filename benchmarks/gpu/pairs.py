@@ -1,4 +1,4 @@
-"""Made pairs: prompts and completions of two proportions, and their rows, in which each prompt stands once."""
+"""Generated pairs with two proportions of prompt to completion, and their rows with each prompt once."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ SEQUENCE = 640
 
 @dataclass(frozen=True, kw_only=True)
 class MadePair:
-    """Ids."""
+    """Token ids of a pair."""
 
     prompt: np.ndarray
     chosen: np.ndarray
@@ -25,25 +25,25 @@ class MadePair:
 
     @property
     def sequences(self) -> tuple[np.ndarray, np.ndarray]:
-        """As trainers without shared prompts have them."""
+        """Return the sequences that trainers without shared prompts compute."""
         return np.concatenate([self.prompt, self.chosen]), np.concatenate([self.prompt, self.rejected])
 
     @property
     def tokens(self) -> int:
-        """With the prompt once."""
+        """Return the number of tokens with the prompt counted once."""
         return len(self.prompt) + len(self.chosen) + len(self.rejected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadePairs:
-    """Pairs, and the rows that our planner makes of them."""
+    """Pairs and the rows that our planner makes of them."""
 
     pairs: list[MadePair]
     rows: "MadePairRows" = field(repr=False)
 
 
 class MadePairRows(MadeRows):
-    """Rows in memory, as `training.preference.pair_dataset` has them; the reference is zero, and all are from one source."""
+    """Rows in memory with the interface of `training.preference.pair_dataset`; zero reference, one source."""
 
     unpaired, sources = False, 1
 
@@ -66,12 +66,12 @@ def _told(pairs: int) -> dict[str, torch.Tensor]:
 
 
 def _column(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Where each row's values begin, and the values, as a column of lists has them."""
+    """Return the offsets and values of a list column."""
     return np.cumsum([0, *map(len, rows)]), np.concatenate(rows).astype(np.int32)
 
 
 def make_pairs(rows: int, length: int, vocabulary: int, proportion: str) -> MadePairs:
-    """Pairs that fill about so many rows."""
+    """Generate pairs that fill about this many rows."""
     generator, pairs = np.random.default_rng(0), []
     longest = min(SEQUENCE, length // 3)
     means = [longest * share for share in (*PROPORTIONS[proportion], PROPORTIONS[proportion][1])]

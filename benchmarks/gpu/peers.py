@@ -13,7 +13,7 @@ from snaketune.packing.shards import IGNORED
 
 
 def trl(shape: Shape, compute: Compute, micro_rows: int, warm_up: int, steps: int) -> dict[str, Any]:
-    """Real tokens/s and memory, with as many rows as fit, halved from what ours had."""
+    """Measure real tokens/s and memory with as many rows as fit, starting with our number."""
     return as_many_as_fit(micro_rows, lambda rows: _trl(shape, compute, rows, warm_up, steps))
 
 
@@ -76,7 +76,7 @@ def _row(document: np.ndarray) -> dict[str, list[int]]:
 
 
 def made_tokenizer() -> Any:
-    """What TRL's trainers ask for, though nothing is left to tokenize."""
+    """Return a tokenizer, which TRL's trainers require although the rows are tokenized."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""The same pairs by those who compute every prompt twice: TRL's DPOTrainer, or, where it isn't installed, a plain loop.
+"""Peers that compute every prompt twice: TRL's DPOTrainer, or a plain loop where TRL isn't installed.
 
 Both run a micro-batch as TRL does: all chosen sequences and then all rejected ones, padded to the longest, and only what is
 supervised projected to the vocabulary, a chunk at a time.
@@ -29,7 +29,7 @@ CHUNK = 1024
 def preference_peer(
     shape: Shape, proportion: str, compute: Compute, batch_size: int, warm_up: int, steps: int, *, with_trl: bool
 ) -> dict[str, Any]:
-    """Pairs/s and memory, with as many pairs at once as fit, halved from `batch_size`."""
+    """Measure pairs/s and memory with as many pairs per batch as fit, halving `batch_size`."""
     run = _trl if with_trl else _plain
     found = as_many_as_fit(batch_size, lambda pairs: run(shape, proportion, compute, pairs, warm_up, steps))
     peer = "TRL's DPOTrainer" if with_trl else "a plain two-sequence loop (no TRL here)"
@@ -37,7 +37,7 @@ def preference_peer(
 
 
 def _made(shape: Shape, proportion: str, compute: Compute, pairs: int):
-    """The model, and at least so many pairs."""
+    """Return the model and at least this many pairs."""
     model = make_model(shape, compute)
     model.set_attn_implementation(
         "flash_attention_2" if compute.device.type == "cuda" and is_flash_attn_2_available() else "sdpa"
@@ -77,13 +77,13 @@ def _plain(
 
 
 def _counted(pairs: list[MadePair]) -> dict[str, int]:
-    """Real tokens, prompts twice, and those of completions."""
+    """Count real tokens, prompts twice, and tokens of completions."""
     supervised = sum(len(pair.chosen) + len(pair.rejected) for pair in pairs)
     return {"tokens": sum(len(one) for pair in pairs for one in pair.sequences), "supervised": supervised}
 
 
 def _padded(pairs: list[MadePair]) -> dict[str, torch.Tensor]:
-    """ids, mask and labels, int64[2P, L]: chosen sequences, then rejected ones."""
+    """Return ids, mask and labels, int64[2P, L]: chosen sequences, then rejected ones."""
     sides = [(pair, side) for side in (0, 1) for pair in pairs]
     longest = max(len(pair.sequences[side]) for pair, side in sides)
     ids, labels = np.zeros((len(sides), longest), np.int64), np.full((len(sides), longest), IGNORED, np.int64)
@@ -100,7 +100,7 @@ def _padded(pairs: list[MadePair]) -> dict[str, torch.Tensor]:
 def _logps(
     model: torch.nn.Module, ids_BL: torch.Tensor, mask_BL: torch.Tensor, labels_BL: torch.Tensor
 ) -> torch.Tensor:
-    """Summed log-probabilities of the completions, float32[B]."""
+    """Return the summed log-probabilities of the completions, float32[B]."""
     inner = model.get_base_model()
     hidden_BLH = inner.model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).last_hidden_state
     row_N, column_N = (labels_BL[:, 1:] != IGNORED).nonzero(as_tuple=True)
@@ -131,7 +131,7 @@ def _trl(shape: Shape, proportion: str, compute: Compute, batch_size: int, warm_
 
     class Timed(DPOTrainer):
         def _prepare_dataset(self, dataset, *_):
-            """Nothing is left to tokenize."""
+            """Return the data set unchanged: it is tokenized."""
             return dataset
 
         def training_step(self, model, inputs, *others):

@@ -23,7 +23,7 @@ BETA = 0.1
 
 
 def preferences(shape: Shape, proportion: str, compute: Compute, warm_up: int, steps: int) -> dict[str, Any]:
-    """With as many rows as fit, halved from what the shape begins with."""
+    """Measure a shape with as many rows as fit, halving its initial number."""
     return with_pairs_per_s(
         as_many_as_fit(
             shape.micro_rows, lambda micro_rows: _steps(shape, proportion, compute, micro_rows, warm_up, steps)
@@ -32,7 +32,7 @@ def preferences(shape: Shape, proportion: str, compute: Compute, warm_up: int, s
 
 
 def with_pairs_per_s(found: dict[str, Any]) -> dict[str, Any]:
-    """Of an entry, if it holds a measure."""
+    """Add pairs/s to an entry that holds a measurement."""
     return found | ({"pairs_per_s": found["pairs"] / found["seconds"]} if "pairs" in found else {})
 
 
@@ -71,7 +71,7 @@ def _count(marks: Marks, batch: dict[str, Any]) -> None:
 
 
 def _loss(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
-    """The sigmoid loss of a batch's pairs, whose reference is zero."""
+    """Return the sigmoid loss of a batch's pairs with a zero reference."""
     sums_P2, _ = pair_logprobs(token_losses(model, batch), batch)
     return -F.logsigmoid(BETA * (sums_P2[:, 0] - sums_P2[:, 1])).mean()
 
@@ -85,7 +85,7 @@ def _trainer(
     *,
     compiled: bool,
 ) -> None:
-    """The steps of a training as `training.loop.pipeline` runs it."""
+    """Run training steps as `training.loop.pipeline` does."""
     from transformers import TrainerCallback
 
     from snaketune.config.operation import Execution
@@ -98,7 +98,7 @@ def _trainer(
 
     class Measured(DpoTrainer):
         def check_start(self):
-            """The reference is made up, so the policy isn't it."""
+            """Skip the check: the reference is made up, so it differs from the policy."""
 
         def training_step(self, model, inputs, *others):
             _count(marks, inputs)

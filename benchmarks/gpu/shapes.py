@@ -1,4 +1,4 @@
-"""The models that are measured, with random weights made on the device, and rows of made documents."""
+"""The measured models, with random weights made on the device, and rows of generated documents."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +37,7 @@ class Shape:
 
     @property
     def attention(self) -> dict[str, int]:
-        """As `benchmarks.flops.attention_flops` takes it."""
+        """Return the arguments of `benchmarks.flops.attention_flops`."""
         heads = self.model["num_attention_heads"]
         layers = self.model["num_hidden_layers"]
         return {"heads": heads, "head_dim": self.model["hidden_size"] // heads, "layers": layers}
@@ -76,7 +76,7 @@ PREFERENCES = {
 
 
 def rehearsed(shape: Shape) -> Shape:
-    """The same, small enough for a CPU."""
+    """Return the shape reduced to what a CPU can run."""
     small = {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 512,
@@ -88,7 +88,7 @@ def rehearsed(shape: Shape) -> Shape:
 
 
 def make_model(shape: Shape, compute: Compute) -> PreTrainedModel:
-    """With random weights, drawn where they stay; adapters aren't on it yet."""
+    """Return the model with random weights drawn on the device, without adapters."""
     special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     config = AutoConfig.for_model(**shape.model, **special)
     torch.manual_seed(0)
@@ -98,7 +98,7 @@ def make_model(shape: Shape, compute: Compute) -> PreTrainedModel:
 
 
 def quantize(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Every linear layer but the head to nf4 with constants that are quantized too, as transformers loads them."""
+    """Quantize every linear layer except the head to nf4 with double quantization, as transformers loads them."""
     from bitsandbytes.nn import Linear4bit, Params4bit
     from peft import prepare_model_for_kbit_training
 
@@ -123,7 +123,7 @@ def quantize(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def add_adapters(model: PreTrainedModel, rank: int) -> torch.nn.Module:
-    """As `models.adapters.add_lora` puts them."""
+    """Add adapters as `models.adapters.add_lora` does."""
     from peft import LoraConfig, get_peft_model
 
     settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -132,14 +132,14 @@ def add_adapters(model: PreTrainedModel, rank: int) -> torch.nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """Documents, and the rows that our planner makes of them."""
+    """Documents and the rows that our planner makes of them."""
 
     documents: list[np.ndarray]
     rows: "MadeRows" = field(repr=False)
 
 
 class MadeRows(PackedRows):
-    """Rows in memory, as a reader of shards has them."""
+    """Rows in memory with the interface of the shard reader."""
 
     def __init__(self, ids: np.ndarray, labels: np.ndarray, lengths: list[list[int]]):
         self.row_length, self.lists = ids.shape[1], SEGMENTS
@@ -151,7 +151,7 @@ class MadeRows(PackedRows):
 
 
 def make_rows(rows: int, length: int, vocabulary: int) -> Made:
-    """Lognormal documents (median 120) that fill about so many rows, the second half of each supervised."""
+    """Generate lognormal documents (median 120) that fill about this many rows; the second half of each is supervised."""
     generator = np.random.default_rng(0)
     documents: list[np.ndarray] = []
     tokens = 0

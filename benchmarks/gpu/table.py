@@ -1,4 +1,4 @@
-"""What one or several calls of the GPU benchmark found, as Markdown that can be committed as it is.
+"""The results of one or several calls of the GPU benchmark as Markdown.
 
 python -m benchmarks.gpu.table gpu-1.json gpu-2.json gpu-3.json
 """
@@ -24,7 +24,7 @@ FIGURES = {
 
 
 def table(found: dict[str, list[dict[str, Any]]], about: dict[str, Any]) -> str:
-    """A line on where and when, kernels by how many cases were right, and a row for each other entry."""
+    """Return a line on machine and date, the count of right cases per kernel, and a row for each other entry."""
     [facts] = found.get("facts here") or [{}]
     versions = ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items())
     lines = [f"{facts.get('device', 'unknown')}, {about['date']}, {versions}: `{about['command']}`", ""]
@@ -58,7 +58,7 @@ def _why(entry: dict[str, Any]) -> str:
 
 
 def _rest(entry: dict[str, Any]) -> str:
-    """What only some entries have."""
+    """Return the keys that only some entries have."""
     keys = (
         "deterministic",
         "same_digest",
@@ -71,7 +71,7 @@ def _rest(entry: dict[str, Any]) -> str:
 
 
 def main(paths: list[str]) -> None:
-    """Prints a table for each file."""
+    """Print a table for each file."""
     for path in paths:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
         print(table(saved["results"], saved["made_on"]))

@@ -1,4 +1,4 @@
-"""One part of the measures, in a process of its own: an error of the device there ends nothing else.
+"""One part of the measurements in its own process, so that a device error ends only that part.
 
     python -m benchmarks.gpu.worker measure 23m [--rehearse]
 
@@ -34,7 +34,7 @@ VERSIONS = ("torch", "transformers", "peft", "trl", "bitsandbytes", "triton", "f
 
 
 def facts(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """The device, and what is installed."""
+    """Yield the device and the installed versions."""
     import torch
 
     about = {"device": platform.processor() or platform.machine()}
@@ -49,7 +49,7 @@ def facts(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def kernel(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """Each case of one kernel."""
+    """Test each case of one kernel."""
     from benchmarks.gpu.kernels import check
 
     if lacking := _lacking(KERNELS[name]):
@@ -62,7 +62,7 @@ def kernel(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def measure(name: str, rehearse: bool, *, variants: bool = False) -> Iterator[dict[str, Any]]:
-    """A shape as it is trained by default, or all other variants of it."""
+    """Measure a shape with default settings, or all other variants of it."""
     from benchmarks.gpu.measure import BASE, VARIANTS, free_memory, measure
     from benchmarks.gpu.shapes import SHAPES, rehearsed
 
@@ -88,7 +88,7 @@ def measure(name: str, rehearse: bool, *, variants: bool = False) -> Iterator[di
 
 
 def peer(name: str, rehearse: bool, *, rows: int) -> Iterator[dict[str, Any]]:
-    """TRL on the same shape, with as many rows as ours had."""
+    """Measure TRL on the same shape with our number of rows."""
     if lacking := _lacking(NEEDED_BY_TRL):
         yield {"status": "skipped", "why": lacking}
         return
@@ -100,7 +100,7 @@ def peer(name: str, rehearse: bool, *, rows: int) -> Iterator[dict[str, Any]]:
 
 
 def preferences(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """DPO with adapters on a shape, at each proportion of prompts to completions."""
+    """Measure DPO with adapters on a shape, for each proportion of prompt to completion."""
     from benchmarks.gpu.measure import free_memory
     from benchmarks.gpu.pairs import PROPORTIONS
     from benchmarks.gpu.preferences import preferences
@@ -120,7 +120,7 @@ def preferences(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def preference_peer(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """The same with TRL, or with a plain loop that computes as TRL does."""
+    """Measure DPO with TRL, or with a plain loop that computes as TRL does."""
     from benchmarks.gpu.measure import free_memory
     from benchmarks.gpu.pairs import PROPORTIONS
     from benchmarks.gpu.preference_peers import preference_peer
@@ -143,7 +143,7 @@ def preference_peer(name: str, rehearse: bool) -> Iterator[dict[str, Any]]:
 
 
 def demo(_: str, rehearse: bool) -> Iterator[dict[str, Any]]:
-    """The demo's own stages: killed and resumed, evaluated, calibrated."""
+    """Test the demo's stages: killed and resumed, evaluated, calibrated."""
     if lacking := _lacking(NEEDED_BY_DEMO):
         yield {"status": "skipped", "why": lacking}
         return

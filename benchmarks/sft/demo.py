@@ -1,4 +1,4 @@
-"""`make run` in a copy of the project, from raw files to the report, and how good its models are then."""
+"""`make run` in a copy of the project, from raw files to the report, and the scores of its models."""
 
 import csv
 import os
@@ -19,7 +19,7 @@ MAKE = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "BENCH"}
 
 
 def demo() -> dict[str, Any]:
-    """Once: a run has no noise that a median would take out of minutes."""
+    """Time the demo once; minutes need no median."""
     with tempfile.TemporaryDirectory() as name:
         project = Path(name) / "project"
         shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -52,7 +52,7 @@ def _two_cores() -> None:
 
 
 def exact_match(table: Path) -> dict[str, float]:
-    """The share of held-out prompts that each model (`sft:demo`) answers exactly, by the report's table."""
+    """Return the share of held-out prompts that each model (`sft:demo`) answers exactly, from the report's table."""
     with table.open(encoding="utf-8", newline="") as file:
         row = next(row for row in csv.DictReader(file) if row["measure"] == "exact match")
     return {model: float(share) for model, share in row.items() if ":" in model and share}

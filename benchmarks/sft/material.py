@@ -1,4 +1,4 @@
-"""What all sides train on: one tokenizer, one model with its weights, gsm8k as files and as rows packed by our stages."""
+"""Input of all sides: one tokenizer, one model with weights, gsm8k as files and as rows packed by our stages."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -33,7 +33,7 @@ class Material:
     base: Path
 
     def save(self, path: Path) -> Path:
-        """For `read`."""
+        """Write the paths for `read`."""
         path.write_text(json.dumps({name: str(value) for name, value in asdict(self).items()}), encoding="utf-8")
         return path
 
@@ -44,14 +44,14 @@ class Material:
 
 
 def made(folder: Path, raw: Path, vocab_size: int = 8192) -> Material:
-    """A tokenizer trained on the file, its conversations packed, and a model with random weights for both."""
+    """Train a tokenizer on the file, pack its conversations, and make a model with random weights."""
     tokenizer = made_tokenizer(folder, [raw], vocab_size)
     pack = chain(folder / "chain", [raw], tokenizer)
     return Material(raw=raw, tokenizer=tokenizer, pack=pack, base=made_model(folder / "base", tokenizer))
 
 
 def made_model(folder: Path, tokenizer: Path, positions: int = ROW_LENGTH) -> Path:
-    """The folder of a model with random weights for this tokenizer, and for sequences of so many tokens."""
+    """Save a model with random weights for this tokenizer and sequence length; return its folder."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -66,7 +66,7 @@ def made_model(folder: Path, tokenizer: Path, positions: int = ROW_LENGTH) -> Pa
 
 
 def numbered(raw: Path, path: Path, conversations: int) -> Path:
-    """So many rows of the file, over and over, each time with another number in front, so that no row comes twice."""
+    """Repeat the rows of the file up to a count, each copy with another number in front, so that no row is a duplicate."""
     rows = [json.loads(line) for line in raw.open(encoding="utf-8")]
     with path.open("w", encoding="utf-8") as file:
         for at in range(conversations):

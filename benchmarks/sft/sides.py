@@ -1,4 +1,4 @@
-"""Each side of the comparison: a function, run in a process of its own.
+"""The sides of the comparison, one function each, run in separate processes.
 
     python -m benchmarks.sft.sides 'trl packed' material.json 5 30 found.json
 
@@ -27,7 +27,7 @@ SHAPES = (
 
 
 def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
-    """The `sft` stage's own path; its trainer has a clock."""
+    """Train by the `sft` stage with a clock on its trainer."""
     from snaketune.artifacts.manifest import read_artifact
     from snaketune.config.operation import Execution
     from snaketune.stages.cache.work_folders import WorkFolder
@@ -61,7 +61,7 @@ def ours(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
 
 
 def sft_spec(material: Material) -> dict[str, Any]:
-    """The spec of the `sft` stage; keys that aren't given have their defaults."""
+    """Return a spec of the `sft` stage; keys that aren't given have their defaults."""
     training = {
         "batch_rows": ROWS, "learning_rate": LEARNING_RATE, "precision": "float32",
         "schedule": "constant_with_warmup", "warmup_fraction": 0,
@@ -70,12 +70,12 @@ def sft_spec(material: Material) -> dict[str, Any]:
 
 
 def trl_packed(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
-    """TRL's packing as it documents it: best-fit-decreasing, which also lets it run without padding."""
+    """Train by TRL with its documented packing, best-fit-decreasing, which also avoids padding."""
     return _trl(material, warm_up, steps, packing=True, packing_strategy="bfd", per_device_train_batch_size=ROWS)
 
 
 def trl_unpacked(material: Material, warm_up: int, steps: int) -> dict[str, Any]:
-    """TRL with a conversation per row, each batch padded to its longest."""
+    """Train by TRL with one conversation per row, each batch padded to its longest."""
     return _trl(material, warm_up, steps, packing=False, per_device_train_batch_size=CONVERSATIONS)
 
 
@@ -118,7 +118,7 @@ def _trl(material: Material, warm_up: int, steps: int, **settings: Any) -> dict[
 
 
 def gemm(*_: Any, times: int = 30) -> dict[str, Any]:
-    """The best float32 matrix product of this core."""
+    """Return the highest float32 matmul rate of this core."""
     import torch
 
     rates = {}

@@ -1,4 +1,4 @@
-"""Training steps of each side, in turn."""
+"""Interleaved training steps of each side."""
 
 import statistics
 import sys
@@ -13,7 +13,7 @@ from benchmarks.sft.sides import SIDES
 
 
 def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) -> dict[str, Any]:
-    """Real tokens/s, share of the core's best matrix product, and memory, in rounds of all sides."""
+    """Measure real tokens/s, the share of the core's matmul peak, and memory, in rounds of all sides."""
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
     material_file = material.save(material.base.with_name("material.json"))
     with one_core():
@@ -45,7 +45,7 @@ def speed(rounds: int, material: Material, warm_up: int = 5, steps: int = 30) ->
 
 
 def flops_per_s(one: dict[str, Any], parameters: int) -> float:
-    """Of our timed steps."""
+    """Return the FLOP/s of our timed steps."""
     heads = MODEL["num_attention_heads"]
     attention = attention_flops(
         one["pairs"], heads=heads, head_dim=MODEL["hidden_size"] // heads, layers=MODEL["num_hidden_layers"]
@@ -54,7 +54,7 @@ def flops_per_s(one: dict[str, Any], parameters: int) -> float:
 
 
 def parameters_of(base: Path) -> int:
-    """Of the model in a folder, tied ones once."""
+    """Count the parameters of the model in a folder, tied ones once."""
     from safetensors import safe_open
 
     with safe_open(base / "model.safetensors", framework="np") as file:

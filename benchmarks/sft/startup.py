@@ -1,4 +1,4 @@
-"""From the start of the process to the end of the first step, each side preparing the data by its own means."""
+"""Time from process start to the end of the first step, including each side's data preparation."""
 
 import statistics
 import sys
@@ -15,7 +15,7 @@ from benchmarks.sft.sides import sft_spec
 
 
 def startup(rounds: int, folder: Path, material: Material, conversations: int = 100_000) -> dict[str, Any]:
-    """Ours twice: with the data stages before it, as the first start is, and with the shards there, as all later ones are."""
+    """Time both sides, ours twice: with the data stages (a first start) and with finished shards (later starts)."""
     folder.mkdir()
     many = replace(material, raw=numbered(material.raw, folder / "many.jsonl", conversations))
     later = replace(many, pack=chain(folder / "chain", [many.raw], many.tokenizer))
@@ -43,7 +43,7 @@ def startup(rounds: int, folder: Path, material: Material, conversations: int = 
 
 
 def first_start(material: Material, folder: Path) -> list[list[str]]:
-    """The stages as the rules run them, each a process: raw file to shards, then the training."""
+    """Return the commands of all stages as the rules run them: raw file to shards, then the training."""
     made = {name: Path(name, "manifest.json") for name in ("corpus", "tokens", "plan", "shards", "pack")}
     corpus = {"kind": "conversations", "sources": [{"files": [str(material.raw)]}], "held_out": 0}
     tokens = {"kind": "sft", "train_on": "assistant", "part": 1, "parts": 1}
@@ -61,12 +61,12 @@ def first_start(material: Material, folder: Path) -> list[list[str]]:
 
 
 def training(material: Material, folder: Path) -> list[str]:
-    """The `sft` stage, launched as its rule launches it."""
+    """Return the command of the `sft` stage as its rule runs it."""
     inputs = {"pack": material.pack, "tokenizer": material.tokenizer}
     return job_command(job_of("sft", sft_spec(material), inputs, "sft"), folder)
 
 
 def trl(material: Material, folder: Path) -> list[list[str]]:
-    """JSON lines to packed rows by TRL's own preparation, in the process that trains, with an empty cache."""
+    """Return the command of a TRL training that prepares its own rows from JSON lines, with an empty cache."""
     command = [sys.executable, "-m", "benchmarks.sft.sides", "trl packed"]
     return [[*command, str(material.save(folder / "material.json")), "0", "1", str(folder / "result.json")]]

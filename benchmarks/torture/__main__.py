@@ -1,4 +1,4 @@
-"""Faults, as a command: a small chain with every stage is broken in every way there is, and held against an undisturbed one.
+"""Fault injection: a small chain of all stages is broken in every known way and compared with an undisturbed run.
 
     python -m benchmarks.torture                          all; writes results/bench/torture.json and docs/reliability.md
     python -m benchmarks.torture --fault kill --trials 3  some of some
@@ -29,7 +29,7 @@ from benchmarks.torture.written import ON_SLURM, RESULTS, read, write, write_pag
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A trial that is to be made."""
+    """A planned trial."""
 
     name: str
     fault: Fault
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def plan(chosen: argparse.Namespace) -> list[Planned]:
-    """All trials asked for, first one of each point, so that an end in between has seen all."""
+    """Return the requested trials, one of each point first, so that a partial run covers all points."""
     table = SLURM_FAULTS if chosen.slurm else FAULTS
     if unknown := set(chosen.fault) - set(table):
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(table)}")

@@ -1,4 +1,4 @@
-"""The chain that is broken: every stage once, over rows by the dozen, in a folder with its own copy of the workflow.
+"""The chain under test: every stage once, on a few dozen rows, in a folder with its own copy of the workflow.
 
 A copy of a finished chain becomes what there was at an earlier moment: `keep_only` takes the results of later stages away,
 published and cached ones, so that a fault of one stage doesn't compute again what comes before it.
@@ -73,7 +73,7 @@ CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """How a command ended: its exit status, None where it didn't end in time, and all that it printed."""
+    """The result of a command: exit status (None after a timeout) and output."""
 
     status: int | None
     text: str
@@ -96,16 +96,16 @@ class Chain:
 
     @property
     def events(self) -> Path:
-        """What its processes wrote, one line each; see meddling.py."""
+        """Return the path of the event log that its processes write; see meddling.py."""
         return self.folder / "events.jsonl"
 
     @property
     def orders(self) -> Path:
-        """What its processes are to suffer; see meddling.py."""
+        """Return the path of the faults to inject into its processes; see meddling.py."""
         return self.folder / "orders.json"
 
     def write(self) -> "Chain":
-        """Code, data and config, and nothing made of them."""
+        """Write code, data and config, without results."""
         self.folder.mkdir(parents=True)
         for name in CODE:
             source = ROOT / name
@@ -127,7 +127,7 @@ class Chain:
         return self
 
     def copy_to(self, folder: Path) -> "Chain":
-        """All that is there, hard links among published and cached results included."""
+        """Copy the folder, including hard links between published and cached results."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", str(self.folder), str(folder)], check=True)
         copied = Chain(folder)
@@ -137,13 +137,13 @@ class Chain:
         return copied
 
     def keep_only(self, stages: Iterable[str]) -> None:
-        """Remove what other stages made."""
+        """Remove the results of other stages."""
         for stage in set(STAGES) - set(stages):
             for made in (self.results / stage, self.results / ".work" / stage, self.results / "logs" / stage):
                 shutil.rmtree(made, ignore_errors=True)
 
     def order(self, **orders: Any) -> None:
-        """Have the processes that are started from here on suffer this; nothing without any."""
+        """Inject these faults into processes that start from now on; none without arguments."""
         self.orders.write_text(json.dumps(orders), encoding="utf-8")
 
     def environment(self) -> dict[str, str]:
@@ -181,7 +181,7 @@ class Chain:
         return Said(status=status, text=self.read(log))
 
     def snakemake(self, *arguments: str, seconds: float, log: str = "again.log", before: str = "") -> Said:
-        """Run it to its end."""
+        """Run `snakemake` until it ends."""
         (self.folder / log).unlink(missing_ok=True)
         return self.wait(self.start(*arguments, log=log, before=before), seconds, log)
 
@@ -189,7 +189,7 @@ class Chain:
         return (self.folder / name).read_text(encoding="utf-8", errors="replace")
 
     def manifests(self) -> dict[str, dict[str, Any]]:
-        """All published ones, by point."""
+        """Return all published manifests by their path."""
         found = {}
         for path in sorted(self.results.glob("*/**/manifest.json")):
             point = path.relative_to(self.results)
@@ -198,6 +198,6 @@ class Chain:
         return found
 
     def remove(self) -> None:
-        """With all processes that are left there."""
+        """Remove the folder and kill its remaining processes."""
         kill(everything_in(self.folder))
         shutil.rmtree(self.folder, ignore_errors=True)

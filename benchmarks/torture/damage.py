@@ -1,4 +1,4 @@
-"""Files that change: one byte of a result, of half-done work or of a manifest; a source while it is read. And wrong clocks."""
+"""Damaged files: a flipped bit in a result, unfinished work or manifest; a source that changes while it is read; wrong clocks."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ CLOCKS = {
 
 
 def flip(path: Path, trial: Trial) -> None:
-    """One bit of one byte, in place: of all names that the file has."""
+    """Flip one bit of a file in place, for all its hard links."""
     content = bytearray(path.read_bytes())
     at = trial.drawn.randrange(len(content))
     content[at] ^= 1 << trial.drawn.randrange(8)
@@ -66,7 +66,7 @@ def flip(path: Path, trial: Trial) -> None:
 
 
 def in_payload(trial: Trial) -> None:
-    """Of a published file, before the stages that follow read it."""
+    """Flip a bit of a published file before later stages read it."""
     stage = trial.point.split("/")[0]
     chain = trial.until(stage)
     flip(next(iter(sorted(chain.results.glob(trial.point)))), trial)
@@ -74,7 +74,7 @@ def in_payload(trial: Trial) -> None:
 
 
 def in_checkpoint(trial: Trial) -> None:
-    """Of a killed training, before it is resumed."""
+    """Flip a bit of a killed training's checkpoint before it is resumed."""
     chain = trial.before("sft")
     running = chain.start(*trial.targets)
     pattern = ".work/sft/*/state/checkpoints/*/complete"
@@ -88,7 +88,7 @@ def in_checkpoint(trial: Trial) -> None:
 
 
 def in_manifest(trial: Trial) -> None:
-    """Of a published one, or of the kept one of a result that isn't published any more."""
+    """Flip a bit of a published manifest, or of a cached one whose result isn't published any more."""
     stage, which = trial.point.split(", ")
     chain = trial.until(stage)
     points = [point for point in trial.reference.state if point.split("/")[0] == stage]
@@ -104,7 +104,7 @@ def in_manifest(trial: Trial) -> None:
 
 
 def source_changed(trial: Trial) -> None:
-    """A file of a corpus is another one while it is read, and put back."""
+    """Exchange a corpus file while it is read, and put it back."""
     chain = trial.before("corpus", to="tokenize")
     source = chain.folder / "data/chat.jsonl"
     content, stands = source.read_bytes(), source.stat()
@@ -122,7 +122,7 @@ def source_changed(trial: Trial) -> None:
 
 
 def wrong_clock(trial: Trial) -> None:
-    """The clock goes wrong in the middle of a run that is killed after that; what is there is of another time then."""
+    """Set the clock wrong in the middle of a run and kill it, so that its files have wrong times."""
     chain = trial.before("sft", to="ref_logps")
     orders = CLOCKS[trial.point]
     chain.order(**orders)

@@ -1,4 +1,4 @@
-"""Disks that are full for a while, may not be written to, or don't know locks and links."""
+"""Disks that are full for a while, read-only, or without locks and links."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def full(trial: Trial) -> None:
 
 
 def read_only(trial: Trial) -> None:
-    """The results' folder is, for a while."""
+    """Make the results folder read-only for a while."""
     chain = trial.before("plan", to="pack")
     with unwritable(chain.results):
         trial.check_message(chain.wait(chain.start(*trial.targets), SECONDS))
@@ -50,7 +50,7 @@ def read_only(trial: Trial) -> None:
 
 
 def unknown_calls(trial: Trial) -> None:
-    """File systems without locks or links; killed once in between, and gone on with there."""
+    """Run on file systems without locks or links, with one kill and resume."""
     chain = trial.fresh()
     orders = UNKNOWN[trial.point]
     chain.order(**orders)
@@ -67,7 +67,7 @@ def unknown_calls(trial: Trial) -> None:
 
 
 def may_mount() -> bool:
-    """Whether this user may."""
+    """Return whether this user may mount."""
     return os.geteuid() == 0 and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
@@ -116,7 +116,7 @@ def small_disk(chain: Chain, *, free: int) -> Iterator:
 
 @contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """By a mount, which holds for root too; else by its rights."""
+    """Make a folder unwritable, by a mount (which binds root too) or by its permissions."""
     if may_mount():
         subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
         try:

@@ -10,7 +10,7 @@ from benchmarks.torture.trials import Trial
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that happens to a chain.
+    """A fault that is injected into a chain.
 
     Attributes:
         what: as the table of docs/reliability.md says it.

@@ -1,4 +1,4 @@
-"""Processes that end: all at once at any time, between two files, by a signal, or all but one that goes on unseen."""
+"""Killed processes: all at a random time, between two writes, by a signal, or all but one."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 
 
 def anywhere(trial: Trial) -> None:
-    """Kill -9 of everything, several times in one chain, at random times over its whole length."""
+    """Kill -9 everything, several times in one chain, at random times."""
     chain = trial.fresh()
     times = sorted(trial.drawn.uniform(0, trial.reference.seconds) for _ in range(KILLS_PER_CHAIN))
     begun = 0.0
@@ -56,7 +56,7 @@ def anywhere(trial: Trial) -> None:
 
 
 def between(trial: Trial) -> None:
-    """Kill -9 of everything before one certain write of a training or of its publishing."""
+    """Kill -9 everything before one particular write of a training or of its publishing."""
     event, pattern, count = POINTS[trial.point]
     chain = trial.before(STAGE_OF_PLACES)
     chain.order(kill_before=[event, pattern.format(stage=STAGE_OF_PLACES), count])
@@ -69,26 +69,26 @@ def between(trial: Trial) -> None:
 
 
 def begins(chain: Chain, what: str) -> list[int]:
-    """Wait for processes of a stage (its own one, or the launched training); their ids."""
+    """Wait for the processes of a stage (the job or the launched training) and return their ids."""
     if not wait_for(lambda: bool(stages(chain, what)), SECONDS):
         raise Failed(f"{what} never began")
     return stages(chain, what)
 
 
 def stages(chain: Chain, what: str) -> list[int]:
-    """Processes of which it is the module that they run."""
+    """Return the processes that run a module."""
     return [process for process in everything_in(chain.folder) if f" -m {what} " in command_of(process)]
 
 
 def in_a_training(trial: Trial, chain: Chain) -> None:
-    """Wait until one has a checkpoint, and then for a random moment of what follows."""
+    """Wait for a training's first checkpoint, then for a random time."""
     if not wait_for(lambda: any(chain.results.glob(".work/sft/*/state/checkpoints/*/complete")), SECONDS):
         raise Failed("the training never came to a checkpoint")
     time.sleep(trial.drawn.uniform(0, 0.3))
 
 
 def by_signal(trial: Trial) -> None:
-    """A signal, once or twice: to the driver (as a shutdown sends it), the job's own process, or all in a terminal (Ctrl-C)."""
+    """Send a signal once or twice: to the driver (a shutdown), to the job's process, or to all (Ctrl-C)."""
     name, times, whom = trial.point.split(", ")
     chain = trial.before("sft")
     running = chain.start(*trial.targets)
@@ -117,7 +117,7 @@ def by_signal(trial: Trial) -> None:
 
 
 def with_orphan(trial: Trial) -> None:
-    """The driver alone is killed, and its job lives on while it is run again."""
+    """Kill the driver alone, and run it again while its job still runs."""
     chain = trial.before(trial.point)
     running = chain.start(*trial.targets)
     begins(chain, f"snaketune {trial.point}")
@@ -134,7 +134,7 @@ def with_orphan(trial: Trial) -> None:
 
 
 def other_machine(trial: Trial) -> None:
-    """A machine without shared locks hangs in a training, another one takes the work over, and the first one wakes up again."""
+    """Stop a training on a machine without shared locks, let another take over, then wake the first."""
     chain = trial.before("sft")
     chain.order(no_flock=errno.ENOLCK)
     chain.extra["TORTURE_BOOT"] = "first"
@@ -156,7 +156,7 @@ def other_machine(trial: Trial) -> None:
 
 
 def two_drivers(trial: Trial) -> None:
-    """Two at once with --nolock, the second one started at a random time."""
+    """Run two drivers with --nolock, the second one started at a random time."""
     chain = trial.having(
         () if trial.point == "whole chain" else ("corpus", "tokenizer", "tokenize", "plan", "write", "pack")
     )

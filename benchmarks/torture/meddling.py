@@ -1,4 +1,4 @@
-"""Runs first in every Python process of a chain, as its `sitecustomize`: notes who writes what, and does what the orders say.
+"""The `sitecustomize` of every Python process of a chain: logs what each writes, and injects the ordered faults.
 
 Notes are lines of `events.jsonl`; orders are in `orders.json`, read when a process starts:
 
@@ -33,7 +33,7 @@ def read_orders() -> dict:
 
 
 def path_of(argument) -> str:
-    """Below the chain; empty for what is elsewhere."""
+    """Return a path relative to the chain; empty if it is elsewhere."""
     if isinstance(argument, bytes):
         argument = os.fsdecode(argument)
     if not isinstance(argument, str):
@@ -52,7 +52,7 @@ def writes(mode, flags) -> bool:
 
 
 def target_of(event: str, arguments: tuple) -> str:
-    """What an event writes; empty where it writes nothing of the chain."""
+    """Return the path that an event writes; empty if it isn't below the chain."""
     if event == "open":
         return path_of(arguments[0]) if writes(*arguments[1:3]) and not isinstance(arguments[0], int) else ""
     if event in ("os.rename", "os.link"):
@@ -65,7 +65,7 @@ def target_of(event: str, arguments: tuple) -> str:
 
 
 class Meddler:
-    """The hook."""
+    """The audit hook."""
 
     def __init__(self, orders: dict):
         self.event, self.pattern, self.left = orders.get("kill_before") or ("", "", 0)
@@ -114,7 +114,7 @@ class Meddler:
 
 
 def tell_of_safetensors() -> None:
-    """What Rust writes, arguments before it is written."""
+    """Report writes of safetensors' Rust code before they happen."""
     import safetensors.torch
 
     if safetensors.torch.save_file.__module__ == __name__:
@@ -129,7 +129,7 @@ def tell_of_safetensors() -> None:
 
 
 def refuse(orders: dict) -> None:
-    """Calls that a file system doesn't know."""
+    """Make calls fail that a file system doesn't support."""
     import fcntl
 
     flock, link = fcntl.flock, os.link
@@ -153,7 +153,7 @@ def refuse(orders: dict) -> None:
 
 
 def pretend_machine(boot: str) -> None:
-    """As if another kernel ran this process."""
+    """Make this process look like one of another machine."""
     import pathlib
 
     read = pathlib.Path.read_text
@@ -165,7 +165,7 @@ def pretend_machine(boot: str) -> None:
 
 
 def set_clock(seconds: float) -> None:
-    """Of this process, as soon as the file is there that says so."""
+    """Shift the clock of this process once a file says so."""
     real, real_ns = time.time, time.time_ns
 
     def wrong() -> bool:
@@ -176,7 +176,7 @@ def set_clock(seconds: float) -> None:
 
 
 def is_a_stage() -> bool:
-    """Whether this process runs a stage: its children, which inherit the attempt's name, are part of it."""
+    """Return whether this process runs a stage; its children inherit the attempt's name."""
     return "snaketune" in sys.orig_argv[1:4] and "-m" in sys.orig_argv[1:3]
 
 

@@ -1,4 +1,4 @@
-"""The processes that belong to a folder, whoever started them and whatever became of their parents; how they are killed.
+"""The processes that belong to a folder, even orphans; listing and killing them.
 
 On its own: a copy of this file is imported by processes that are to kill all of them at a chosen moment (meddling.py).
 """
@@ -14,7 +14,7 @@ NAMED_BY = "TORTURE_CHAIN"
 
 
 def everything_in(folder: Path) -> list[int]:
-    """All processes that were started for the chain in `folder`, its driver first: by a variable that every child inherits."""
+    """Return all processes of the chain in `folder`, driver first, by a variable that every child inherits."""
     mark = f"{NAMED_BY}={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -29,7 +29,7 @@ def everything_in(folder: Path) -> list[int]:
 
 
 def command_of(process: int) -> str:
-    """Its command line; empty where it is gone."""
+    """Return a process's command line; empty if it ended."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
     except OSError:
@@ -37,7 +37,7 @@ def command_of(process: int) -> str:
 
 
 def send(processes: list[int], number: int) -> None:
-    """A signal to each that is still there."""
+    """Send a signal to each process that still runs."""
     for process in processes:
         try:
             os.kill(process, number)
@@ -46,13 +46,13 @@ def send(processes: list[int], number: int) -> None:
 
 
 def kill(processes: list[int]) -> None:
-    """As a power cut: stopped first, so that none sees another one die."""
+    """Kill processes like a power cut: stop all first, so that none sees another die."""
     send(processes, signal.SIGSTOP)
     send(processes, signal.SIGKILL)
 
 
 def kill_chain(folder: Path) -> None:
-    """All of it, also what began while others were being killed."""
+    """Kill all processes of a chain, including those that start meanwhile."""
     while there := [process for process in everything_in(folder) if not _is_dead(process)]:
         kill(there)
         time.sleep(0.01)
@@ -66,7 +66,7 @@ def _is_dead(process: int) -> bool:
 
 
 def end_of(running: subprocess.Popen, seconds: float) -> int | None:
-    """Its exit status; None if it isn't over in time."""
+    """Return the exit status of a process; None after a timeout."""
     try:
         return running.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -74,7 +74,7 @@ def end_of(running: subprocess.Popen, seconds: float) -> int | None:
 
 
 def wait_for(what: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Wait for a condition; return whether it held in time."""
     until = time.monotonic() + seconds
     while not what():
         if time.monotonic() > until:

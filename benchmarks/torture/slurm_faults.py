@@ -1,4 +1,4 @@
-"""Faults of a cluster, on any SLURM that is found: jobs that are cancelled, requeued, lose their node or its time, and more.
+"""Cluster faults on the local SLURM: cancelled and requeued jobs, lost nodes, time limits and more.
 
 The chain is run through `profiles/slurm`; a fault waits until SLURM runs its SFT job, does to it what scontrol and scancel can,
 and the trial goes on as on one machine. What needs a cluster's administrator takes a command from the environment, and is left
@@ -29,12 +29,12 @@ REQUEUED_SECONDS = 3 * SECONDS
 
 
 def slurm(*command: str) -> str:
-    """What a command of SLURM says."""
+    """Return the output of a SLURM command."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def job_of(trial: Trial) -> str:
-    """The number of the chain's SFT job, once it runs."""
+    """Wait until the chain's SFT job runs and return its number."""
     found: list[str] = []
 
     def runs() -> bool:
@@ -51,7 +51,7 @@ def job_of(trial: Trial) -> str:
 def on_cluster(
     strike: Callable[[str], object], *more: str, slow: int = 0, ends: bool = True
 ) -> Callable[[Trial], None]:
-    """A trial whose SFT job is struck by something, given its number.
+    """Return a trial in which `strike` gets the number of the SFT job.
 
     Args:
         more: for the command line of Snakemake.
@@ -85,13 +85,13 @@ def on_cluster(
 
 
 def was_struck(job: str) -> bool:
-    """Whether a job that is over didn't run to its end at once."""
+    """Return whether a finished job was interrupted at least once."""
     known = slurm("scontrol", "--oneliner", "show", "job", job)
     return "JobState=COMPLETED " not in known or " Restarts=0 " not in known
 
 
 def strike_node(command: str) -> Callable[[str], None]:
-    """Have a command do its worst to the node that a job runs on."""
+    """Run a command that harms the node of a job."""
 
     def strike(job: str) -> None:
         node = slurm("squeue", "--noheader", "--jobs", job, "--format=%N").strip()

@@ -1,4 +1,4 @@
-"""One trial: a chain is broken, run again as the README says, and held against one that nobody disturbed."""
+"""One trial: a chain is broken, run again as the README says, and compared with an undisturbed chain."""
 
 import json
 import random
@@ -36,12 +36,12 @@ CLAIMS = re.compile(r"/\.?(training\.)?lock[^/]*$")
 
 
 class Failed(Exception):
-    """A trial that didn't end as it must."""
+    """A trial that failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A chain that nobody disturbed.
+    """An undisturbed chain.
 
     Attributes:
         seconds: that it took.
@@ -56,7 +56,7 @@ class Reference:
 
     @classmethod
     def make(cls, folder: Path, *targets: str) -> "Reference":
-        """Run it, as far as these files; or take the one that is there."""
+        """Run the reference chain up to these files, unless it exists."""
         chain, took = Chain(folder), folder / "seconds"
         code = code_of(ROOT)
         if not took.is_file() or (folder / "code").read_text() != code:
@@ -72,7 +72,7 @@ class Reference:
 
 
 def code_of(root: Path) -> str:
-    """Digest of all that a chain copies."""
+    """Return the digest of the code that a chain copies."""
     files = [path for name in CODE for path in ((root / name).rglob("*") if (root / name).is_dir() else [root / name])]
     files += [Path(__file__).with_name(name) for name in ("chain.py", "meddling.py", "processes.py")]
     return digest_json({str(path): digest_file(path) for path in files if path.is_file() and path.suffix != ".pyc"})
@@ -80,7 +80,7 @@ def code_of(root: Path) -> str:
 
 @dataclass(kw_only=True)
 class Trial:
-    """What a fault has in its hands.
+    """A trial, as a fault gets it.
 
     Attributes:
         drawn: random numbers of this trial's own.
@@ -101,38 +101,38 @@ class Trial:
     targets: list[str] = field(default_factory=list)
 
     def fresh(self) -> Chain:
-        """Before anything was made; modules compiled."""
+        """Return a chain without results, with compiled modules."""
         return self.having(())
 
     def having(self, stages: Iterable[str]) -> Chain:
-        """With the results of these stages alone."""
+        """Return a chain with the results of these stages alone."""
         self.chain = self.reference.chain.copy_to(self.folder)
         self.chain.keep_only(stages)
         return self.chain
 
     def before(self, stage: str, *, to: str = "") -> Chain:
-        """With what comes before a stage, to be run up to it, or to another one: those that follow read what it made."""
+        """Return a chain with the results before a stage, aimed at that stage or a later one that reads it."""
         self.aim(to or stage)
         return self.having(STAGES[: STAGES.index(stage)])
 
     def until(self, stage: str) -> Chain:
-        """With what comes before a stage and its own results, to be run as far as all that reads them."""
+        """Return a chain with the results up to a stage, aimed at all stages that read them."""
         self.aim(READ_BY[stage])
         return self.having(STAGES[: STAGES.index(stage) + 1])
 
     def aim(self, stage: str) -> None:
-        """Go no further than this stage; of the report, which reads no cards, to the end of all."""
+        """Limit the run to this stage; for the report, which reads no cards, run everything."""
         if stage == STAGES[-1]:
             self.targets = []
             return
         self.targets = ["--", *(f"results/{name}" for name in self.reference.state if name.split("/")[0] == stage)]
 
     def hit(self, struck: object) -> None:
-        """One strike, which met something or didn't."""
+        """Record whether a strike hit something."""
         self.hits = (self.hits or 0) + bool(struck)
 
     def check_message(self, said: Said, *, fails: bool | None = True) -> None:
-        """Of a run that meets the fault.
+        """Check the message of a run that meets the fault.
 
         Args:
             fails: whether it has to; None where it may.
@@ -145,7 +145,7 @@ class Trial:
             raise Failed(f"exit status {said.status} of the run that met the fault")
 
     def recover(self, *, unlock: bool, orders: dict[str, Any] | None = None) -> None:
-        """Run again as the README and the messages say, until it is done; then compare.
+        """Run again as the README and the messages say, until it succeeds; then compare.
 
         Args:
             unlock: whether Snakemake itself was killed.
@@ -166,7 +166,7 @@ class Trial:
         self.compare()
 
     def options_from(self, said: Said) -> list[str]:
-        """Do what a message says, all but its command; arguments of the next run."""
+        """Follow a message; return the arguments of the next run."""
         sentences = [line for line in said.text.splitlines() if "error: " in line or "Error" in line]
         if force := FORCE.search(said.text):
             self.instructions.append(force[0])
@@ -182,7 +182,7 @@ class Trial:
         return []
 
     def compare(self) -> None:
-        """Raise unless all results are the undisturbed ones, and nobody wrote where somebody else did."""
+        """Raise unless all results equal the undisturbed ones and no folder had two writers."""
         last = self.targets[1].split("/")[1] if self.targets else STAGES[-1]
         stages = STAGES[: STAGES.index(last) + 1]
         wanted = {name: state for name, state in self.reference.state.items() if name.split("/")[0] in stages}
@@ -232,7 +232,7 @@ def digest_of(path: Path) -> str:
 
 
 def differences(wanted: dict[str, Any], there: dict[str, Any]) -> list[str]:
-    """Sentences."""
+    """Return the differences as sentences."""
     found = [f"{name} is missing" for name in sorted(wanted.keys() - there.keys())]
     found += [f"{name} was made besides" for name in sorted(there.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & there.keys()):
@@ -246,7 +246,7 @@ def differences(wanted: dict[str, Any], there: dict[str, Any]) -> list[str]:
 
 
 def two_writers(chain: Chain) -> str:
-    """Where an attempt wrote into a work folder in which another one had begun to write meanwhile; empty where none did."""
+    """Return writes into a work folder after another attempt had begun to write there; empty if there are none."""
     if not chain.events.is_file():
         return ""
     last: dict[str, str] = {}

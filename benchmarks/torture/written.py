@@ -1,4 +1,4 @@
-"""results/bench/torture.json, every trial as it ended; and the table of them in docs/reliability.md. Of a cluster, apart."""
+"""Output files: results/bench/torture.json with every trial, and the table in docs/reliability.md; clusters apart."""
 
 import json
 import platform
@@ -29,7 +29,7 @@ HEAD = """{passed} of {made} trials passed{older}. {date}; {versions}; `{command
 
 
 def read(path: Path, *, seed: int) -> dict[str, Any]:
-    """Trials that were made with this seed, by their keys."""
+    """Read the trials of this seed by their keys."""
     if not path.is_file():
         return {}
     there = json.loads(path.read_text(encoding="utf-8"))
@@ -37,7 +37,7 @@ def read(path: Path, *, seed: int) -> dict[str, Any]:
 
 
 def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int) -> None:
-    """All that is known by now, and how it adds up."""
+    """Write all trials so far, with their totals."""
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {
         "date": time.strftime("%Y-%m-%d"),
@@ -54,13 +54,13 @@ def write(path: Path, trials: dict[str, Any], reference: Reference, *, seed: int
 
 
 def write_page(trials: dict[str, Any], reference: Reference, path: Path) -> None:
-    """The table of docs/reliability.md that belongs to a file of trials; none does to another file."""
+    """Write the table of docs/reliability.md that belongs to a file of trials."""
     if path in (RESULTS, ON_SLURM):
         keep_table(PAGE, path.stem, as_markdown(trials, reference).rstrip())
 
 
 def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
-    """A row for each fault and point, and how it ended."""
+    """Return a table with a row for each fault and point."""
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     points = [(fault, point, at) for fault, by_point in faults(trials).items() for point, at in by_point.items()]
     made, passed = (sum(at[key] for *_, at in points) for key in ("trials", "passed"))
@@ -93,7 +93,7 @@ def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
 
 
 def faults(trials: dict[str, Any]) -> dict[str, Any]:
-    """By fault and point: how many trials there were, and how they ended."""
+    """Count trials and outcomes by fault and point."""
     found: dict[str, Any] = {}
     for entry in trials.values():
         at = found.setdefault(entry["fault"], {}).setdefault(entry["point"], {"trials": 0, "passed": 0, "ended": {}})

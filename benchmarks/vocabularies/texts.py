@@ -64,7 +64,7 @@ TEXTS = (*LANGUAGES, *CODE, *NUMBERS, *SPACES, *SYMBOLS, *(f"before {name} after
 
 
 def conversation(*contents: str, system: str | None = None) -> Row:
-    """Users and assistants in turn."""
+    """Return a conversation of alternating user and assistant turns."""
     turns = [{"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(contents)]
     return [{"role": "system", "content": system}, *turns] if system is not None else turns
 
