@@ -38,7 +38,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
         {"training": {"gradient_checkpointing": True}},
         "recomputed activations",
     ),
-    "pad is eos": ("an adopted tokenizer that pads with its end-of-turn token", {}, "what is learned: sft.demo.tokenizer"),
+    "pad is eos": (
+        "an adopted tokenizer that pads with its end-of-turn token",
+        {},
+        "what is learned: sft.demo.tokenizer",
+    ),
     "masked": ("a template that marks the wrong words", {}, "the chat template doesn't mark all that assistants say"),
 }
 MASKED = (

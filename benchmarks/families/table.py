@@ -6,15 +6,16 @@ from snaketune.models.packable import INSTEAD
 
 HEAD = """# Models
 
-This table shows which causal language models of transformers can be trained on packed rows. A tiny random model of each family was
-tested with the package's own functions, in float32 on a CPU, with torch {torch} and transformers {transformers}, by
+This table shows which causal language models of transformers can be trained on packed rows. A tiny random model of each
+family was tested with the package's own functions, in float32 on a CPU, with torch {torch} and transformers {transformers}, by
 
     make families
 
 - `right`: losses and gradients of packed rows equal those of each sequence run alone (within {rounding:.0e} of the largest).
 - `refused`: the run stops before training, with the reason given here ({instead}). Evaluation runs a refused model one sequence
   at a time.
-- The fourth column tests a training step, reading a checkpoint into another model, reading a model folder, and resizing the vocabulary.
+- The fourth column tests a training step, reading a checkpoint into another model, reading a model folder, and resizing the
+  vocabulary.
 
 {counts}
 

@@ -45,7 +45,9 @@ CHECKPOINT = (
     "trainer_state.json",
     "complete",
 )
-MANIFESTS = tuple(f"{stage}, published" for stage in STAGES[:-1]) + tuple(f"{stage}, work folder" for stage in STAGES[:-1])
+MANIFESTS = tuple(f"{stage}, published" for stage in STAGES[:-1]) + tuple(
+    f"{stage}, work folder" for stage in STAGES[:-1]
+)
 CLOCKS = {
     "set back a day": {"clock": -86400.0},
     "set forward a day": {"clock": 86400.0},
