@@ -1,19 +1,19 @@
-# make run    the embedded default, from raw demo files to results/report/pages/index.html
-# make test   the whole test suite
-# make upgrade-test   what reruns when, and modules, tested with the newest Snakemake; says which one that is, and which one is pinned
-# make slurm-profile   asks SLURM for its partitions and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
-# make bench-data   the data path beside its peers, on one thread; wants a quiet machine and the files below data/
-# make bench-sft    SFT beside TRL on one core, and the demo's time; wants a quiet machine and gsm8k below data/
-# make bench-dpo    DPO beside TRL on one core; wants a quiet machine and the files below data/
-# make bench-gpu    the engine on a CUDA GPU: its kernels checked, then shares of the peak, beside TRL; within 9 minutes
-# make gpu-wheels   what the above needs where only torch and transformers are, to be carried there: build/gpu-wheels
-# make bench-scale  what planning costs with 1,000 and with 10,000 jobs
-# make docs   what is written from the code: tables of config/README.md, config/schema.json, docs/architecture.*; with graphviz docs/rulegraph.svg
-# make bench-doctor   whether the doctor names the cause of five runs made bad on purpose
-# make bench-vocabularies   ids and masks of real vocabularies beside the libraries that they come from; fetches 130 MB of packages
-# make ab BASE=COMMIT   the same training on that commit and on the working tree, in turns, and a verdict
-# make families   every causal language model of transformers through the packed engine; writes docs/models.md
-# make torture   a small chain broken in every way there is (kills, full disks, flipped bits ...); hours, and docs/reliability.md
+# make run    runs the embedded default config, from raw demo files to results/report/pages/index.html
+# make test   runs the whole test suite
+# make upgrade-test   tests staleness and modules with the newest Snakemake; names the tested and the pinned version
+# make slurm-profile   queries SLURM and writes profiles/slurm/cluster.yaml, for snakemake --profile profiles/slurm
+# make bench-data   the data path compared with TRL and others, on one thread; needs an idle machine and the files below data/
+# make bench-sft    SFT compared with TRL on one core, and the time of the demo; needs an idle machine and gsm8k below data/
+# make bench-dpo    DPO compared with TRL on one core; needs an idle machine and the files below data/
+# make bench-gpu    the engine on a CUDA GPU: kernels checked, share of the peak, compared with TRL; within 9 minutes
+# make gpu-wheels   build/gpu-wheels: what make bench-gpu needs on a machine that has only torch and transformers
+# make bench-scale  the cost of planning 1,000 and 10,000 jobs
+# make docs   regenerates the tables of config/README.md, config/schema.json, docs/architecture.*, and with graphviz docs/rulegraph.svg
+# make bench-doctor   whether the doctor names the cause of five deliberately misconfigured runs
+# make bench-vocabularies   ids and masks of real vocabularies compared with their own libraries; downloads 130 MB of packages
+# make ab BASE=COMMIT   the same training on that commit and on the working tree, alternating, and a verdict
+# make families   packed training of every causal language model of transformers; writes docs/models.md
+# make torture   fault injection (kills, full disks, flipped bits ...) into a small workflow; takes hours, writes docs/reliability.md
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -24,16 +24,16 @@ run: .venv/installed
 	@echo 'snakemake'
 	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake
 	@echo 'The report: results/report/pages/index.html'
-	@echo 'To go on without make: . .venv/bin/activate && snakemake'
+	@echo 'Without make: . .venv/bin/activate && snakemake'
 
-# Several tests at once: a run of the workflow spends its time importing torch, job after job, on one core. One more than there are
-# cores, as some wait for locks and leases. Whole runs come first, and a process that is done takes tests from another's queue.
+# Tests run in parallel, since a run of the workflow spends its time importing torch, job after job, on one core. One process more
+# than cores, because some tests wait for locks and leases. Whole runs come first, and idle processes take tests from others.
 PYTEST := pytest --numprocesses $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 4 --dist worksteal
 test: .venv/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTEST)
 
-# The newest Snakemake and its plugin interfaces come before those of .venv; all else stays as it is pinned. SNAKEMAKE=snakemake==VERSION
-# takes another one.
+# The newest Snakemake and its plugin interfaces precede those of .venv; everything else stays pinned. SNAKEMAKE=snakemake==VERSION
+# selects another version.
 NEWEST := build/newest-snakemake
 SNAKEMAKE ?= snakemake
 upgrade-test: .venv/installed
@@ -61,8 +61,8 @@ bench-dpo: .venv/installed
 bench-gpu: .venv/installed
 	@$(BIN)/python -m benchmarks.gpu $(BENCH)
 
-# Of another Python, and without what a machine with a GPU has: torch, transformers, peft, accelerate. pyarrow in an older and
-# smaller release, so that all of it is below 64 MB.
+# Wheels for the other machine's Python, without torch, transformers, peft and accelerate, which it has. pyarrow in an older and
+# smaller release, so that all wheels together are below 64 MB.
 GPU_PYTHON ?= 3.12
 GPU_WHEELS := pyarrow==25.0.0 $$(grep -E '^(pydantic|pydantic_core|annotated-types|typing-inspection|orjson|rensa|trl|datasets|dill|multiprocess)==' requirements.lock)
 gpu-wheels: .venv/installed
@@ -100,7 +100,7 @@ docs: .venv/installed
 	$(BIN)/python docs/draw_architecture.py
 	if command -v dot; then PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --rulegraph --forceall | dot -Tsvg > docs/rulegraph.svg; fi
 
-# torch first: then nothing that needs it looks for another build of it.
+# torch first, so that packages that need it don't pull in another build.
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "snaketune needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
@@ -109,7 +109,7 @@ docs: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-# After a change of the dependencies in pyproject.toml: install them, then pin what came.
+# After a change of the dependencies in pyproject.toml: install them, then pin the installed versions.
 lock:
 	$(BIN)/pip install --upgrade --editable '.[dev]'
 	(echo "# Everything that snaketune runs with, pinned. Written by: make lock"; \

@@ -24,21 +24,25 @@ FOUND, DOCUMENT = ROOT / "results/bench/doctored.json", ROOT / "docs/diagnosing.
 CASES: dict[str, tuple[str, dict[str, Any], str | tuple[str, ...]]] = {
     "well": ("nothing", {}, ("nothing that a switch", "compute: ")),
     "one row": (
-        "16 rows a step, one at a time",
+        "16 rows per step, one per micro-batch",
         {"training": {"batch_rows": 16, "micro_batch_rows": 1}, "packing": {"length": 128}},
         "the micro-batch",
     ),
     "unpacked": (
-        "packing off, rows of four times the documents' length",
+        "no packing, rows four times as long as the documents",
         {"training": {"batch_rows": 16, "micro_batch_rows": 16}, "packing": {"length": 256, "strategy": "none"}},
         "padding",
     ),
     "recomputed": (
-        "activations recomputed where memory is plenty",
+        "gradient checkpointing although memory suffices",
         {"training": {"gradient_checkpointing": True}},
         "recomputed activations",
     ),
-    "pad is eos": ("an adopted tokenizer that pads with its end of turn", {}, "what is learned: sft.demo.tokenizer"),
+    "pad is eos": (
+        "an adopted tokenizer that pads with its end-of-turn token",
+        {},
+        "what is learned: sft.demo.tokenizer",
+    ),
     "masked": ("a template that marks the wrong words", {}, "the chat template doesn't mark all that assistants say"),
 }
 MASKED = (
@@ -126,7 +130,7 @@ def main() -> None:
     FOUND.write_text(
         json.dumps({"made": made_on("benchmarks.doctored"), "cases": found}, indent=1) + "\n", encoding="utf-8"
     )
-    lines = ["| what is wrong | what the doctor says first |", "|---|---|"]
+    lines = ["| misconfiguration | the doctor's first finding |", "|---|---|"]
     lines += [
         f"| {CASES[case][0]} | {one['said'].partition(chr(10))[0].replace('|', chr(92) + '|')} |"
         for case, one in found.items()

@@ -215,7 +215,7 @@ def main() -> None:
     beside = "\n".join(
         f"| `{key}` | {value:.3g} |" for key, value in (shown | details["floor"]).items() if key not in GOALS
     )
-    keep_table(DOCUMENT, "scale", f"{table(details, GOALS)}\n\n| beside | |\n|---|---|\n{beside}")
+    keep_table(DOCUMENT, "scale", f"{table(details, GOALS)}\n\n| baseline | |\n|---|---|\n{beside}")
 
 
 if __name__ == "__main__":

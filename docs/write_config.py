@@ -1,4 +1,4 @@
-"""Writes what says of the config what its models say: config/schema.json, and the tables of config/README.md.
+"""Generate config/schema.json and the tables of config/README.md from the config models.
 
 Run by: make docs
 """

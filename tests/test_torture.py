@@ -101,7 +101,7 @@ def test_what_a_message_says_is_done(reference, tmp_path, said, more):
 
 
 def test_the_page_has_a_row_for_each_fault_and_place():
-    entry = {"passed": True, "ended": "undisturbed results", "strikes": 1, "code": "now", "seconds": 30.0}
+    entry = {"passed": True, "ended": "identical results", "strikes": 1, "code": "now", "seconds": 30.0}
     made = {
         f"{name}/{point}/0": entry | {"fault": name, "point": point} for name in FAULTS for point in FAULTS[name].points
     }
@@ -109,7 +109,7 @@ def test_the_page_has_a_row_for_each_fault_and_place():
     assert f"{len(made)} of {len(made)} trials passed. " in page
     before = dict.fromkeys(made, made[next(iter(made))] | {"code": "before"})
     page_before = as_markdown(before, SimpleNamespace(seconds=50.0, code="now"))
-    assert f"trials passed ({len(made)} of them with code of before)" in page_before
+    assert f"trials passed ({len(made)} of them with earlier code)" in page_before
     assert page.count("\n| ") == len(made) + 1
     assert set(STAGES) <= {point for fault in FAULTS.values() for point in fault.points}
     assert trials.SECONDS == 300

@@ -6,15 +6,16 @@ from snaketune.models.packing_support import INSTEAD
 
 HEAD = """# Models
 
-Which causal language models of transformers can be trained on packed rows: tiny random models of each family through the
-package's own functions, float32 on the CPU. Made with torch {torch} and transformers {transformers} by
+This table shows which causal language models of transformers can be trained on packed rows. A tiny random model of each
+family was tested with the package's own functions, in float32 on a CPU, with torch {torch} and transformers {transformers}, by
 
     make families
 
-`right`: losses and gradients of packed rows equal those of every sequence run alone (within {rounding:.0e} of the largest).
-`refused`: the run stops before anything is trained, with the reason given here ({instead}).
-Evaluation runs a refused model one sequence at a time. The last column is a step of training, a checkpoint read back into
-another model, a model folder read back, and a vocabulary that grows.
+- `right`: losses and gradients of packed rows equal those of each sequence run alone (within {rounding:.0e} of the largest).
+- `refused`: the run stops before training, with the reason given here ({instead}). Evaluation runs a refused model one sequence
+  at a time.
+- The fourth column tests a training step, reading a checkpoint into another model, reading a model folder, and resizing the
+  vocabulary.
 
 {counts}
 
@@ -35,7 +36,7 @@ def as_markdown(outcomes: list[Outcome], versions: dict[str, str]) -> str:
     head = HEAD.format(**versions, rounding=ROUNDING, instead=INSTEAD, counts=counts)
     lines = [_line(found) for found in sorted(made, key=lambda found: found.family)]
     missing = [f"- {found.family}: {_short(found.reason)}" for found in outcomes if not found.sft]
-    tail = "\nNot examined, since no tiny model could be made of the default config:\n\n" if missing else ""
+    tail = "\nNot examined, because no tiny model could be made from the default config:\n\n" if missing else ""
     return head + "\n".join(lines) + "\n" + tail + "\n".join(missing) + ("\n" if missing else "")
 
 

@@ -110,7 +110,7 @@ def attempt(one: Planned, reference: Reference, chosen: argparse.Namespace) -> d
         ended = f"FAILED: {error}"
     passed = not ended
     if passed:
-        ended = "named what to do, then undisturbed results" if trial.instructions else "undisturbed results"
+        ended = "identical results after following the error message" if trial.instructions else "identical results"
     if passed or not chosen.keep:
         trial.chain.remove()
     return {

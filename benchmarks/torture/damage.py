@@ -45,7 +45,9 @@ CHECKPOINT = (
     "trainer_state.json",
     "complete",
 )
-MANIFESTS = tuple(f"{stage}, published" for stage in STAGES[:-1]) + tuple(f"{stage}, kept" for stage in STAGES[:-1])
+MANIFESTS = tuple(f"{stage}, published" for stage in STAGES[:-1]) + tuple(
+    f"{stage}, work folder" for stage in STAGES[:-1]
+)
 CLOCKS = {
     "set back a day": {"clock": -86400.0},
     "set forward a day": {"clock": 86400.0},
@@ -88,7 +90,7 @@ def in_checkpoint(trial: Trial) -> None:
 
 
 def in_manifest(trial: Trial) -> None:
-    """Flip a bit of a published manifest, or of a cached one whose result isn't published any more."""
+    """Flip a bit of a published manifest, or of the one in the work folder of a result that is no longer published."""
     stage, which = trial.point.split(", ")
     chain = trial.until(stage)
     points = [point for point in trial.reference.state if point.split("/")[0] == stage]

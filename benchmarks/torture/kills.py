@@ -22,19 +22,19 @@ POINTS = {
     "checkpoint, before its random states": ("open", WORK + r"/state/checkpoints/.*/random-0\.safetensors$", 2),
     "checkpoint, before the trainer's state": ("open", WORK + r"/state/checkpoints/.*/trainer_state\.json$", 2),
     "checkpoint, before it counts": ("open", WORK + r"/state/checkpoints/[^/]+/\.?complete", 2),
-    "checkpoint, before the older one goes": ("shutil.rmtree", WORK + r"/state/checkpoints/checkpoint-\d+$", 1),
-    "outcome, before it is reported": ("os.rename", WORK + r"/state/outcome\.json$", 1),
-    "payload, before it has its name": ("os.rename", WORK + r"/payload$", 1),
+    "checkpoint, before the older one is deleted": ("shutil.rmtree", WORK + r"/state/checkpoints/checkpoint-\d+$", 1),
+    "outcome, before it is recorded": ("os.rename", WORK + r"/state/outcome\.json$", 1),
+    "payload, before its rename": ("os.rename", WORK + r"/payload$", 1),
     "payload, before its run.json": ("os.rename", WORK + r"/run\.json$", 1),
     "payload, before its manifest": ("os.rename", WORK + r"/manifest\.json$", 1),
-    "payload, before its state goes": ("shutil.rmtree", WORK + r"/state$", 1),
+    "payload, before its state is deleted": ("shutil.rmtree", WORK + r"/state$", 1),
     "publishing, before the first file": ("os.link", OUT + r"/\.[^/]+\.partial/", 1),
     "publishing, before the second file": ("os.link", OUT + r"/\.[^/]+\.partial/", 2),
-    "publishing, before it has its name": ("os.rename", OUT + r"/(model|rows|logps|payload)$", 1),
+    "publishing, before its rename": ("os.rename", OUT + r"/(model|rows|logps|payload)$", 1),
     "publishing, before run.json": ("open", OUT + r"/run\.json$", 1),
     "publishing, before the manifest": ("os.rename", OUT + r"/manifest\.json$", 1),
 }
-STAGE_OF_PLACES = "sft"
+STAGE_OF_POINTS = "sft"
 SIGNALS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 
 
@@ -58,8 +58,8 @@ def anywhere(trial: Trial) -> None:
 def between(trial: Trial) -> None:
     """Kill -9 everything before one particular write of a training or of its publishing."""
     event, pattern, count = POINTS[trial.point]
-    chain = trial.before(STAGE_OF_PLACES)
-    chain.order(kill_before=[event, pattern.format(stage=STAGE_OF_PLACES), count])
+    chain = trial.before(STAGE_OF_POINTS)
+    chain.order(kill_before=[event, pattern.format(stage=STAGE_OF_POINTS), count])
     running = chain.start(*trial.targets)
     running.wait(SECONDS)
     kill_chain(chain.folder)

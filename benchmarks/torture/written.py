@@ -20,10 +20,10 @@ RESULTS, ON_SLURM = ROOT / "results/bench/torture.json", ROOT / "results/bench/t
 PAGE = ROOT / "docs/reliability.md"
 LIBRARIES = ("snakemake", "torch", "transformers", "accelerate", "pyarrow", "safetensors")
 
-HEAD = """{passed} of {made} trials passed{older}. {date}; {versions}; `{command}`. Undisturbed, the chain takes
-{seconds:.0f} s; all trials together took {hours:.1f} hours.
+HEAD = """{passed} of {made} trials passed{older}. {date}; {versions}; `{command}`. Without
+faults, the workflow takes {seconds:.0f} s; all trials together took {hours:.1f} hours.
 
-| fault | where | strikes | passed | of | how it ended | seconds each |
+| fault | where | faults injected | passed | of | outcome | seconds each |
 |---|---|---|---|---|---|---|
 """
 
@@ -73,7 +73,7 @@ def as_markdown(trials: dict[str, Any], reference: Reference) -> str:
         versions=versions,
         made=made,
         passed=passed,
-        older=f" ({older} of them with code of before)" if older else "",
+        older=f" ({older} of them with earlier code)" if older else "",
         seconds=reference.seconds,
         hours=hours,
     )
