@@ -1,4 +1,4 @@
-"""Damaged files: a flipped bit in a result, unfinished work or manifest, a source that changes while it is read, wrong clocks."""
+"""Damaged files: bit flips in results, unfinished work or manifests, a source that changes while it is read, wrong clocks."""
 
 import os
 import subprocess
