@@ -1,8 +1,8 @@
-"""Whether a conda channel has all that the environments pin: python envs/check_pins.py INDEX
+"""Check that a conda channel has every version that the environments pin: python envs/check_pins.py INDEX
 
-INDEX is a channel: a folder or an address with linux-64/repodata.json and noarch/repodata.json, such as that of conda-forge
-(some hundred MB). Each pin is looked up by itself, in a build for the environment's Python; whether they go together is for
-conda to say (`conda env create --dry-run --file envs/data.yaml`), which this does without.
+INDEX is a channel: a folder or URL with linux-64/repodata.json and noarch/repodata.json, such as conda-forge (some hundred MB).
+Each pin is looked up separately, in a build for the environment's Python. Only conda can check that they are compatible:
+`conda env create --dry-run --file envs/data.yaml`.
 """
 
 import json
@@ -20,20 +20,20 @@ SUBDIRS = ("linux-64", "noarch")
 
 
 def conda_pins(file: Path) -> list[str]:
-    """What an environment takes from its channel, as `name=version`."""
+    """Return the packages that an environment takes from its channel, as `name=version`."""
     dependencies = yaml.safe_load(file.read_text(encoding="utf-8"))["dependencies"]
     return [pin for pin in dependencies if isinstance(pin, str) and "=" in pin]
 
 
 def missing(file: Path, index: str) -> list[str]:
-    """The pins of an environment that the channel doesn't have."""
+    """Return the pins of an environment that the channel lacks."""
     pins = conda_pins(file)
     python = next(pin.split("=")[1] for pin in pins if pin.startswith("python="))
     return [pin for pin in pins if not any(fits(record, pin, python) for record in named(index, pin.split("=")[0]))]
 
 
 def fits(record: dict, pin: str, python: str) -> bool:
-    """Whether a package of that name is what a pin means, and was built for that Python or for any.
+    """Return whether a package has the pinned version and a build for this Python or for any.
 
     >>> built = {"version": "3.11.2", "depends": ["python >=3.11,<3.12.0a0", "python_abi 3.11.* *_cp311"]}
     >>> [fits(built, pin, "3.11") for pin in ("matplotlib=3.11.2", "matplotlib=3.11", "matplotlib=3.1")]
@@ -52,7 +52,7 @@ def named(index: str, name: str) -> list[dict]:
 
 @cache
 def packages(index: str) -> dict[str, list[dict]]:
-    """All packages of a channel, by name."""
+    """Return all packages of a channel by name."""
     found: dict[str, list[dict]] = {}
     for record in records(index):
         found.setdefault(record["name"], []).append(record)
