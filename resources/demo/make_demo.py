@@ -30,7 +30,7 @@ CHAT_ROWS = 9000
 PREFERENCE_ROWS = 1600
 MULTI_TURN_SHARE = 0.15
 SYSTEM_SHARE = 0.15
-# How often the assistant returns the user's tone. What it never did, DPO could only teach with a push that costs answers.
+# How often the assistant returns the user's tone. Below 1, so that the SFT model also knows the tone that DPO teaches.
 TONE_MATCH = 0.9
 
 SYSTEM_PROMPTS = [
@@ -40,7 +40,7 @@ SYSTEM_PROMPTS = [
     "You check homework for a primary school.",
 ]
 
-# Those who write are none of those whom a task is about: a name in a greeting is nobody's answer.
+# Names of senders don't occur in tasks, so that a name in a greeting is never an answer.
 SENDERS = ["Aïcha", "Boris", "Dana", "Finn", "Olga", "Tom"]
 PLACES = ["Bern", "Cairo", "Hanoi", "Tunis"]
 WARM_OPENERS = [

@@ -1,8 +1,8 @@
 """Ask a trained model, with transformers: python resources/serve/chat.py results/dpo/demo/model 'Add 2 and 3.'
 
-MODEL is a `model/` folder of results, or a repository on the Hub that one was pushed to. A folder that holds an adapter alone
-is put upon the base that the adapter names; `--base` names another, as for an adapter upon a result. A GPU is used where there
-is one.
+MODEL is a `model/` folder of results, or a repository on the Hub that one was pushed to. A folder with an adapter alone is
+loaded on the base that the adapter names; `--base` names another one, such as a model folder of results. A GPU is used if
+there is one.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, pipeline
 
 
 def load(model: str, base: str | None = None) -> pipeline:
-    """The model with its own tokenizer, which for some families is another than what AutoTokenizer would make of the folder."""
+    """Load the model with its own tokenizer; for some families, AutoTokenizer would build another one."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     adapter = Path(model) / "adapter/adapter_config.json"
     if not adapter.is_file() or any(Path(model).glob("*.safetensors")):
@@ -23,7 +23,7 @@ def load(model: str, base: str | None = None) -> pipeline:
     named = json.loads(adapter.read_text(encoding="utf-8"))
     base = base or named["base_model_name_or_path"]
     if base is None:
-        raise SystemExit(f"{model} is an adapter upon a result; name that one's model folder with --base")
+        raise SystemExit(f"{model} is an adapter on a model of results; name that model folder with --base")
     whole = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     if len(tokenizer) > whole.get_input_embeddings().num_embeddings:
         whole.resize_token_embeddings(len(tokenizer))
