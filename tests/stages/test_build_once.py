@@ -333,7 +333,9 @@ def test_results_of_a_later_time_get_that_of_now(tmp_path):
 
 def test_manifests_with_former_keys_are_read_and_have_the_content_that_they_had():
     before = {"payload": {}, "records": {}, "beneath_dtype": "float32", "begun_as": [], "inputs": {"beneath": ["d"]}}
+    before["spec"] = {"model": "sft:a", "jobs": [{"asked_by": "sft.a", "name": "b"}]}
     read = with_current_keys(before)
     assert read["base_dtype"] == "float32" and read["resumed_from_numerics"] == []
     assert read["inputs"] == {"base_layers": ["d"]}
+    assert read["spec"] == {"model": "sft:a", "jobs": [{"config_key": "sft.a", "name": "b"}]}
     assert content_digest(read) == digest_json({"payload": {}, "format": [None] * 5 + ["float32"]})

@@ -20,13 +20,14 @@ from snaketune.errors import SnaketuneError
 PUBLISHED = ".published.json"
 # Where a manifest has its own digest.
 SEAL = "manifest_digest"
-# Keys of manifests written by older code, and their names now. Read for one version.
+# Names that older code wrote, and their names now. Read for one version.
 FORMER_KEYS = {
     "beneath_dtype": "base_dtype",
     "begun_with": "resumed_from_versions",
     "begun_as": "resumed_from_numerics",
 }
 FORMER_INPUTS = {"beneath": "base_layers"}
+FORMER_JOB_KEYS = {"asked_by": "config_key"}
 # The entries that readers of the payload need besides the payload itself. Their order is part of every content digest.
 FORMAT_KEYS = ("kind", "format_version", "row_length", "pad_id", "padding_id", "base_dtype")
 
@@ -64,9 +65,16 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
 
 def with_current_keys(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest with keys that older code wrote under the names that they have now."""
-    manifest = {FORMER_KEYS.get(key, key): value for key, value in manifest.items()}
-    inputs = {FORMER_INPUTS.get(role, role): digests for role, digests in manifest.get("inputs", {}).items()}
-    return manifest | {"inputs": inputs}
+    manifest = _renamed(manifest, FORMER_KEYS)
+    manifest["inputs"] = _renamed(manifest.get("inputs", {}), FORMER_INPUTS)
+    if "jobs" in manifest.get("spec", {}):
+        jobs = [_renamed(job, FORMER_JOB_KEYS) for job in manifest["spec"]["jobs"]]
+        manifest["spec"] = manifest["spec"] | {"jobs": jobs}
+    return manifest
+
+
+def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in values.items()}
 
 
 def is_damaged(manifest: dict[str, Any]) -> bool:
