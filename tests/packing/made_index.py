@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from snaketune.packing.supervised_runs import Runs
+from snaketune.packing.supervised_runs import SupervisedRuns
 
 
 def index(sequences: list[dict]) -> pa.RecordBatch:
@@ -27,7 +27,7 @@ def supervised_tokens(row: dict) -> int:
     return sum(np.subtract(row["supervised_runs"][1::2], row["supervised_runs"][::2]).tolist())
 
 
-def runs_of(table: pa.Table) -> Runs:
+def runs_of(table: pa.Table) -> SupervisedRuns:
     """The supervised runs of an index."""
     runs = table["supervised_runs"].combine_chunks()
-    return Runs(runs.values.to_numpy(), runs.offsets.to_numpy())
+    return SupervisedRuns(runs.values.to_numpy(), runs.offsets.to_numpy())

@@ -62,7 +62,7 @@ def test_what_is_supervised_is_spread_over_the_rows_at_no_cost():
     plain = plan_best_fit_decreasing(lengths, [capacity])
     spread = plan_best_fit_decreasing(lengths, [capacity], supervised)
     assert spread.rows == plain.rows
-    spreads = [np.add.reduceat(supervised[plan.order], plan.starts[:-1]).std() for plan in (plain, spread)]
+    spreads = [np.add.reduceat(supervised[plan.order], plan.offsets[:-1]).std() for plan in (plain, spread)]
     assert spreads[1] < 0.85 * spreads[0]
     again = plan_best_fit_decreasing(lengths, [capacity], supervised)
     assert (again.order == spread.order).all()

@@ -288,7 +288,7 @@ def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_
     monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 2 * 256)
     rows = chain.corpus(tmp_path / "corpus", "sft", rows_of("chat", 60))
     whole = chain.pack(tmp_path / "whole", rows, tokenizer, "sft").manifest["payload"]
-    write_row, written, lives = shard_writer._PackedRows.write, [], 2
+    write_row, written, lives = shard_writer._PackedShards.write, [], 2
 
     def dies(self, shard, path):
         if len(written) == lives:
@@ -296,7 +296,7 @@ def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_
         write_row(self, shard, path)
         written.append(shard.name)
 
-    monkeypatch.setattr(shard_writer._PackedRows, "write", dies)
+    monkeypatch.setattr(shard_writer._PackedShards, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         chain.pack(tmp_path / "killed", rows, tokenizer, "sft")
     before, lives = list(written), 999

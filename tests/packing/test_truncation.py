@@ -9,7 +9,7 @@ import pytest
 
 from snaketune.config.packing import Packing
 from snaketune.packing import row_plan
-from snaketune.packing.conversation_overflow import Losses
+from snaketune.packing.conversation_overflow import DropCounts
 from snaketune.packing.pair_overflow import whole_pairs
 from snaketune.packing.truncation import STEP, lost_to_length, warning
 from snaketune.stages.specs import PlanSpec
@@ -26,20 +26,20 @@ def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
     """What rows of this length lose, what was read, and the share that rows of another length would lose."""
     spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
     table = pa.Table.from_batches([index(sequences[:3]), index(sequences[3:])])
-    losses, read = Losses(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
+    drops, read = DropCounts(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
     runs = whole = None
     if kind == "preference":
         runs = runs_of(table)
         whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
-    cut = partial(row_plan.cut, spec, table, runs, whole)
-    cut(length, losses)
+    fit = partial(row_plan.fit, spec, table, runs, whole)
+    fit(length, drops)
 
     def share_lost(length: int) -> float:
-        losses = Losses()
-        cut(length, losses)
-        return (losses.dropped_tokens.total() + losses.truncated_tokens) / read["tokens"]
+        drops = DropCounts()
+        fit(length, drops)
+        return (drops.dropped_tokens.total() + drops.truncated_tokens) / read["tokens"]
 
-    return lost_to_length(spec, length, table, losses, read, cut), read, share_lost
+    return lost_to_length(spec, length, table, drops, read, fit), read, share_lost
 
 
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])

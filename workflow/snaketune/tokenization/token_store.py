@@ -109,7 +109,7 @@ class IdViews:
     offsets: list[np.ndarray]
     first: np.ndarray
 
-    def places(self) -> tuple[np.ndarray, np.ndarray]:
+    def locations(self) -> tuple[np.ndarray, np.ndarray]:
         """Per sequence: the batch that holds it, int32[n], and where it begins there, int64[n]."""
         batch = np.repeat(np.arange(len(self.values), dtype=np.int32), np.diff(self.first))
         return batch, np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in self.offsets)])
