@@ -216,8 +216,8 @@ def test_what_people_write_is_no_control_token(both, kind, template, content):
         batched.encode(columns.conversations(table([messages(some, some)]), "assistant"))[0].ids
         for some in (content, "x")
     )
-    telling = chat.tells
-    assert ids[telling(ids)].tolist() == harmless[telling(harmless)].tolist()
+    template_only = chat.written_by_template
+    assert ids[template_only(ids)].tolist() == harmless[template_only(harmless)].tolist()
 
 
 def test_turn_ends_and_what_is_supervised(both):
@@ -283,12 +283,12 @@ UNPROVED = {
     "dropout": lambda: with_model("gpt2", dropout=0.1),
     "starts or ends": lambda: with_model("gpt2", end_of_word_suffix="</w>"),
     "ignore_merges": lambda: with_model("mistral", ignore_merges=True),
-    "aren't round": lambda: described("t5", pre_tokenizer=None),
+    "aren't multiples": lambda: described("t5", pre_tokenizer=None),
     r"normalizer \(NFKC\)": lambda: described("gpt2", normalizer={"type": "NFKC"}),
     r"normalizer \(Lowercase\)": lambda: described("gemma", normalizer={"type": "Lowercase"}),
     r"pre-tokenizer \(Whitespace\)": lambda: described("mistral", pre_tokenizer={"type": "Whitespace"}),
     "pattern isn't a known one": lambda: json.loads(json.dumps(described("llama3")).replace("{1,3}", "{1,4}")),
-    "drops what it doesn't know": lambda: with_model("mistral", byte_fallback=False, unk_token=None),
+    "drops unknown characters": lambda: with_model("mistral", byte_fallback=False, unk_token=None),
     "WordLevel": lambda: json.loads(
         '{"added_tokens": [], "normalizer": null, "pre_tokenizer": null, "model": {"type":'
         ' "WordLevel", "vocab": {}, "unk_token": ""}}'

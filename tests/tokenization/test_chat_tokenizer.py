@@ -70,9 +70,9 @@ def test_guarded_way_equals_plain_way_on_ordinary_rows(chats, kind):
         assert guarded.spans == ordinary.spans
 
 
-def told_apart(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
+def template_ids(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
     """The control tokens among `ids`; unk counts only where no unknown character can make it."""
-    return ids[chat._telling[ids]].tolist()
+    return ids[chat._template_only[ids]].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +82,7 @@ def test_only_the_template_writes_control_tokens(chats, kind, conversation):
     chat = chats[kind]
     harmless = [{**message, "content": "x"} for message in conversation]
     found, expected = (chat.encode([some])[0] for some in (conversation, harmless))
-    assert told_apart(chat, found.ids) == told_apart(chat, expected.ids)
+    assert template_ids(chat, found.ids) == template_ids(chat, expected.ids)
     if kind in LOSSLESS:
         unk = chat._variables.get("unk_token")
         assert unk is None or chat.control.ids[unk] not in found.ids
@@ -139,7 +139,7 @@ def test_control_strings_that_form_across_the_seam(tmp_path, chats):
     )
     for content in ("s>", "s>[", "x[", "s", "<s>[", "["):
         ids = chat.encode([messages(content, "ok")])[0].ids
-        assert told_apart(chat, ids) == [chat.eos_id], content
+        assert template_ids(chat, ids) == [chat.eos_id], content
         assert chat.text(ids) == f"</{content}/INST]ok</s>"
 
 

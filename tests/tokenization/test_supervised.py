@@ -130,7 +130,7 @@ def test_documents_are_their_text_and_eos_and_all_of_it_is_supervised(tmp_path, 
         ids = found.rows(np.array([number])).ids
         assert ids[-1] == chat.eos_id
         if family != "t5":
-            assert chat.tells(ids).sum() == 1
+            assert chat.written_by_template(ids).sum() == 1
         if family in ("gpt2", "qwen"):
             assert chat.text(ids) == text + "</s>"
 

@@ -294,7 +294,7 @@ def test_without_a_proof_the_ordinary_path_is_taken_and_says_why(tmp_path, corpu
     )
     made, outcome = run(tmp_path / "slow", corpus, artifact(folder))
     assert outcome.about["path"] == "reference" and "through the filter length" in outcome.about["why"]
-    assert "row by row: it passes a content through the filter length" in capsys.readouterr().out
+    assert "row by row: the chat template passes a content through the filter length" in capsys.readouterr().out
     assert describe_files(made.folder) == describe_files(expected.folder)
 
 

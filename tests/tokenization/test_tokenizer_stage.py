@@ -31,8 +31,8 @@ from snaketune.stages.cache.code_digest import shaping_modules
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.creation.from_sentencepiece import converted
-from snaketune.tokenization.creation.parity import NASTY, compare
+from snaketune.tokenization.creation.from_sentencepiece import convert
+from snaketune.tokenization.creation.parity import EDGE_CASES, compare
 from snaketune.tokenization.creation.train import Texts, train
 from snaketune.tokenization.tokenizer import build
 
@@ -54,7 +54,7 @@ def test_payload_and_facts(trained, model):
     chat = ChatTokenizer.load(work.payload)
     assert outcome.about["vocab_size"] == chat.vocab_size == 400
     assert chat.pad_id != chat.eos_id and chat.eos_id in outcome.about["stop_ids"]
-    assert outcome.about["parity"]["texts"] == 2 * len(conversations()) + len(conversations()[::3]) + len(NASTY)
+    assert outcome.about["parity"]["texts"] == 2 * len(conversations()) + len(conversations()[::3]) + len(EDGE_CASES)
     assert 1 <= len(outcome.about["samples"]) <= 3
     assert all(turn.endswith("<|im_end|>") for sample in outcome.about["samples"] for turn in sample["supervised_text"])
     assert outcome.counts["reserved_characters_left_out"] == sum(
@@ -68,7 +68,7 @@ def test_ids_are_sentencepieces(trained, model):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
     fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
     fast.encode_special_tokens = True
-    for text in [*TEXTS, *NASTY]:
+    for text in [*TEXTS, *EDGE_CASES]:
         if "▁" not in text:
             assert fast.encode(text).ids == processor.encode(text), text
 
@@ -118,7 +118,7 @@ def test_preferences_are_learned_from_too(tmp_path):
     }
     work, outcome = train_in(tmp_path, "bpe", corpora=[corpus_artifact(tmp_path / "corpus", rows)])
     assert Tokenizer.from_file(str(work.payload / "tokenizer.json")).token_to_id("ŵ") is not None
-    assert outcome.about["parity"]["texts"] == 3 * len(TEXTS) + len(NASTY)
+    assert outcome.about["parity"]["texts"] == 3 * len(TEXTS) + len(EDGE_CASES)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -142,12 +142,12 @@ def test_long_texts_are_learned_from(tmp_path):
     """sentencepiece's own limit is 4,192 bytes, beyond which it skips a text."""
     long = " ".join(TEXTS) + " ŵŵŵŵŵŵŵŵ"
     spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=True)
-    assert converted(train(Texts([long]), spec)).token_to_id("ŵ") is not None
+    assert convert(train(Texts([long]), spec)).token_to_id("ŵ") is not None
 
 
 def test_a_difference_from_sentencepiece_stops_the_build(trained):
     model = (trained["bpe"][0].payload / "sentencepiece.model").read_bytes()
-    description = json.loads(converted(model).to_str())
+    description = json.loads(convert(model).to_str())
     description["model"]["merges"].reverse()
     with pytest.raises(SnaketuneError, match=r"disagree on .*expected"):
         compare(Tokenizer.from_str(json.dumps(description)), model, TEXTS)
@@ -162,7 +162,7 @@ def test_auto_tokenizer_loads_the_payload(trained):
     assert theirs.apply_chat_template(conversation)["input_ids"] == ours.encode([conversation])[0].ids.tolist()
     assert theirs.bos_token is None and theirs.pad_token_id == ours.pad_id and theirs.eos_token_id == ours.eos_id
     assert len(theirs) == ours.vocab_size
-    for text in NASTY:
+    for text in EDGE_CASES:
         assert theirs.decode(theirs.encode(text, split_special_tokens=True)) == text
 
 

@@ -43,9 +43,9 @@ OTHERWISE = {
     "tests whether": "{% if m.content is upper %}a{% endif %}",
     "the filter map": "{{ messages | map(attribute='content') | join }}",
     "adds to a list": "{% for x in messages + messages %}{{ x.content }}{% endfor %}",
-    "it does more": "{% if loop.previtem.content > 'a' %}{% endif %}",
+    "template does more": "{% if loop.previtem.content > 'a' %}{% endif %}",
     "filter length": "{% set ns = namespace(a='') %}{% set ns.a = ns.a + m.content %}{{ ns.a | length }}",
-    "now a": "{% set m = m.content %}{{ m }}",
+    "as a message and as a content": "{% set m = m.content %}{{ m }}",
     "does more with": "{% set x = {'a': m.content} %}{{ x.a | length }}",
 }
 

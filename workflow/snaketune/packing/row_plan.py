@@ -97,8 +97,8 @@ def _plan_split(
     fitted = fit_to(longest, drops)
     if read["rows"] and not len(fitted):
         raise SnaketuneError(
-            f"no {split} row of {read['rows']} can be packed into {longest} tokens: {dict(drops.dropped_rows)}. Where nothing "
-            "is supervised, check what the chat template marks; where rows are longer, raise packing.length, or set "
+            f"no {split} row of {read['rows']} can be packed into {longest} tokens: {dict(drops.dropped_rows)}. If nothing "
+            "is supervised, check what the chat template marks; if rows are longer, raise packing.length, or set "
             "packing.overflow to truncate or split"
         )
     loss = lost_to_length(spec, longest, index, drops, read, fit_to)
