@@ -1,4 +1,4 @@
-"""Indexes of tokenized splits, made by hand."""
+"""Synthetic indexes of tokenized splits."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,7 +7,7 @@ from snaketune.packing.supervised_runs import SupervisedRuns
 
 
 def index(sequences: list[dict]) -> pa.RecordBatch:
-    """What `tokenize` writes of sequences, given by length, supervised runs, ends of turns, and for pairs their parts."""
+    """Return the index of sequences, given by length, supervised runs, ends of turns, and for pairs their parts."""
     columns = {
         "id": pa.array([row.get("id", f"{number:016x}") for number, row in enumerate(sequences)], pa.string()),
         "length": pa.array([row["length"] for row in sequences], pa.int32()),

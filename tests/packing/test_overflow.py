@@ -1,4 +1,4 @@
-"""What a row can't hold is dropped, truncated, split or raised; every sequence and every token is accounted for."""
+"""Sequences longer than a row are dropped, truncated, split or refused; every sequence and token is accounted for."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ def ranges(segments: PlannedSegments) -> list[tuple[int, int, int]]:
     return list(zip(segments.sequence.tolist(), segments.start.tolist(), segments.stop.tolist()))
 
 
-def test_what_fits_is_whole():
+def test_sequences_that_fit_are_whole():
     segments, drops = cut([CHAT, CHAT], "drop", 30)
     assert ranges(segments) == [(0, 0, 30), (1, 0, 30)]
     assert segments.supervised.tolist() == [15, 15]
@@ -43,7 +43,7 @@ def test_drop_counts_rows_and_tokens():
     assert drops.dropped_tokens == {"longer_than_row": 30}
 
 
-def test_truncate_cuts_after_a_turn_where_something_is_supervised_by_then():
+def test_truncate_cuts_after_a_turn_if_something_before_is_supervised():
     for length, stop, tokens in ((29, 10, 5), (20, 10, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
         segments, drops = cut([CHAT], "truncate", length)
         assert ranges(segments) == [(0, 0, stop)], length
@@ -54,13 +54,13 @@ def test_truncate_cuts_after_a_turn_where_something_is_supervised_by_then():
     assert drops.dropped_rows == {"nothing_supervised_in_a_row": 1}
 
 
-def test_split_cuts_after_turns_and_a_new_piece_has_no_label_on_its_first_token():
+def test_split_cuts_after_turns_and_the_first_token_of_a_part_has_no_label():
     # A question stays with its answer.
     segments, drops = cut([CHAT], "split", 20)
     assert ranges(segments) == [(0, 0, 10), (0, 10, 30)]
     assert segments.supervised.tolist() == [5, 10]
     assert (drops.split_rows, drops.split_pieces) == (1, 2)
-    # No turn ends in the second piece's reach, so it is cut in the middle of what is supervised.
+    # No turn ends within the second part, so it is cut inside a supervised run.
     segments, drops = cut([CHAT], "split", 10)
     assert ranges(segments) == [(0, 0, 10), (0, 14, 24), (0, 24, 30)]
     assert segments.supervised.tolist() == [5, 4, 5]
@@ -81,15 +81,15 @@ def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs,
     return fit_pairs(spec, length, table, whole, runs, drops), drops
 
 
-def kept(pairs: Pairs) -> list[tuple[int, ...]]:
-    """Of each pair, its sequence, and the tokens of prompt, completions and what is common to them."""
+def columns(pairs: Pairs) -> list[tuple[int, ...]]:
+    """Return the sequence of each pair, and the tokens of its prompt and completions and those in common."""
     return list(zip(*(getattr(pairs, name).tolist() for name in ("sequence", "prompt", "first", "second", "common"))))
 
 
-def test_pairs_keep_their_prompt_and_share_what_is_left_of_a_row():
+def test_truncated_pairs_have_their_whole_prompt_and_share_the_rest_of_a_row():
     for length, chosen, rejected in ((30, 10, 14), (28, 10, 12), (20, 7, 7), (10, 2, 2), (8, 1, 1)):
         pairs, drops = cut_pairs([PAIR], "truncate", length)
-        assert kept(pairs) == [(0, 6, chosen, rejected, 0)], length
+        assert columns(pairs) == [(0, 6, chosen, rejected, 0)], length
         assert pairs.second_start[0] == 16
         assert drops.truncated_tokens == 24 - chosen - rejected
     for length in (7, 6, 3):
@@ -99,31 +99,31 @@ def test_pairs_keep_their_prompt_and_share_what_is_left_of_a_row():
         assert drops.dropped_tokens == {"prompt_fills_row": 30}
 
 
-def test_what_both_completions_begin_with_takes_room_once():
+def test_common_tokens_of_completions_count_once():
     pair = PAIR | {"common": 4}
     pairs, drops = cut_pairs([pair], "raise", 26)
-    assert (kept(pairs), drops) == ([(0, 6, 10, 14, 4)], DropCounts())
-    # What is left of a row goes to what they don't share.
+    assert (columns(pairs), drops) == ([(0, 6, 10, 14, 4)], DropCounts())
+    # The rest of a row goes to the tokens that they don't share.
     for length, chosen, rejected in ((24, 10, 12), (16, 7, 7), (12, 5, 5), (11, 4, 5)):
         pairs, drops = cut_pairs([pair], "truncate", length)
-        assert kept(pairs) == [(0, 6, chosen, rejected, 4)], length
+        assert columns(pairs) == [(0, 6, chosen, rejected, 4)], length
         assert (pairs.tokens[0], drops.truncated_tokens) == (length, 24 - chosen - rejected)
-    # Cut any shorter, they would be the same.
+    # If cut shorter, they would be equal.
     for length in (10, 8, 6):
         pairs, drops = cut_pairs([pair, PAIR], "truncate", length)
         assert drops.dropped_rows["prompt_fills_row"] >= 1
         assert 0 not in pairs.sequence
 
 
-def test_overflow_of_pairs_drops_or_names_them():
+def test_overflow_of_pairs_drops_them_or_names_the_first():
     pairs, drops = cut_pairs([PAIR, PAIR | {"common": 10, "id": "b"}], "drop", 20)
-    assert kept(pairs) == [(1, 6, 10, 14, 10)]
+    assert columns(pairs) == [(1, 6, 10, 14, 10)]
     assert (drops.dropped_rows, drops.dropped_tokens) == ({"longer_than_row": 1}, {"longer_than_row": 30})
     with pytest.raises(SnaketuneError, match=r"pair b has 20 tokens, packing\.length is 19"):
         cut_pairs([PAIR | {"common": 10, "id": "b"}], "raise", 19)
 
 
-def test_what_has_nothing_supervised_is_dropped():
+def test_sequences_without_supervised_tokens_are_dropped():
     segments, drops = cut([CHAT | {"supervised_runs": []}, CHAT], "drop", 30)
     assert ranges(segments) == [(1, 0, 30)]
     assert drops.dropped_rows == {"nothing_supervised": 1}
@@ -133,7 +133,7 @@ def test_what_has_nothing_supervised_is_dropped():
     assert drops.dropped_rows == {"nothing_supervised": 3}
 
 
-def test_raw_rows_leave_out_what_looks_like_a_control_token():
+def test_raw_rows_with_text_like_a_control_token_are_dropped():
     segments, drops = cut([CHAT | {"control_text": True}, CHAT], "drop", 30, strategy="none")
     assert ranges(segments) == [(1, 0, 30)]
     assert drops.dropped_rows == {"control_token_in_text": 1}
@@ -141,8 +141,8 @@ def test_raw_rows_leave_out_what_looks_like_a_control_token():
 
 @st.composite
 def conversations(draw) -> dict:
-    places = sorted(draw(st.sets(st.integers(1, 60), min_size=2, max_size=9)))
-    runs = places[: len(places) // 2 * 2]
+    edges = sorted(draw(st.sets(st.integers(1, 60), min_size=2, max_size=9)))
+    runs = edges[: len(edges) // 2 * 2]
     ends = sorted(draw(st.sets(st.integers(1, 60), max_size=5)))
     return {"length": 60, "supervised_runs": runs, "turn_ends": ends}
 
@@ -156,8 +156,8 @@ def test_every_token_is_accounted_for(sequences, overflow, length):
     segments, drops = cut(sequences, overflow, length)
     assert (segments.tokens <= length).all()
     assert (segments.tokens > 0).all()
-    kept = int(segments.tokens.sum())
-    assert 60 * len(sequences) == kept + drops.dropped_tokens.total() + drops.truncated_tokens
+    packed = int(segments.tokens.sum())
+    assert 60 * len(sequences) == packed + drops.dropped_tokens.total() + drops.truncated_tokens
     assert len(sequences) == len(set(segments.sequence.tolist())) + drops.dropped_rows.total()
     assert (np.diff(segments.sequence) >= 0).all()
     for sequence, start, stop, supervised in zip(

@@ -1,4 +1,4 @@
-"""Units become rows, their segments numbered anew; and wrapped rows are full."""
+"""Units are packed into rows with their segments renumbered; and wrapped rows are full."""
 
 import numpy as np
 from hypothesis import given
@@ -12,13 +12,13 @@ from tests.packing.made_index import index, supervised_tokens
 
 
 def whole(sequences: list[dict]) -> PlannedSegments:
-    """A piece of each, nothing cut."""
+    """Return one segment per sequence, uncut."""
     rows = [(number, 0, row["length"], supervised_tokens(row)) for number, row in enumerate(sequences)]
     return PlannedSegments.without_prefix(*np.array(rows, np.int32).reshape(-1, 4).T)
 
 
 def plan(*rows: list[int]) -> PackingPlan:
-    """Rows of 20 tokens, given by the units in them."""
+    """Return a plan of rows of 20 tokens, given by their units."""
     offsets = np.cumsum([0, *map(len, rows)])
     return PackingPlan(order=np.concatenate(rows), offsets=offsets, capacities=np.full(len(rows), 20, np.int32))
 
@@ -28,7 +28,7 @@ def segments(*rows: tuple[int, ...]) -> PlannedSegments:
 
 
 def test_trees_are_numbered_within_their_row():
-    # Two pairs of one prompt, a pair whose completions are equal, and an ordinary one.
+    # Two pairs of one prompt, a pair of equal completions, and an ordinary pair.
     units = Units(
         segments=segments(
             (0, 0, 5, 0, 0, 2), (0, 5, 8, 3, 0, 3), (1, 5, 6, 4, 1, 1),
@@ -48,12 +48,12 @@ def test_trees_are_numbered_within_their_row():
     assert rows.completions.sequence.tolist() == [3, 0, 1, 2]
     assert rows.completions.ends.tolist() == [[0, 1], [2, 3], [4, 3], [0, 0]]
     assert (rows.offsets.tolist(), rows.pair_offsets.tolist()) == ([0, 5, 6], [0, 3, 4])
-    # What two pairs end with is counted with the first of them.
+    # A segment that two pairs end with counts for the first of them.
     assert rows.by_pair(rows.segments.tokens).tolist() == [8, 8, 1, 4]
     assert (rows.rows, rows.documents) == (2, 4)
 
 
-def test_single_pieces_are_units():
+def test_single_segments_are_units():
     units = single_segment_units(
         whole([{"length": 10, "supervised_runs": [4, 9]}, {"length": 6, "supervised_runs": [1, 2]}])
     )
@@ -73,6 +73,6 @@ def test_wrapped_rows_are_full_and_lose_nothing_but_labels_at_cuts(lengths, row_
     assert per_row[:-1] == [row_length] * (len(per_row) - 1)
     assert len(segments) >= len(lengths)
     for start, stop, supervised in zip(segments.start, segments.stop, segments.supervised, strict=True):
-        # All but the first token is supervised here, and a piece's own first never is.
+        # All tokens but the first of a sequence are supervised here, and the first of a segment never is.
         assert supervised == stop - start - 1
     assert drops.split_pieces - drops.split_rows == len(segments) - len(lengths)
