@@ -12,7 +12,7 @@ from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import PackSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
-from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.token_rows import pair_rows
 from snaketune.tokenization.token_store import TokenWriter
 from tests.packing.chain import pack_tokens
 
@@ -53,7 +53,7 @@ def tokenized(
                 some = pairs[first : first + per_batch]
                 both = concatenated([encoded(sequence) for pair in some for sequence in pair.sequences()])
                 names = pa.array([str(first + at) for at in range(len(some))], pa.string())
-                rows = of_pairs(names, both, np.zeros(len(some), bool))
+                rows = pair_rows(names, both, np.zeros(len(some), bool))
                 counts[split]["tokens"] += len(rows.sequences.ids)
                 writer.write(rows)
     manifest = {"payload": describe_files(folder), "records": {}, "counts": counts, "pad_id": 0}

@@ -18,7 +18,7 @@ from snaketune.stages.specs import PackSpec, TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import concatenated
-from snaketune.tokenization.token_rows import of_completions
+from snaketune.tokenization.token_rows import completion_rows
 from snaketune.tokenization.token_store import TokenWriter
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from tests.packing import chain
@@ -38,7 +38,7 @@ def tokenized(folder: Path, rows: list[Made]) -> Artifact:
                 [encoded([(token, False) for token in prompt] + list(completion)) for prompt, completion, _ in some]
             )
             names = pa.array([str(number + at) for at in range(len(some))], pa.string())
-            made = of_completions(names, both, pa.array([label for *_, label in some]), np.zeros(len(some), bool))
+            made = completion_rows(names, both, pa.array([label for *_, label in some]), np.zeros(len(some), bool))
             counts["train"]["rows"] += len(some)
             counts["train"]["tokens"] += len(made.sequences.ids)
             writer.write(made)

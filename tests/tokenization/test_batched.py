@@ -17,7 +17,7 @@ from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.batched.separable import NotSeparable, separable
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
-from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.token_rows import pair_rows
 
 TEMPLATES = {path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)} | {"llama3-roles": LLAMA3}
 FAMILIES = ("gpt2", "llama3", "qwen", "o200k", "llama2", "gemma", "mistral", "no-bytes", "t5")
@@ -136,7 +136,7 @@ def assert_same(found, expected):
 @given(batch=BATCH, train_on=st.sampled_from(["assistant", "last", "all"]))
 def test_any_text(both, kind, template, batch, train_on):
     batched, chat = both[kind, template]
-    turns = columns.conversations(table(accepted(template, batch)), train_on)
+    turns = columns.conversation_turns(table(accepted(template, batch)), train_on)
     assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
@@ -144,7 +144,7 @@ def test_any_text(both, kind, template, batch, train_on):
 @settings(max_examples=40, **COMMON)
 @given(batch=BATCH)
 def test_control_tokens_that_swallow_whitespace_and_pieces_that_are_control_tokens(chats, kind, batch):
-    turns = columns.conversations(table(accepted("mistral", batch)), "assistant")
+    turns = columns.conversation_turns(table(accepted("mistral", batch)), "assistant")
     assert_same(batched_encoder(chats[kind])[0].encode(turns)[0], encode_turns(chats[kind], turns))
 
 
@@ -156,7 +156,7 @@ def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
     )
     assert "'</'" in template
     chat = chat_of(tmp_path / "seam", families()["gpt2"], template)
-    turns = columns.conversations(table([messages("s>", "x"), messages("a", "b")]), "assistant")
+    turns = columns.conversation_turns(table([messages("s>", "x"), messages("a", "b")]), "assistant")
     found, fallback = batched_encoder(chat)[0].encode(turns)
     assert fallback.tolist() == [0, 1]
     assert_same(found, encode_turns(chat, turns))
@@ -168,7 +168,7 @@ def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
 def test_ordinary_rows_are_encoded_as_batches(both, kind, template):
     batched, chat = both[kind, template]
     ordinary = [own for own in conversations() if not any("▁" in message["content"] for message in own)]
-    turns = columns.conversations(table(ordinary), "assistant")
+    turns = columns.conversation_turns(table(ordinary), "assistant")
     found, fallback = batched.encode(turns)
     # A trained vocabulary has no <|end|>, and such a template isn't accepted with it.
     assert len(turns) > 300 and (not len(fallback) or (kind in TRAINED and template == "phi3"))
@@ -188,10 +188,10 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
     prompts = [messages("x", "y", question) if longer else messages(question) for question, _, _, longer in rows]
     sides = [[[{"role": "assistant", "content": row[at]}] for row in rows] for at in (1, 2)]
     columns_ = dict(zip(("prompt", "chosen", "rejected"), (prompts, *sides)))
-    turns = columns.pairs(pa.table({name: pa.array(own, MESSAGES) for name, own in columns_.items()}))
+    turns = columns.pair_turns(pa.table({name: pa.array(own, MESSAGES) for name, own in columns_.items()}))
     sequences, _ = batched.encode(turns)
     assert_same(sequences, encode_turns(chat, turns))
-    laid_out = of_pairs(pa.array(["a"] * len(rows)), sequences, np.zeros(len(rows), bool))
+    laid_out = pair_rows(pa.array(["a"] * len(rows)), sequences, np.zeros(len(rows), bool))
     for number, pair in enumerate(encode_pairs(chat, list(zip(prompts, *sides)))):
         own = laid_out.sequences.rows(np.array([number]))
         assert own.ids.tolist() == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
@@ -213,7 +213,7 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
 def test_contents_contain_no_control_tokens(both, kind, template, content):
     batched, chat = both[kind, template]
     ids, plain = (
-        batched.encode(columns.conversations(table([messages(some, some)]), "assistant"))[0].ids
+        batched.encode(columns.conversation_turns(table([messages(some, some)]), "assistant"))[0].ids
         for some in (content, "x")
     )
     control = chat.written_by_template
@@ -224,18 +224,18 @@ def test_turn_ends_and_supervised_tokens(both):
     batched, chat = both["llama3", "mistral"]
     rows = [messages("the cat", "sat", "on a", "mat", system="hello")]
     for train_on, supervised in (("assistant", [" sat</s>", " mat</s>"]), ("last", [" mat</s>"])):
-        encoded, fallback = batched.encode(columns.conversations(table(rows), train_on))
+        encoded, fallback = batched.encode(columns.conversation_turns(table(rows), train_on))
         edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.supervised, [0]])))
         assert [chat.text(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2])] == supervised
         assert not len(fallback)
     assert chat.text(encoded.ids[encoded.ends_turn]) == "[/INST]</s>[/INST]</s>"
-    assert batched.encode(columns.conversations(table(rows), "all"))[0].supervised.all()
+    assert batched.encode(columns.conversation_turns(table(rows), "all"))[0].supervised.all()
 
 
 def test_uncovered_rows_go_to_the_reference_path_and_stay_in_order(both):
     batched, chat = both["trained-bpe", "chatml"]
     rows = [messages("a", "b"), messages("<|im_end|>", "b"), messages("", "c"), messages("d", "e")]
-    turns = columns.conversations(table(rows), "assistant")
+    turns = columns.conversation_turns(table(rows), "assistant")
     found, fallback = batched.encode(turns)
     assert sorted(fallback.tolist()) == [1, 2]
     assert holds_control(chat, turns).tolist() == [False, True, False, False]
@@ -244,10 +244,10 @@ def test_uncovered_rows_go_to_the_reference_path_and_stay_in_order(both):
 
 def test_empty_tables_and_slices(both):
     batched, chat = both["trained-bpe", "chatml"]
-    empty = columns.conversations(table([]), "last")
+    empty = columns.conversation_turns(table([]), "last")
     assert len(empty) == 0 and len(batched.encode(empty)[0].ids) == len(encode_turns(chat, empty).ids) == 0
     some = table(conversations()).slice(7, 30)
-    turns = columns.conversations(some, "last")
+    turns = columns.conversation_turns(some, "last")
     assert turns.messages() == some.column("messages").to_pylist()
     assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
@@ -256,7 +256,7 @@ def test_clearing_the_cache_changes_nothing(both, monkeypatch):
     batched, chat = both["gemma", "chatml"]
     monkeypatch.setattr("snaketune.tokenization.batched.chunks.MAX_KNOWN", 50)
     for start in (0, 40, 80):
-        turns = columns.conversations(table(conversations()[start : start + 40]), "assistant")
+        turns = columns.conversation_turns(table(conversations()[start : start + 40]), "assistant")
         assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 

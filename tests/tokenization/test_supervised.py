@@ -10,8 +10,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.token_rows import of_conversations, of_pairs
-from snaketune.tokenization.turn_columns import conversations, pairs
+from snaketune.tokenization.token_rows import conversation_rows, pair_rows
+from snaketune.tokenization.turn_columns import conversation_turns, pair_turns
 
 WEIGHTS = [
     [True] * 4,
@@ -56,7 +56,7 @@ def chat(request, tmp_path_factory) -> ChatTokenizer:
 @pytest.mark.parametrize("train_on", SUPERVISED)
 def test_turns_of_weight_0_are_not_supervised(chat, train_on):
     rows = [messages("q1", "b1", "q2", "d2")] * len(WEIGHTS)
-    turns = conversations(table(rows, WEIGHTS), train_on)
+    turns = conversation_turns(table(rows, WEIGHTS), train_on)
     found, fallback = batched_encoder(chat)[0].encode(turns)
     assert not len(fallback)
     for sequences in (found, encode_turns(chat, turns)):
@@ -67,7 +67,7 @@ def test_turns_of_weight_0_are_not_supervised(chat, train_on):
 
 def test_train_on_all_excludes_the_tokens_of_turns_of_weight_0(chat):
     rows = [messages("q1", "b1", "q2", "d2")] * len(WEIGHTS)
-    turns = conversations(table(rows, WEIGHTS), "all")
+    turns = conversation_turns(table(rows, WEIGHTS), "all")
     found, fallback = batched_encoder(chat)[0].encode(turns)
     assert fallback.tolist() == [1, 2, 3, 4]
     expected = encode_turns(chat, turns)
@@ -83,9 +83,9 @@ def test_train_on_all_with_weights_needs_a_template_that_ends_every_turn(tmp_pat
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}\n{% endfor %}"
     chat = chat_of(tmp_path / "t", families()["gpt2"], template)
     rows, weights = [messages("a", "b")], [[False, True]]
-    assert encode_turns(chat, conversations(table(rows, weights), "assistant")).supervised.any()
+    assert encode_turns(chat, conversation_turns(table(rows, weights), "assistant")).supervised.any()
     with pytest.raises(SnaketuneError, match=r"weight 0.*train_on"):
-        encode_turns(chat, conversations(table(rows, weights), "all"))
+        encode_turns(chat, conversation_turns(table(rows, weights), "all"))
 
 
 def test_pairs_supervise_the_turns_of_completions_that_have_a_weight(chat):
@@ -95,12 +95,12 @@ def test_pairs_supervise_the_turns_of_completions_that_have_a_weight(chat):
     prompt = [turn | {"supervised": True} for turn in messages("a", "b", "c")]
     type_ = SCHEMAS["preferences"].field("prompt").type
     rows = {"prompt": [prompt], "chosen": [chosen], "rejected": [rejected]}
-    turns = pairs(pa.table({name: pa.array(own, type_) for name, own in rows.items()}))
+    turns = pair_turns(pa.table({name: pa.array(own, type_) for name, own in rows.items()}))
     found, _ = batched_encoder(chat)[0].encode(turns)
     assert found.supervised.tolist() == encode_turns(chat, turns).supervised.tolist()
     texts = [[text.removesuffix("<|im_end|>") for text in own] for own in supervised_texts(chat, found)]
     assert texts == [["z2"], ["no"]]
-    assert of_pairs(pa.array(["1"]), found, np.zeros(1, bool)).supervised_tokens.tolist() == [found.supervised.sum()]
+    assert pair_rows(pa.array(["1"]), found, np.zeros(1, bool)).supervised_tokens.tolist() == [found.supervised.sum()]
 
 
 DOCUMENTS = [
@@ -116,14 +116,14 @@ DOCUMENTS = [
 def test_documents_are_text_and_eos_and_supervised_entirely(tmp_path, family):
     chat = chat_of(tmp_path / "t", families()[family], CHATML.read_text()).for_documents()
     rows = [[{"role": "text", "content": text}] for text in DOCUMENTS]
-    turns = conversations(table(rows, [[True]] * len(rows)), "all")
+    turns = conversation_turns(table(rows, [[True]] * len(rows)), "all")
     expected = encode_turns(chat, turns)
     found, fallback = batched_encoder(chat)[0].encode(turns) if family != "t5" else (expected, None)
     if family in ("gpt2", "qwen"):
         # The documents with control strings.
         assert fallback.tolist() == [0, 2]
     assert found.ids.tolist() == expected.ids.tolist()
-    tokens = of_conversations(pa.array([str(n) for n in range(len(rows))]), found, np.zeros(len(rows), bool))
+    tokens = conversation_rows(pa.array([str(n) for n in range(len(rows))]), found, np.zeros(len(rows), bool))
     # Only the first token of each has no token before it.
     assert tokens.supervised_tokens.tolist() == (found.lengths - 1).tolist()
     assert found.ends_turn.sum() == len(rows)

@@ -20,7 +20,7 @@ from snaketune.tables import read_table, write_table
 from snaketune.tokenization import corpus_part, tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import EncodedBatch
-from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.token_rows import pair_rows
 from snaketune.tokenization.token_store import INDEX, IdViews, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -155,7 +155,7 @@ def rows_of_pair(chosen: list[int], rejected: list[int], supervised: list[int]):
     ids = np.array(chosen + rejected, np.int32)
     mask = np.isin(np.arange(len(ids)), supervised)
     both = EncodedBatch(ids, np.array([0, len(chosen), len(ids)]), mask, np.zeros(len(ids), bool))
-    return of_pairs(pa.array(["a"]), both, np.zeros(1, bool))
+    return pair_rows(pa.array(["a"]), both, np.zeros(1, bool))
 
 
 def test_prompts_of_pairs():

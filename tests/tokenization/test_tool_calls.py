@@ -16,7 +16,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.turn_columns import conversations
+from snaketune.tokenization.turn_columns import conversation_turns
 
 TOOLS = tools_of([{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])
 # Like Llama 3.1's: one call per turn, with `parameters`, and no text beside it.
@@ -103,7 +103,7 @@ def encoded(chat, row, tools=TOOLS):
     """Return the text, the supervised texts, the turn ends and the ids of a row, as the stage encodes it."""
     schema = SCHEMAS["conversations"]
     columns = {"id": ["1"], "messages": [[turn | {"supervised": True} for turn in row]], "tools": [tools]}
-    turns = conversations(
+    turns = conversation_turns(
         pa.table({name: pa.array(own, schema.field(name).type) for name, own in columns.items()}), "assistant"
     )
     done = encode_turns(chat, turns)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from snaketune.packing.conversation_overflow import DropCounts
 from snaketune.stages.specs import PlanSpec
 
-# Reasons to drop that don't occur in longer rows.
+# Reasons to drop that long enough rows avoid.
 TOO_SHORT = ("longer_than_row", "prompt_fills_row", "nothing_supervised_in_a_row", "nothing_supervised_in_a_piece")
 WORTH_A_WARNING = 0.02
 # The share of the tokens that the advised row length retains.

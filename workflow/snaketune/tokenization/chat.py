@@ -232,7 +232,7 @@ class ChatTokenizer:
             conversations, tools or [None] * len(texts), encodings, spans, strict=True
         ):
             ids = np.array(encoding.ids, np.int32)
-            ordinary = self._is_ordinary(messages, own_tools, ids, add_generation_prompt)
+            ordinary = self._control_tokens_match(messages, own_tools, ids, add_generation_prompt)
             encoded.append(Encoded(ids, token_spans(encoding, own, self._is_control[ids])) if ordinary else None)
         to_guard = [number for number, done in enumerate(encoded) if done is None]
         if to_guard:
@@ -259,7 +259,7 @@ class ChatTokenizer:
         """Return the messages, with tool calls under `tool_calls` if the template reads that key."""
         return with_calls(messages, tools) if self.reads_calls else messages
 
-    def _is_ordinary(
+    def _control_tokens_match(
         self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
     ) -> bool:
         """Whether the control tokens in `ids` are exactly those that the template writes around any such messages."""

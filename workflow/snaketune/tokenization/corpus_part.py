@@ -36,9 +36,15 @@ from snaketune.tokenization.row_groups import groups_of, part_of
 from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.template_control import OmittedTurn
 from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.token_rows import TokenRows, insert_empty_rows, of_completions, of_conversations, of_pairs
+from snaketune.tokenization.token_rows import (
+    TokenRows,
+    completion_rows,
+    conversation_rows,
+    insert_empty_rows,
+    pair_rows,
+)
 from snaketune.tokenization.token_store import SPLITS, TokenWriter
-from snaketune.tokenization.turn_columns import Turns, completed, conversations, pairs
+from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
@@ -170,8 +176,8 @@ def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTo
 
 
 def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
-    by_kind = {"preference": pairs, "unpaired": completed}
-    return by_kind[spec.kind](table) if spec.kind in by_kind else conversations(table, spec.train_on)
+    by_kind = {"preference": pair_turns, "unpaired": completion_turns}
+    return by_kind[spec.kind](table) if spec.kind in by_kind else conversation_turns(table, spec.train_on)
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -221,11 +227,11 @@ class _Encoder:
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
         if kind not in ("preference", "unpaired"):
-            return of_conversations(names, encoded, control)
+            return conversation_rows(names, encoded, control)
         if kind == "preference":
-            rows = of_pairs(names, encoded, control.reshape(-1, 2).any(1))
+            rows = pair_rows(names, encoded, control.reshape(-1, 2).any(1))
         else:
-            rows = of_completions(names, encoded, table["label"].combine_chunks(), control)
+            rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
         return replace(rows, source=table["source"].combine_chunks())
 
     def encode_or_refuse(self, table: pa.Table, number: int) -> tuple[TokenRows, list[tuple[int, Refused]]]:

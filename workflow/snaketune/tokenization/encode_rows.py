@@ -33,9 +33,9 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
         turn_ends = chat.turn_ends(own, encoded.ids, tools[number])
         wanted = turns.wanted[bounds[number] : bounds[number + 1]]
         if turns.everything[number]:
-            supervised = _everything(own, wanted, encoded, turn_ends)
+            supervised = _all_turns_mask(own, wanted, encoded, turn_ends)
         else:
-            supervised = _of_assistants(own, wanted, encoded)
+            supervised = _assistant_mask(own, wanted, encoded)
         ends_turn = np.zeros(len(encoded.ids), bool)
         ends_turn[turn_ends - 1] = True
         parts.append(EncodedBatch(encoded.ids, np.array([0, len(encoded.ids)]), supervised, ends_turn))
@@ -54,7 +54,7 @@ def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
     )
 
 
-def _of_assistants(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
+def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
     """Return bool, the tokens of the wanted assistant turns."""
     own = wanted[[message["role"] == "assistant" for message in messages]]
     if own.all():
@@ -68,7 +68,7 @@ def _of_assistants(messages: list[Message], wanted: np.ndarray, encoded: Encoded
     return encoded.mask([span for span, is_wanted in zip(encoded.spans, own) if is_wanted])
 
 
-def _everything(messages: list[Message], wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
+def _all_turns_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
     """Return bool, all tokens except those of unwanted turns, which reach from the end of the turn before to their own end."""
     supervised = np.ones(len(encoded.ids), bool)
     if wanted.all():

@@ -65,14 +65,14 @@ class TokenRows:
         return (ends + 1 - np.repeat(self.sequences.starts, np.diff(offsets))).astype(np.int32), offsets
 
 
-def of_conversations(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
+def conversation_rows(names: pa.StringArray, sequences: EncodedBatch, control_text: np.ndarray) -> TokenRows:
     """Return the rows of n encoded conversations."""
     _unsupervise_first(sequences, sequences.starts, sequences.lengths)
     zeros = np.zeros(len(names), np.int64)
     return TokenRows(names, sequences, zeros, zeros, zeros, zeros.astype(np.uint64), _no_labels(names), control_text)
 
 
-def of_completions(
+def completion_rows(
     names: pa.StringArray, sequences: EncodedBatch, label: pa.BooleanArray, control_text: np.ndarray
 ) -> TokenRows:
     """Return the rows of n prompts, each with a completion; a prompt ends before the first supervised token."""
@@ -82,7 +82,7 @@ def of_completions(
     return TokenRows(names, sequences, prompt, chosen, np.zeros_like(prompt), hashes, label, control_text)
 
 
-def of_pairs(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray) -> TokenRows:
+def pair_rows(names: pa.StringArray, both: EncodedBatch, control_text: np.ndarray) -> TokenRows:
     """Return the rows of n pairs.
 
     The prompt is what both conversations of a pair start with, up to the first supervised token of either. If nothing is

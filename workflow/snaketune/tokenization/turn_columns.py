@@ -60,7 +60,7 @@ class Turns:
         return [flat[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist())]
 
 
-def conversations(table: pa.Table, train_on: str) -> Turns:
+def conversation_turns(table: pa.Table, train_on: str) -> Turns:
     """Return the turns of the column `messages`.
 
     Args:
@@ -76,17 +76,17 @@ def conversations(table: pa.Table, train_on: str) -> Turns:
     return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, _tools(table))
 
 
-def pairs(table: pa.Table) -> Turns:
+def pair_turns(table: pa.Table) -> Turns:
     """Return prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
-    return _completed(table, "chosen", "rejected")
+    return _prompt_with(table, "chosen", "rejected")
 
 
-def completed(table: pa.Table) -> Turns:
+def completion_turns(table: pa.Table) -> Turns:
     """Return prompt + completion of each row, whose completion is supervised."""
-    return _completed(table, "completion")
+    return _prompt_with(table, "completion")
 
 
-def _completed(table: pa.Table, *completions: str) -> Turns:
+def _prompt_with(table: pa.Table, *completions: str) -> Turns:
     """Return the prompt of each row with each of its completions in turn."""
     columns = [_column(table, name) for name in ("prompt", *completions)]
     columns[0][2][:] = False

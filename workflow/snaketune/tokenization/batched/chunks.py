@@ -167,7 +167,8 @@ class ChunkedTokens:
     def __init__(
         self, rows: pa.ListArray, cuts: np.ndarray, which: np.ndarray, numbers: np.ndarray, reserved: np.ndarray
     ):
-        """
+        """Build from encoded chunks.
+
         Args:
             rows: the ids of each chunk.
             which: int32[c], the index of each chunk among the distinct chunks.

@@ -21,7 +21,7 @@ RESERVED = re.compile("[\\x00\\u2047\\u2581\\u2585]")
 # tokenizer's 64, and ties are ties in both (otherwise 44 of 5,649 texts differed). Exact up to sums of 2**24 / 2**7, some
 # 15,000 tokens.
 SCORE_STEP = 1 / 128
-# Rounding of sums depends on the number of threads, so it is the same on every machine.
+# The rounding of sums depends on the number of threads, so the number is the same on every machine.
 THREADS = 8
 
 
@@ -85,7 +85,7 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explained(str(error), spec, texts) from None
+        raise _training_error(str(error), spec, texts) from None
     return _with_rounded_scores(model.getvalue()) if spec.model == "unigram" else model.getvalue()
 
 
@@ -98,7 +98,7 @@ def _with_rounded_scores(model: bytes) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _explained(message: str, spec: TokenizerSpec, texts: Texts) -> SnaketuneError:
+def _training_error(message: str, spec: TokenizerSpec, texts: Texts) -> SnaketuneError:
     if numbers := re.search(r"value <= (\d+)", message):
         return SnaketuneError(
             f"tokenizers.train.vocab_size: {spec.vocab_size} is more than {texts.bytes / 1e6:.2f} MB of text can fill; "
