@@ -39,7 +39,7 @@ from snaketune.tokenization.token_store import TokenParts
 ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"
 ROWS = pa.schema([("length", pa.int32()), ("pieces", pa.int32()), ("pairs", pa.int32())])
-PIECES = pa.schema([(name, pa.int32()) for name in COLUMNS])
+SEGMENTS = pa.schema([(name, pa.int32()) for name in COLUMNS])
 PAIRS = pa.schema([(name, pa.int32()) for name in ("sequence", "chosen", "rejected")])
 
 
@@ -166,7 +166,7 @@ def _write(work: WorkFolder, split: str, rows: PackedUnits) -> None:
     pairs = np.zeros(rows.rows, np.int32) if rows.pair_offsets is None else np.diff(rows.pair_offsets)
     columns = {
         "rows": (ROWS, [rows.capacities, np.diff(rows.offsets), pairs]),
-        "pieces": (PIECES, [getattr(rows.segments, name) for name in COLUMNS]),
+        "pieces": (SEGMENTS, [getattr(rows.segments, name) for name in COLUMNS]),
     }
     if rows.completions is not None:
         columns["pairs"] = (PAIRS, [rows.completions.sequence, *rows.completions.ends.T])
