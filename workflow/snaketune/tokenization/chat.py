@@ -291,8 +291,8 @@ class ChatTokenizer:
             else:
                 raise Refused(
                     "control_text",
-                    "the chat template changes text that looks like a control token, so that it can't be told from "
-                    f"one, in {expected[:200]!r}; drop such rows from the corpus or use another template",
+                    "the chat template changes text that looks like a control token, so it can't be distinguished "
+                    f"from one, in {expected[:200]!r}; drop such rows from the corpus or use another template",
                 )
             texts.append(text)
             spans.append(own)

@@ -150,7 +150,7 @@ class ControlTokens:
                 raise Refused(
                     "control_text",
                     f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so text that "
-                    "looks like one can't be told from it; drop such rows from the corpus or use another tokenizer",
+                    "looks like one can't be distinguished; drop such rows from the corpus or use another tokenizer",
                 )
             yield Guarded(renamed.original_ids[renamed_ids].astype(np.int32), encoding, shifted)
 

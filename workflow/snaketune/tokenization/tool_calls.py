@@ -7,7 +7,7 @@ its prompt requests of the model; such a template gets the calls apart from the 
     template   {"content": "Wait.", "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "now", ...}}]}
 
 Any other template writes the text unchanged. In rows without tools whose system or user turn contains `<tool_call>`, the text
-is unchanged too: it is the form that their prompt asks for.
+is unchanged too: it is the form that their prompt requests.
 """
 
 import json
