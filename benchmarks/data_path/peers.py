@@ -27,9 +27,9 @@ from snaketune.artifacts.manifest import Artifact, describe_files, read_artifact
 from snaketune.packing import plan as planning
 from snaketune.packing import write as writing
 from snaketune.packing.best_fit import lower_bound_rows, plan_best_fit_decreasing
-from snaketune.packing.conversation_overflow import Losses, Pieces, pieces_of
+from snaketune.packing.conversation_overflow import DropCounts, PlannedSegments, fit_conversations
 from snaketune.packing.reader import EqualTokens, PackedRows
-from snaketune.packing.sequences import Sequences
+from snaketune.packing.sequences import RowBuilder
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import PlanSpec, WriteSpec
 from snaketune.tables import read_table
@@ -78,15 +78,15 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
 
     def ours() -> None:
         spec = PlanSpec(kind="sft", lengths=(CAPACITY,), strategy="best-fit-decreasing", overflow="drop")
-        found = pieces_of(spec, CAPACITY, parts.index("train").to_batches(), Losses())
+        found = fit_conversations(spec, CAPACITY, parts.index("train").to_batches(), DropCounts())
         plan = plan_best_fit_decreasing(found.tokens, [CAPACITY], found.supervised)
-        planned = InMemory(found.take(plan.order), plan.starts)
-        source, made = Sequences(planned, parts, "train"), []
+        planned = InMemory(found.take(plan.order), plan.offsets)
+        source, made = RowBuilder(planned, parts, "train"), []
         for first in range(0, plan.rows, 256):
-            pieces, starts = planned.pieces(first, min(first + 256, plan.rows))
-            row_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-            fill = np.add.reduceat(pieces.tokens, starts[:-1]).astype(np.int64)
-            block = source.ids(pieces, row_of, fill, CAPACITY, pad_id=0)
+            segments, offsets = planned.segments(first, min(first + 256, plan.rows))
+            row_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+            fill = np.add.reduceat(segments.tokens, offsets[:-1]).astype(np.int64)
+            block = source.ids(segments, row_of, fill, CAPACITY, pad_id=0)
             made.append(pa.FixedSizeListArray.from_arrays(block.reshape(-1), CAPACITY))
         rows["snaketune"] = len(pa.chunked_array(made))
 
@@ -116,13 +116,13 @@ def pack(rounds: int, folder: Path, sequences: int = 1_000_000) -> dict[str, Any
 class InMemory(NamedTuple):
     """A plan in memory."""
 
-    ordered: Pieces
-    starts: np.ndarray
+    ordered: PlannedSegments
+    offsets: np.ndarray
 
-    def pieces(self, first: int, last: int) -> tuple[Pieces, np.ndarray]:
+    def segments(self, first: int, last: int) -> tuple[PlannedSegments, np.ndarray]:
         """See `PlannedRows`."""
-        start, stop = int(self.starts[first]), int(self.starts[last])
-        return self.ordered.take(slice(start, stop)), self.starts[first : last + 1] - start
+        start, stop = int(self.offsets[first]), int(self.offsets[last])
+        return self.ordered.take(slice(start, stop)), self.offsets[first : last + 1] - start
 
 
 def _chunks(parts: TokenParts) -> Iterator[tuple[pa.Array, pa.Array]]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from snaketune.tokenization.batched.chunks import Chunks
+from snaketune.tokenization.batched.chunks import ChunkEncoder
 from snaketune.tokenization.batched.separable import METASPACE, NotSeparable, separable
 
 
@@ -23,9 +23,9 @@ class PlainTexts:
             NotSeparable: no proof covers it, or it treats a text's start, or `▁`, in a way of its own.
         """
         found = separable(description)
-        if found.prefix != "none" or found.foreign.search(METASPACE.encode()):
+        if found.prefix != "none" or found.reserved.search(METASPACE.encode()):
             raise NotSeparable("it writes spaces as another character")
-        self._chunks = Chunks(found)
+        self._chunks = ChunkEncoder(found)
 
     def encode(self, texts: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
         """Encode n texts; return their ids end to end, int32[t], and their offsets, int64[n + 1]."""

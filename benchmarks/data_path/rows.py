@@ -14,7 +14,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.run import run
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch
-from snaketune.tokenization.token_rows import of_conversations
+from snaketune.tokenization.token_rows import conversation_rows
 from snaketune.tokenization.token_store import ROWS_PER_BATCH, TokenWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def made_tokens(folder: Path, lengths: np.ndarray) -> Artifact:
                 ids = generator.integers(0, 32000, int(offsets[-1]), dtype=np.int32)
                 names = pa.array([f"{first + i:016x}" for i in range(len(own))])
                 sequences = EncodedBatch(ids, offsets, supervised, np.zeros(len(ids), bool))
-                writer.write(of_conversations(names, sequences, np.zeros(len(own), bool)))
+                writer.write(conversation_rows(names, sequences, np.zeros(len(own), bool)))
     nothing = {"rows": 0, "tokens": 0}
     counts = {"train": {"rows": len(lengths), "tokens": int(lengths.sum(dtype=np.int64))}, "held_out": nothing}
     manifest = {"counts": counts, "pad_id": 0, "payload": describe_files(work.payload), "records": {}}

@@ -50,7 +50,7 @@ class MadePairRows(MadeRows):
     def __init__(self, ids: np.ndarray, labels: np.ndarray, columns: dict[str, list[np.ndarray]]):
         self.row_length, self.lists = ids.shape[1], (*SEGMENTS, *TREES)
         self.batches = [{"input_ids": ids, "labels": labels} | {name: _column(some) for name, some in columns.items()}]
-        self.starts = np.array([0, len(ids)])
+        self.offsets = np.array([0, len(ids)])
         self.pairs = sum(map(len, columns["completions"])) // 2
 
     def blank(self, tokens=None):

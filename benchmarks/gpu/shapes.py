@@ -147,7 +147,7 @@ class MadeRows(PackedRows):
         offsets = np.concatenate([[0], np.cumsum([len(some) for some in lengths])])
         segments = {"segment_lengths": (offsets, values), "prefix_lengths": (offsets, np.zeros_like(values))}
         self.batches = [{"input_ids": ids, "labels": labels, **segments}]
-        self.starts = np.array([0, len(ids)])
+        self.offsets = np.array([0, len(ids)])
 
 
 def make_rows(rows: int, length: int, vocabulary: int) -> Made:

@@ -27,7 +27,7 @@ from snaketune.tokenization.encode_rows import encode_turns
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.template import TEXT
 from snaketune.tokenization.tokenizer import build
-from snaketune.tokenization.turn_columns import conversations
+from snaketune.tokenization.turn_columns import conversation_turns
 
 DOCUMENT = Path(__file__).parents[2] / "docs/benchmarks.md"
 TEMPLATES = Path(__file__).parents[2] / "resources/chat_templates"
@@ -95,7 +95,7 @@ def both_ways(chat: ChatTokenizer, rows: list[Row], train_on: str) -> tuple[Enco
     """Encode by the ordinary path, and by the batched one where it is proved equal."""
     turns = [[{**turn, "supervised": True} for turn in row] for row in rows]
     columns = {"messages": pa.array(turns, SCHEMAS["conversations"].field("messages").type)}
-    made = conversations(pa.table(columns), train_on)
+    made = conversation_turns(pa.table(columns), train_on)
     encoder, _ = batched_encoder(chat)
     return encode_turns(chat, made), encoder.encode(made)[0] if encoder else None
 

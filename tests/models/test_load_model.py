@@ -121,7 +121,7 @@ class Chat:
         self.ids = vocabulary
         self.vocab_size = len(vocabulary)
 
-    def strangers(self, vocabulary: dict[str, int]) -> list[str]:
+    def mismatched_tokens(self, vocabulary: dict[str, int]) -> list[str]:
         return [token for token, id in vocabulary.items() if self.ids.get(token) != id]
 
 

@@ -27,7 +27,7 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
 
 
 def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 5, batch_rows: int = 8) -> Artifact:
-    """The last `held_out` rows are held out."""
+    """Write a corpus artifact whose last `held_out` rows are held out."""
     columns = {
         "sft": ["messages"],
         "preference": ["prompt", "chosen", "rejected"],
@@ -45,14 +45,14 @@ def corpus(folder: Path, kind: str, rows: list[dict[str, Any]], held_out: int = 
 
 
 def made(folder: Path, outcome: Outcome, spec: Any) -> Artifact:
-    """What the next stage sees of a stage's work in `folder`."""
+    """Return the artifact of a stage's work in `folder`, as the next stage reads it."""
     manifest = {**outcome.about, "counts": outcome.counts, "spec": spec.model_dump(mode="json"), "records": {}}
     manifest["payload"] = describe_files(folder / "payload.partial")
     return Artifact(folder / "manifest.json", json.loads(json.dumps(manifest)), folder / "payload.partial")
 
 
 def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: int = 1, **settings: Any) -> Artifact:
-    """The packed artifact, as a reader sees it."""
+    """Return the packed artifact, as a reader sees it."""
 
     spec = PackSpec(kind=kind, **({"length": 256, "overflow": "drop"} | settings))
     tokens = []
@@ -67,7 +67,7 @@ def pack(folder: Path, rows: Artifact, tokenizer: Artifact, kind: str, parts: in
 def pack_tokens(
     folder: Path, tokens: list[Artifact], spec: PackSpec, parts: int = 1, corpus: Sequence[Artifact] = ()
 ) -> Artifact:
-    """From tokenized parts on."""
+    """Plan, write and pack tokenized parts."""
     plan_spec = PlanSpec(kind=spec.kind, lengths=spec.lengths, strategy=spec.strategy, overflow=spec.overflow)
     own = started(folder / "plan")
     plan = made(own.folder, build_plan(plan_spec, own, tokens=tokens), plan_spec)

@@ -1,13 +1,13 @@
-"""Indexes of tokenized splits, made by hand."""
+"""Synthetic indexes of tokenized splits."""
 
 import numpy as np
 import pyarrow as pa
 
-from snaketune.packing.supervised_runs import Runs
+from snaketune.packing.supervised_runs import SupervisedRuns
 
 
 def index(sequences: list[dict]) -> pa.RecordBatch:
-    """What `tokenize` writes of sequences, given by length, supervised runs, ends of turns, and for pairs their parts."""
+    """Return the index of sequences, given by length, supervised runs, ends of turns, and for pairs their parts."""
     columns = {
         "id": pa.array([row.get("id", f"{number:016x}") for number, row in enumerate(sequences)], pa.string()),
         "length": pa.array([row["length"] for row in sequences], pa.int32()),
@@ -27,7 +27,7 @@ def supervised_tokens(row: dict) -> int:
     return sum(np.subtract(row["supervised_runs"][1::2], row["supervised_runs"][::2]).tolist())
 
 
-def runs_of(table: pa.Table) -> Runs:
+def runs_of(table: pa.Table) -> SupervisedRuns:
     """The supervised runs of an index."""
     runs = table["supervised_runs"].combine_chunks()
-    return Runs(runs.values.to_numpy(), runs.offsets.to_numpy())
+    return SupervisedRuns(runs.values.to_numpy(), runs.offsets.to_numpy())

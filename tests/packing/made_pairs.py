@@ -1,4 +1,4 @@
-"""Tokenized pairs, made by hand, packed, and read back."""
+"""Synthetic tokenized pairs, packed and read back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from snaketune.packing.reader import PackedRows, documents
 from snaketune.packing.segments import layout_of
 from snaketune.stages.specs import PackSpec
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
-from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.token_rows import pair_rows
 from snaketune.tokenization.token_store import TokenWriter
 from tests.packing.chain import pack_tokens
 
@@ -22,7 +22,7 @@ Token = tuple[int, bool]
 
 @dataclass(frozen=True)
 class MadePair:
-    """Tokens; nothing of a prompt is supervised."""
+    """A pair of token sequences; the prompt isn't supervised."""
 
     prompt: tuple[int, ...]
     chosen: tuple[Token, ...]
@@ -32,7 +32,7 @@ class MadePair:
         return [tuple((token, False) for token in self.prompt) + side for side in (self.chosen, self.rejected)]
 
     def learned(self) -> list[tuple[Token, ...]]:
-        """Up to the last token that is supervised, which is what is packed."""
+        """Return both sequences up to the last supervised token, as they are packed."""
         return [up_to_supervised(sequence) for sequence in self.sequences()]
 
 
@@ -43,7 +43,7 @@ def up_to_supervised(sequence: tuple[Token, ...]) -> tuple[Token, ...]:
 def tokenized(
     folder: Path, train: Sequence[MadePair], held_out: Sequence[MadePair] = (), per_batch: int = 3
 ) -> Artifact:
-    """What `tokenize` writes of pairs that are known by their numbers."""
+    """Return the tokenized artifact of pairs, whose ids are their numbers."""
     folder.mkdir(parents=True)
     counts = {}
     for split, pairs in (("train", train), ("held_out", held_out)):
@@ -53,7 +53,7 @@ def tokenized(
                 some = pairs[first : first + per_batch]
                 both = concatenated([encoded(sequence) for pair in some for sequence in pair.sequences()])
                 names = pa.array([str(first + at) for at in range(len(some))], pa.string())
-                rows = of_pairs(names, both, np.zeros(len(some), bool))
+                rows = pair_rows(names, both, np.zeros(len(some), bool))
                 counts[split]["tokens"] += len(rows.sequences.ids)
                 writer.write(rows)
     manifest = {"payload": describe_files(folder), "records": {}, "counts": counts, "pad_id": 0}
@@ -61,7 +61,7 @@ def tokenized(
 
 
 def encoded(sequence: Sequence[Token]) -> EncodedBatch:
-    """A conversation of these tokens."""
+    """Return an encoded conversation of these tokens."""
     ids, supervised = np.array([token for token, _ in sequence], np.int32), np.array([s for _, s in sequence], bool)
     return EncodedBatch(ids, np.array([0, len(ids)]), supervised, np.zeros(len(ids), bool))
 
@@ -72,8 +72,8 @@ def packed(folder: Path, pairs: Sequence[MadePair], length: int, overflow: str =
 
 
 def read_back(pack: Artifact, split: str = "train") -> dict[str, list[tuple[Token, ...]]]:
-    """By pair, its two sequences as the shards have them: tokens, and whether they have a label."""
-    rows, found = PackedRows(pack, split), {}
+    """Return the two sequences of each pair, by id, as the shards have them: tokens, and whether they have a label."""
+    rows, pairs = PackedRows(pack, split), {}
     ids = [document["id"] for document in documents(pack, split)]
     for r in range(len(rows)):
         row = rows[r]
@@ -81,12 +81,12 @@ def read_back(pack: Artifact, split: str = "train") -> dict[str, list[tuple[Toke
         ends = layout.completions.reshape(-1, 2)
         own, ids = ids[: len(ends)], ids[len(ends) :]
         for pair, both in zip(own, ends, strict=True):
-            assert pair not in found
-            found[pair] = []
+            assert pair not in pairs
+            pairs[pair] = []
             for end in both:
-                places = layout.sequence_tokens(end, np.arange(layout.sequence_lengths[end]))
-                labels = row["labels"][places]
-                assert ((labels == -100) | (labels == row["input_ids"][places])).all()
-                found[pair].append(tuple(zip(row["input_ids"][places].tolist(), (labels != -100).tolist())))
+                tokens = layout.sequence_tokens(end, np.arange(layout.sequence_lengths[end]))
+                labels = row["labels"][tokens]
+                assert ((labels == -100) | (labels == row["input_ids"][tokens])).all()
+                pairs[pair].append(tuple(zip(row["input_ids"][tokens].tolist(), (labels != -100).tolist())))
     assert not ids
-    return found
+    return pairs

@@ -11,7 +11,7 @@ CAPACITY = 40
 
 
 def textbook(lengths: list[int], capacities: list[int]) -> list[int]:
-    """The rows that best-fit-decreasing opens, one sequence at a time; a new one is the shortest that holds it."""
+    """Return the capacities of the rows that best-fit-decreasing opens, one sequence at a time."""
     free: list[int] = []
     opened: list[int] = []
     for length in sorted(lengths, reverse=True):
@@ -26,7 +26,7 @@ def textbook(lengths: list[int], capacities: list[int]) -> list[int]:
 
 
 @given(st.lists(st.integers(1, CAPACITY), max_size=120))
-def test_every_sequence_is_placed_once_and_rows_equal_the_textbook(lengths):
+def test_every_sequence_is_packed_once_and_rows_equal_the_textbook(lengths):
     lengths = np.array(lengths, dtype=np.int64)
     plan = plan_best_fit_decreasing(lengths, [CAPACITY])
     assert sorted(plan.order.tolist()) == list(range(len(lengths)))
@@ -35,7 +35,7 @@ def test_every_sequence_is_placed_once_and_rows_equal_the_textbook(lengths):
     assert plan.rows >= lower_bound_rows(lengths, CAPACITY)
 
 
-def test_long_tailed_lengths_fill_rows_to_the_brim():
+def test_long_tailed_lengths_fill_rows_almost_completely():
     lengths = np.clip(np.random.default_rng(0).lognormal(np.log(120), 1.0, 50_000).astype(int), 1, 2048)
     plan = plan_best_fit_decreasing(lengths, [2048])
     assert lengths.sum() / (plan.rows * 2048) > 0.999
@@ -55,14 +55,14 @@ def test_rows_of_two_lengths(lengths):
     assert plan.capacities.tolist() == sorted(textbook(lengths.tolist(), [CAPACITY // 4, CAPACITY]))
 
 
-def test_what_is_supervised_is_spread_over_the_rows_at_no_cost():
+def test_supervised_tokens_are_balanced_over_the_rows_without_more_rows():
     capacity, random = 512, np.random.default_rng(1)
     lengths = np.clip(random.lognormal(np.log(capacity / 16), 1.0, 300_000).astype(np.int32), 1, capacity)
     supervised = (lengths * random.uniform(0, 1, len(lengths))).astype(np.int32)
     plain = plan_best_fit_decreasing(lengths, [capacity])
-    spread = plan_best_fit_decreasing(lengths, [capacity], supervised)
-    assert spread.rows == plain.rows
-    spreads = [np.add.reduceat(supervised[plan.order], plan.starts[:-1]).std() for plan in (plain, spread)]
+    balanced = plan_best_fit_decreasing(lengths, [capacity], supervised)
+    assert balanced.rows == plain.rows
+    spreads = [np.add.reduceat(supervised[plan.order], plan.offsets[:-1]).std() for plan in (plain, balanced)]
     assert spreads[1] < 0.85 * spreads[0]
     again = plan_best_fit_decreasing(lengths, [capacity], supervised)
-    assert (again.order == spread.order).all()
+    assert (again.order == balanced.order).all()

@@ -1,4 +1,4 @@
-"""What a row can't hold is dropped, truncated, split or raised; every sequence and every token is accounted for."""
+"""Sequences longer than a row are dropped, truncated, split or refused; every sequence and token is accounted for."""
 
 from types import SimpleNamespace
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.conversation_overflow import COLUMNS, Losses, Pieces, pieces_of
-from snaketune.packing.pair_overflow import Pairs, pairs_of, whole_pairs
+from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments, fit_conversations
+from snaketune.packing.pair_overflow import Pairs, fit_pairs, whole_pairs
 from snaketune.stages.specs import PlanSpec
 from tests.packing.made_index import index, runs_of, supervised_tokens
 
@@ -18,54 +18,54 @@ CHAT = {"length": 30, "supervised_runs": [5, 10, 20, 30], "turn_ends": [4, 10, 1
 PAIR = {"length": 30, "prompt": 6, "chosen": 10, "supervised_runs": [6, 16, 16, 30], "prompt_hash": 1}
 
 
-def cut(sequences: list[dict], overflow: str, length: int, **others) -> tuple[Pieces, Losses]:
+def cut(sequences: list[dict], overflow: str, length: int, **others) -> tuple[PlannedSegments, DropCounts]:
     spec = PlanSpec(kind="sft", lengths=(length,), overflow=overflow, **{"strategy": "best-fit-decreasing"} | others)
-    losses = Losses()
+    drops = DropCounts()
     batches = [index(sequences[:1]), index(sequences[1:])]
-    return pieces_of(spec, length, iter(batches), losses), losses
+    return fit_conversations(spec, length, iter(batches), drops), drops
 
 
-def ranges(pieces: Pieces) -> list[tuple[int, int, int]]:
-    return list(zip(pieces.sequence.tolist(), pieces.start.tolist(), pieces.stop.tolist()))
+def ranges(segments: PlannedSegments) -> list[tuple[int, int, int]]:
+    return list(zip(segments.sequence.tolist(), segments.start.tolist(), segments.stop.tolist()))
 
 
-def test_what_fits_is_whole():
-    pieces, losses = cut([CHAT, CHAT], "drop", 30)
-    assert ranges(pieces) == [(0, 0, 30), (1, 0, 30)]
-    assert pieces.supervised.tolist() == [15, 15]
-    assert losses == Losses()
+def test_sequences_that_fit_are_whole():
+    segments, drops = cut([CHAT, CHAT], "drop", 30)
+    assert ranges(segments) == [(0, 0, 30), (1, 0, 30)]
+    assert segments.supervised.tolist() == [15, 15]
+    assert drops == DropCounts()
 
 
 def test_drop_counts_rows_and_tokens():
-    pieces, losses = cut([CHAT, CHAT | {"length": 12, "supervised_runs": [5, 12]}], "drop", 20)
-    assert ranges(pieces) == [(1, 0, 12)]
-    assert losses.dropped_rows == {"longer_than_row": 1}
-    assert losses.dropped_tokens == {"longer_than_row": 30}
+    segments, drops = cut([CHAT, CHAT | {"length": 12, "supervised_runs": [5, 12]}], "drop", 20)
+    assert ranges(segments) == [(1, 0, 12)]
+    assert drops.dropped_rows == {"longer_than_row": 1}
+    assert drops.dropped_tokens == {"longer_than_row": 30}
 
 
-def test_truncate_cuts_after_a_turn_where_something_is_supervised_by_then():
+def test_truncate_cuts_after_a_turn_if_something_before_is_supervised():
     for length, stop, tokens in ((29, 10, 5), (20, 10, 5), (12, 10, 5), (9, 9, 4), (6, 6, 1)):
-        pieces, losses = cut([CHAT], "truncate", length)
-        assert ranges(pieces) == [(0, 0, stop)], length
-        assert pieces.supervised.tolist() == [tokens]
-        assert (losses.truncated_rows, losses.truncated_tokens) == (1, 30 - stop)
-    pieces, losses = cut([CHAT], "truncate", 5)
-    assert not len(pieces)
-    assert losses.dropped_rows == {"nothing_supervised_in_a_row": 1}
+        segments, drops = cut([CHAT], "truncate", length)
+        assert ranges(segments) == [(0, 0, stop)], length
+        assert segments.supervised.tolist() == [tokens]
+        assert (drops.truncated_rows, drops.truncated_tokens) == (1, 30 - stop)
+    segments, drops = cut([CHAT], "truncate", 5)
+    assert not len(segments)
+    assert drops.dropped_rows == {"nothing_supervised_in_a_row": 1}
 
 
-def test_split_cuts_after_turns_and_a_new_piece_has_no_label_on_its_first_token():
+def test_split_cuts_after_turns_and_the_first_token_of_a_part_has_no_label():
     # A question stays with its answer.
-    pieces, losses = cut([CHAT], "split", 20)
-    assert ranges(pieces) == [(0, 0, 10), (0, 10, 30)]
-    assert pieces.supervised.tolist() == [5, 10]
-    assert (losses.split_rows, losses.split_pieces) == (1, 2)
-    # No turn ends in the second piece's reach, so it is cut in the middle of what is supervised.
-    pieces, losses = cut([CHAT], "split", 10)
-    assert ranges(pieces) == [(0, 0, 10), (0, 14, 24), (0, 24, 30)]
-    assert pieces.supervised.tolist() == [5, 4, 5]
-    assert losses.dropped_rows == {"nothing_supervised_in_a_piece": 0}
-    assert losses.dropped_tokens == {"nothing_supervised_in_a_piece": 4}
+    segments, drops = cut([CHAT], "split", 20)
+    assert ranges(segments) == [(0, 0, 10), (0, 10, 30)]
+    assert segments.supervised.tolist() == [5, 10]
+    assert (drops.split_rows, drops.split_pieces) == (1, 2)
+    # No turn ends within the second part, so it is cut inside a supervised run.
+    segments, drops = cut([CHAT], "split", 10)
+    assert ranges(segments) == [(0, 0, 10), (0, 14, 24), (0, 24, 30)]
+    assert segments.supervised.tolist() == [5, 4, 5]
+    assert drops.dropped_rows == {"nothing_supervised_in_a_piece": 0}
+    assert drops.dropped_tokens == {"nothing_supervised_in_a_piece": 4}
 
 
 def test_raise_names_the_sequence_and_its_length():
@@ -73,76 +73,76 @@ def test_raise_names_the_sequence_and_its_length():
         cut([CHAT | {"id": "abc"}], "raise", 16)
 
 
-def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs, Losses]:
+def cut_pairs(sequences: list[dict], overflow: str, length: int) -> tuple[Pairs, DropCounts]:
     spec = PlanSpec(kind="preference", lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
-    table, losses = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])]), Losses()
+    table, drops = pa.Table.from_batches([index(sequences[:1]), index(sequences[1:])]), DropCounts()
     runs = runs_of(table)
     whole = whole_pairs("preference", table, SimpleNamespace(runs=runs))
-    return pairs_of(spec, length, table, whole, runs, losses), losses
+    return fit_pairs(spec, length, table, whole, runs, drops), drops
 
 
-def kept(pairs: Pairs) -> list[tuple[int, ...]]:
-    """Of each pair, its sequence, and the tokens of prompt, completions and what is common to them."""
+def columns(pairs: Pairs) -> list[tuple[int, ...]]:
+    """Return the sequence of each pair, and the tokens of its prompt and completions and those in common."""
     return list(zip(*(getattr(pairs, name).tolist() for name in ("sequence", "prompt", "first", "second", "common"))))
 
 
-def test_pairs_keep_their_prompt_and_share_what_is_left_of_a_row():
+def test_truncated_pairs_have_their_whole_prompt_and_share_the_rest_of_a_row():
     for length, chosen, rejected in ((30, 10, 14), (28, 10, 12), (20, 7, 7), (10, 2, 2), (8, 1, 1)):
-        pairs, losses = cut_pairs([PAIR], "truncate", length)
-        assert kept(pairs) == [(0, 6, chosen, rejected, 0)], length
+        pairs, drops = cut_pairs([PAIR], "truncate", length)
+        assert columns(pairs) == [(0, 6, chosen, rejected, 0)], length
         assert pairs.second_start[0] == 16
-        assert losses.truncated_tokens == 24 - chosen - rejected
+        assert drops.truncated_tokens == 24 - chosen - rejected
     for length in (7, 6, 3):
-        pairs, losses = cut_pairs([PAIR], "truncate", length)
+        pairs, drops = cut_pairs([PAIR], "truncate", length)
         assert not len(pairs)
-        assert losses.dropped_rows == {"prompt_fills_row": 1}
-        assert losses.dropped_tokens == {"prompt_fills_row": 30}
+        assert drops.dropped_rows == {"prompt_fills_row": 1}
+        assert drops.dropped_tokens == {"prompt_fills_row": 30}
 
 
-def test_what_both_completions_begin_with_takes_room_once():
+def test_common_tokens_of_completions_count_once():
     pair = PAIR | {"common": 4}
-    pairs, losses = cut_pairs([pair], "raise", 26)
-    assert (kept(pairs), losses) == ([(0, 6, 10, 14, 4)], Losses())
-    # What is left of a row goes to what they don't share.
+    pairs, drops = cut_pairs([pair], "raise", 26)
+    assert (columns(pairs), drops) == ([(0, 6, 10, 14, 4)], DropCounts())
+    # The rest of a row goes to the tokens that they don't share.
     for length, chosen, rejected in ((24, 10, 12), (16, 7, 7), (12, 5, 5), (11, 4, 5)):
-        pairs, losses = cut_pairs([pair], "truncate", length)
-        assert kept(pairs) == [(0, 6, chosen, rejected, 4)], length
-        assert (pairs.tokens[0], losses.truncated_tokens) == (length, 24 - chosen - rejected)
-    # Cut any shorter, they would be the same.
+        pairs, drops = cut_pairs([pair], "truncate", length)
+        assert columns(pairs) == [(0, 6, chosen, rejected, 4)], length
+        assert (pairs.tokens[0], drops.truncated_tokens) == (length, 24 - chosen - rejected)
+    # If cut shorter, they would be equal.
     for length in (10, 8, 6):
-        pairs, losses = cut_pairs([pair, PAIR], "truncate", length)
-        assert losses.dropped_rows["prompt_fills_row"] >= 1
+        pairs, drops = cut_pairs([pair, PAIR], "truncate", length)
+        assert drops.dropped_rows["prompt_fills_row"] >= 1
         assert 0 not in pairs.sequence
 
 
-def test_overflow_of_pairs_drops_or_names_them():
-    pairs, losses = cut_pairs([PAIR, PAIR | {"common": 10, "id": "b"}], "drop", 20)
-    assert kept(pairs) == [(1, 6, 10, 14, 10)]
-    assert (losses.dropped_rows, losses.dropped_tokens) == ({"longer_than_row": 1}, {"longer_than_row": 30})
+def test_overflow_of_pairs_drops_them_or_names_the_first():
+    pairs, drops = cut_pairs([PAIR, PAIR | {"common": 10, "id": "b"}], "drop", 20)
+    assert columns(pairs) == [(1, 6, 10, 14, 10)]
+    assert (drops.dropped_rows, drops.dropped_tokens) == ({"longer_than_row": 1}, {"longer_than_row": 30})
     with pytest.raises(SnaketuneError, match=r"pair b has 20 tokens, packing\.length is 19"):
         cut_pairs([PAIR | {"common": 10, "id": "b"}], "raise", 19)
 
 
-def test_what_has_nothing_supervised_is_dropped():
-    pieces, losses = cut([CHAT | {"supervised_runs": []}, CHAT], "drop", 30)
-    assert ranges(pieces) == [(1, 0, 30)]
-    assert losses.dropped_rows == {"nothing_supervised": 1}
+def test_sequences_without_supervised_tokens_are_dropped():
+    segments, drops = cut([CHAT | {"supervised_runs": []}, CHAT], "drop", 30)
+    assert ranges(segments) == [(1, 0, 30)]
+    assert drops.dropped_rows == {"nothing_supervised": 1}
     one_sided = [PAIR | {"supervised_runs": runs} for runs in ([6, 16], [16, 30], [])]
-    pairs, losses = cut_pairs([*one_sided, PAIR], "drop", 30)
+    pairs, drops = cut_pairs([*one_sided, PAIR], "drop", 30)
     assert pairs.sequence.tolist() == [3]
-    assert losses.dropped_rows == {"nothing_supervised": 3}
+    assert drops.dropped_rows == {"nothing_supervised": 3}
 
 
-def test_raw_rows_leave_out_what_looks_like_a_control_token():
-    pieces, losses = cut([CHAT | {"control_text": True}, CHAT], "drop", 30, strategy="none")
-    assert ranges(pieces) == [(1, 0, 30)]
-    assert losses.dropped_rows == {"control_token_in_text": 1}
+def test_raw_rows_with_text_like_a_control_token_are_dropped():
+    segments, drops = cut([CHAT | {"control_text": True}, CHAT], "drop", 30, strategy="none")
+    assert ranges(segments) == [(1, 0, 30)]
+    assert drops.dropped_rows == {"control_token_in_text": 1}
 
 
 @st.composite
 def conversations(draw) -> dict:
-    places = sorted(draw(st.sets(st.integers(1, 60), min_size=2, max_size=9)))
-    runs = places[: len(places) // 2 * 2]
+    edges = sorted(draw(st.sets(st.integers(1, 60), min_size=2, max_size=9)))
+    runs = edges[: len(edges) // 2 * 2]
     ends = sorted(draw(st.sets(st.integers(1, 60), max_size=5)))
     return {"length": 60, "supervised_runs": runs, "turn_ends": ends}
 
@@ -153,15 +153,15 @@ def conversations(draw) -> dict:
     st.integers(8, 64),
 )
 def test_every_token_is_accounted_for(sequences, overflow, length):
-    pieces, losses = cut(sequences, overflow, length)
-    assert (pieces.tokens <= length).all()
-    assert (pieces.tokens > 0).all()
-    kept = int(pieces.tokens.sum())
-    assert 60 * len(sequences) == kept + losses.dropped_tokens.total() + losses.truncated_tokens
-    assert len(sequences) == len(set(pieces.sequence.tolist())) + losses.dropped_rows.total()
-    assert (np.diff(pieces.sequence) >= 0).all()
+    segments, drops = cut(sequences, overflow, length)
+    assert (segments.tokens <= length).all()
+    assert (segments.tokens > 0).all()
+    packed = int(segments.tokens.sum())
+    assert 60 * len(sequences) == packed + drops.dropped_tokens.total() + drops.truncated_tokens
+    assert len(sequences) == len(set(segments.sequence.tolist())) + drops.dropped_rows.total()
+    assert (np.diff(segments.sequence) >= 0).all()
     for sequence, start, stop, supervised in zip(
-        pieces.sequence, pieces.start, pieces.stop, pieces.supervised, strict=True
+        segments.sequence, segments.start, segments.stop, segments.supervised, strict=True
     ):
         runs = sequences[sequence]["supervised_runs"]
         tokens = [t for a, b in zip(runs[::2], runs[1::2]) for t in range(a, b) if start < t < stop]

@@ -1,4 +1,4 @@
-"""From a corpus artifact to shards: the five columns, counts that add up, and nothing lost or unlearnable."""
+"""From a corpus artifact to shards: the columns, counts that add up, and no sequence lost or without labels."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def tokenizer(tmp_path_factory) -> Artifact:
 
 @pytest.fixture
 def pack(tokenizer, tmp_path) -> Callable[..., Artifact]:
-    """Packs rows, the last five of them held out; each call in a folder of its own."""
+    """A function that packs rows, the last five of them held out, in a new folder per call."""
     calls = iter(range(99))
 
     def packed(kind: str, rows: list[dict], parts: int = 1, held_out: int = 5, **settings) -> Artifact:
@@ -50,7 +50,7 @@ def pack(tokenizer, tmp_path) -> Callable[..., Artifact]:
     return packed
 
 
-def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(pack, tokenizer):
+def test_sft_rows_hold_every_conversation_whole_and_supervise_only_the_assistant(pack, tokenizer):
     rows = rows_of("chat", 60)
     packed = pack("sft", rows)
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -58,11 +58,11 @@ def test_sft_rows_hold_every_conversation_whole_and_learn_the_assistant_alone(pa
     assert packed.manifest["format_version"] == "3.0"
     train = PackedRows(packed, "train")
     masks = read_table(packed.file("train-00000.arrow"))["attention_mask"].to_pylist()
-    places = list(documents(packed, "train"))
-    assert sorted(place["id"] for place in places) == sorted(row["id"] for row in rows[:-5])
+    listed = list(documents(packed, "train"))
+    assert sorted(document["id"] for document in listed) == sorted(row["id"] for row in rows[:-5])
     by_row: dict[int, list[str]] = {}
-    for place in places:
-        by_row.setdefault(place["row"], []).append(place["id"])
+    for document in listed:
+        by_row.setdefault(document["row"], []).append(document["id"])
     by_id = {row["id"]: row for row in rows}
     for r, ids in by_row.items():
         row, at = train[r], 0
@@ -100,7 +100,7 @@ def test_overflow_raise_names_the_conversation(pack, tokenizer):
         pack("sft", rows_of("chat", 20), length=32, overflow="raise")
 
 
-def test_a_split_of_which_nothing_can_be_packed_is_refused_with_the_reasons(pack):
+def test_a_split_without_any_packable_row_is_refused_with_the_reasons(pack):
     with pytest.raises(
         SnaketuneError, match=r"no train row of 15 can be packed into 8 tokens: {'longer_than_row': 15}"
     ):
@@ -108,20 +108,20 @@ def test_a_split_of_which_nothing_can_be_packed_is_refused_with_the_reasons(pack
 
 
 def check_pairs(packed: Artifact, chat: ChatTokenizer, rows: list[dict]) -> None:
-    """All of them are there: the same tokens as two conversations of their own, of which only completions are supervised, but
-    for the line break behind the last turn, from which nothing is learned."""
-    by_id, found = {row["id"]: row for row in rows}, read_back(packed)
-    assert found.keys() == by_id.keys()
-    for name, both in found.items():
+    """Check that every pair is packed as two conversations in which only completions are supervised, without the line break
+    after the last turn, from which nothing is learned."""
+    by_id, packed_pairs = {row["id"]: row for row in rows}, read_back(packed)
+    assert packed_pairs.keys() == by_id.keys()
+    for name, both in packed_pairs.items():
         pair = by_id[name]
         context = len(chat.encode([pair["prompt"]])[0].ids)
         for side, tokens in zip(("chosen", "rejected"), both, strict=True):
             whole = chat.encode([pair["prompt"] + pair[side]])[0]
             spans = [(start, end) for start, end in whole.spans if start >= context]
             supervised = whole.mask(spans)
-            kept = np.flatnonzero(supervised)[-1] + 1
-            assert len(whole.ids) == kept + 1
-            assert tokens == tuple(zip(whole.ids[:kept].tolist(), supervised[:kept].tolist()))
+            end = np.flatnonzero(supervised)[-1] + 1
+            assert len(whole.ids) == end + 1
+            assert tokens == tuple(zip(whole.ids[:end].tolist(), supervised[:end].tolist()))
 
 
 def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
@@ -137,11 +137,11 @@ def test_pairs_share_their_prompt_and_are_never_split(pack, tokenizer):
     assert counts["read_tokens"] == counts["tokens"] + shared + 2 * len(rows)
 
 
-def test_documents_tell_which_source_a_pair_is_from(pack):
+def test_documents_list_the_source_of_each_pair(pack):
     rows = [row | {"source": number % 3} for number, row in enumerate(rows_of("preferences", 20))]
     packed = pack("preference", rows, held_out=4)
     for split, own in (("train", rows[:-4]), ("held_out", rows[-4:])):
-        assert {place["id"]: place["source"] for place in documents(packed, split)} == {
+        assert {document["id"]: document["source"] for document in documents(packed, split)} == {
             row["id"]: row["source"] for row in own
         }
     assert "source" not in read_table(pack("sft", rows_of("chat", 20)).file("documents.arrow")).schema.names
@@ -158,11 +158,11 @@ def test_pairs_of_an_older_format_are_refused_with_the_command_that_rebuilds_the
 
 def test_the_completions_of_a_row_are_those_of_its_pairs(pack):
     packed = pack("preference", rows_of("preferences", 40))
-    train, places = PackedRows(packed, "train"), list(documents(packed, "train"))
+    train, listed = PackedRows(packed, "train"), list(documents(packed, "train"))
     for r in range(len(train)):
         row = train[r]
         assert row["completions"].dtype == row["prefix_segments"].dtype == np.int32
-        assert len(row["completions"]) == 2 * sum(place["row"] == r for place in places)
+        assert len(row["completions"]) == 2 * sum(document["row"] == r for document in listed)
     blank = train.blank(8)
     assert (len(blank["completions"]), len(blank["prefix_segments"])) == (0, 0)
 
@@ -186,7 +186,7 @@ def test_raw_rows_with_turns_of_weight_0_are_refused(pack):
         pack("sft", rows, strategy="none")
 
 
-def test_rows_are_views_into_the_mapped_file_also_over_several_batches_and_shards(pack, monkeypatch):
+def test_rows_are_views_into_the_mapped_files_of_several_batches_and_shards(pack, monkeypatch):
     monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 3 * 256)
     monkeypatch.setattr(shard_writer, "TOKENS_PER_BATCH", 2 * 256)
     packed = pack("sft", rows_of("chat", 60))
@@ -236,39 +236,39 @@ def test_every_row_and_token_is_accounted_for(pack, settings):
     for split in ("train", "held_out"):
         counts = packed.manifest["counts"][split]
         assert counts["read"] == counts["kept"] + sum(counts["dropped"].values())
-        gone = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
-        assert counts["read_tokens"] == counts["tokens"] + gone
+        lost = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
+        assert counts["read_tokens"] == counts["tokens"] + lost
         if settings.get("strategy") == "none":
             continue
         rows = PackedRows(packed, split)
         assert counts["tokens"] == rows.tokens
         labelled = sum(int((rows[r]["labels"] != IGNORED).sum()) for r in range(len(rows)))
-        places = list(documents(packed, split))
-        assert counts["supervised_tokens"] == labelled == sum(place["supervised"] for place in places)
-        assert counts["pieces"] == len(places)
+        listed = list(documents(packed, split))
+        assert counts["supervised_tokens"] == labelled == sum(document["supervised"] for document in listed)
+        assert counts["pieces"] == len(listed)
         for r in range(len(rows)):
-            own = [place["tokens"] for place in places if place["row"] == r]
+            own = [document["tokens"] for document in listed if document["row"] == r]
             assert rows[r]["segment_lengths"].tolist() == own
 
 
-def test_a_split_conversation_is_all_there_piece_by_piece(pack, tokenizer):
+def test_all_parts_of_a_split_conversation_are_packed(pack, tokenizer):
     rows = rows_of("chat", 40)
     packed = pack("sft", rows, length=40, overflow="split", train_on="all")
     assert packed.manifest["counts"]["train"]["split"]["rows"] > 0
     train, texts, at = PackedRows(packed, "train"), {}, {}
-    for place in documents(packed, "train"):
-        start = at.get(place["row"], 0)
-        ids = train[place["row"]]["input_ids"][start : start + place["tokens"]]
-        at[place["row"]] = start + place["tokens"]
-        texts.setdefault(place["id"], []).append(ids.tolist())
+    for document in documents(packed, "train"):
+        start = at.get(document["row"], 0)
+        ids = train[document["row"]]["input_ids"][start : start + document["tokens"]]
+        at[document["row"]] = start + document["tokens"]
+        texts.setdefault(document["id"], []).append(ids.tolist())
     chat = ChatTokenizer.load(tokenizer.folder)
     missing = 0
     for row in rows[:-5]:
         whole = "".join(map(chr, chat.encode([row["messages"]])[0].ids))
-        # In the order of the rows, which isn't that of the conversation.
-        for piece in texts[row["id"]]:
-            assert len(piece) <= 40
-            assert "".join(map(chr, piece)) in whole
+        # The parts are in the order of the rows, not in that of the conversation.
+        for part in texts[row["id"]]:
+            assert len(part) <= 40
+            assert "".join(map(chr, part)) in whole
         missing += len(whole) - sum(map(len, texts[row["id"]]))
     assert missing == sum(packed.manifest["counts"]["train"]["dropped_tokens"].values())
 
@@ -284,11 +284,11 @@ def test_pairs_of_one_prompt_share_it(pack, tokenizer):
     assert twice.manifest["packing_metadata"]["pairs_per_row"]["min"] >= 2
 
 
-def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_path, monkeypatch):
+def test_a_killed_write_resumes_with_the_missing_shards(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(shard_writer, "TOKENS_PER_SHARD", 2 * 256)
     rows = chain.corpus(tmp_path / "corpus", "sft", rows_of("chat", 60))
     whole = chain.pack(tmp_path / "whole", rows, tokenizer, "sft").manifest["payload"]
-    write_row, written, lives = shard_writer._PackedRows.write, [], 2
+    write_row, written, lives = shard_writer._PackedShards.write, [], 2
 
     def dies(self, shard, path):
         if len(written) == lives:
@@ -296,7 +296,7 @@ def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_
         write_row(self, shard, path)
         written.append(shard.name)
 
-    monkeypatch.setattr(shard_writer._PackedRows, "write", dies)
+    monkeypatch.setattr(shard_writer._PackedShards, "write", dies)
     with pytest.raises(KeyboardInterrupt):
         chain.pack(tmp_path / "killed", rows, tokenizer, "sft")
     before, lives = list(written), 999
@@ -305,7 +305,7 @@ def test_a_killed_write_goes_on_with_the_shards_that_are_missing(tokenizer, tmp_
     assert len(written) == len(set(written)) == len(whole) - 1
 
 
-def test_what_a_plan_says_of_left_out_rows_is_part_of_its_content(tokenizer, tmp_path):
+def test_the_counts_of_dropped_rows_are_part_of_a_plans_content(tokenizer, tmp_path):
     rows = rows_of("chat", 20)
     long = {"id": "z", "messages": [{"role": "user", "content": "x" * 900}, {"role": "assistant", "content": "y"}]}
     plans = []

@@ -1,4 +1,4 @@
-"""Completions of one prompt form trees in which every token stands once, and each is read back as it was."""
+"""Completions of one prompt form trees in which every token is stored once, and each is read back unchanged."""
 
 import tempfile
 from pathlib import Path
@@ -15,7 +15,7 @@ PROMPTS = [(90,), (90, 91), (92, 93, 94)]
 
 
 def completion(text: str) -> tuple[Token, ...]:
-    """Letters are tokens; small ones aren't supervised."""
+    """Letters are tokens; capital letters are supervised."""
     return tuple((ord(letter.lower()), letter.isupper()) for letter in text)
 
 
@@ -31,14 +31,14 @@ SHORT = pair("A", "B", (95,))
 
 @st.composite
 def made_pairs(draw, beginning=supervised) -> list[MadePair]:
-    """With few letters, so that completions begin alike and come again; each has a supervised one."""
+    """Pairs over few letters, so that completions share beginnings and repeat; each has a supervised token."""
     pool = draw(st.lists(st.builds("{}A{}".format, beginning, letters), min_size=1, max_size=6))
     some = st.sampled_from(pool)
     return draw(st.lists(st.builds(pair, some, some, st.sampled_from(PROMPTS)), min_size=1, max_size=9))
 
 
 def trie_nodes(sequences: list[tuple[Token, ...]]) -> int:
-    """Tokens of a tree, by the book."""
+    """Return the nodes of the trie of these sequences."""
     root: dict = {}
     nodes = 0
     for sequence in sequences:
@@ -75,7 +75,7 @@ def test_every_completion_is_read_back_whole(pairs, length):
 @given(made_pairs())
 def test_a_prompts_completions_are_a_trie(pairs):
     with tempfile.TemporaryDirectory() as folder:
-        # One row holds everything. What isn't supervised at the beginning of a completion would be part of its prompt.
+        # One row holds everything. Unsupervised tokens at the start of a completion would be part of its prompt.
         made = packed(Path(folder), pairs, 1024)
         by_prompt: dict[tuple[int, ...], list[tuple[Token, ...]]] = {}
         for own in pairs:
@@ -86,7 +86,7 @@ def test_a_prompts_completions_are_a_trie(pairs):
 
 @settings(deadline=None, max_examples=30)
 @given(made_pairs(), st.integers(8, 16))
-def test_whatever_is_cut_off_what_is_left_is_the_beginning(pairs, length):
+def test_truncated_completions_are_beginnings_of_the_whole_ones(pairs, length):
     with tempfile.TemporaryDirectory() as folder:
         made = packed(Path(folder), [*pairs, SHORT], length, overflow="truncate")
         found, counts = read_back(made), made.manifest["counts"]["train"]
@@ -99,7 +99,7 @@ def test_whatever_is_cut_off_what_is_left_is_the_beginning(pairs, length):
             for side, full in zip(found[str(number)], whole, strict=True):
                 assert side == full[: len(side)]
                 assert any(supervised for _, supervised in side)
-            # Nothing is cut of what a row holds, and a row that lacks room is full.
+            # Pairs that fit are whole, and the rows of truncated pairs are full.
             if trie_nodes(whole) <= length:
                 assert found[str(number)] == whole
             else:
@@ -115,23 +115,23 @@ def test_every_token_is_accounted_for(pairs, length, overflow):
         made = packed(Path(folder), [*pairs, SHORT], length, overflow, held_out=[pair("AB", "AA")] * 2)
         for split in ("train", "held_out"):
             counts, rows = made.manifest["counts"][split], PackedRows(made, split)
-            gone = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
+            lost = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
             shared = counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
-            assert counts["read_tokens"] == counts["tokens"] + gone + shared
+            assert counts["read_tokens"] == counts["tokens"] + lost + shared
             assert min(counts["shared_prompt_tokens"], counts["shared_answer_tokens"]) >= 0
-            places = list(documents(made, split))
-            assert counts["tokens"] == rows.tokens == sum(place["tokens"] for place in places)
+            listed = list(documents(made, split))
+            assert counts["tokens"] == rows.tokens == sum(document["tokens"] for document in listed)
             labelled = [int((rows[r]["labels"] != -100).sum()) for r in range(len(rows))]
             for r, own in enumerate(labelled):
-                assert own == sum(place["supervised"] for place in places if place["row"] == r)
+                assert own == sum(document["supervised"] for document in listed if document["row"] == r)
             assert counts["supervised_tokens"] == sum(labelled)
-            assert counts["kept"] == counts["pieces"] == len(places)
+            assert counts["kept"] == counts["pieces"] == len(listed)
 
 
 @settings(deadline=None, max_examples=30)
 @given(made_pairs(), st.integers(12, 40))
 def test_segments_are_in_normal_form(pairs, length):
-    """A prefix ends in the segment that it is said to be of, each segment is a completion's end, and parents come first."""
+    """A prefix ends in its `prefix_segment`, every segment is the end of a completion, and parents precede children."""
     with tempfile.TemporaryDirectory() as folder:
         rows = PackedRows(packed(Path(folder), [*pairs, SHORT], length), "train")
         for r in range(len(rows)):
@@ -161,14 +161,14 @@ def test_the_tree_of_the_docstring(tmp_path):
     assert bytes(row["input_ids"][:6].tolist()) == b"Z[cdef"
 
 
-def test_a_rejected_completion_that_the_chosen_one_goes_on_from_ends_a_segment(tmp_path):
+def test_a_rejected_completion_that_the_chosen_one_continues_ends_a_segment(tmp_path):
     (row,) = rows_of(tmp_path, [pair("ABC", "AB")])
     assert row["segment_lengths"].tolist() == [4, 1]
     assert row["prefix_lengths"].tolist() == [0, 4]
     assert row["completions"].tolist() == [1, 0]
 
 
-def test_equal_completions_stand_once(tmp_path):
+def test_equal_completions_are_stored_once(tmp_path):
     (row,) = rows_of(tmp_path, [pair("AB", "AB")])
     assert (row["segment_lengths"].tolist(), row["completions"].tolist()) == ([4], [0, 0])
     (row,) = rows_of(tmp_path / "b", [pair("AB", "C"), pair("AB", "D"), pair("D", "AB")])
@@ -176,24 +176,24 @@ def test_equal_completions_stand_once(tmp_path):
     assert row["completions"].tolist() == [0, 1, 0, 2, 2, 0]
 
 
-def test_a_beginning_that_is_supervised_in_one_of_them_only_stands_twice(tmp_path):
+def test_common_tokens_that_differ_in_supervision_are_stored_twice(tmp_path):
     (row,) = rows_of(tmp_path, [pair("AbC", "ABC")])
     assert row["segment_lengths"].tolist() == [5, 2]
     assert row["prefix_lengths"].tolist() == [0, 3]
     assert read_back(packed(tmp_path / "b", [pair("AbC", "ABC")], 64))["0"] == pair("AbC", "ABC").learned()
 
 
-def test_a_tree_that_is_longer_than_a_row_is_parted(tmp_path):
+def test_a_tree_that_is_longer_than_a_row_is_split(tmp_path):
     answers = ["AAAAAA", "AAAAAB", "BBBBBA", "BBBBBB", "AAAABB", "BBBBAA"]
     pairs = [pair(a, b) for a, b in [(0, 1), (2, 3), (0, 4), (2, 5), (1, 4)] for a, b in [(answers[a], answers[b])]]
     made = packed(tmp_path, pairs, 14)
-    # Those that begin alike are together, and the prompt stands twice.
+    # Completions that begin alike are in one tree, and the prompt is stored twice.
     assert by_row(made) == [["0", "2", "4"], ["1", "3"]]
     assert made.manifest["counts"]["train"]["shared_prompt_tokens"] == 3 * 2
     assert read_back(made) == {str(n): own.learned() for n, own in enumerate(pairs)}
 
 
-def test_prompts_of_one_hash_that_differ_have_trees_of_their_own(tmp_path, monkeypatch):
+def test_prompts_with_equal_hashes_have_trees_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr("snaketune.tokenization.token_rows.xxhash.xxh3_64_intdigest", lambda _: 7)
     pairs = [pair("AB", "AC", (90,)), pair("AB", "AD", (91,)), pair("AB", "AE", (90,))]
     made = packed(tmp_path, pairs, 64)
@@ -206,7 +206,7 @@ def test_pairs_without_a_prompt_are_read_back_too(tmp_path):
     assert read_back(packed(tmp_path, pairs, 64)) == {str(n): own.learned() for n, own in enumerate(pairs)}
 
 
-def test_memory_is_given_back_while_trees_grow(tmp_path, monkeypatch):
+def test_memory_is_released_while_trees_are_built(tmp_path, monkeypatch):
     monkeypatch.setattr("snaketune.packing.completion_tokens.READ_BEFORE_RELEASE", 1)
     pairs = [pair("AB" * n, "AC" * n, prompt) for prompt in PROMPTS for n in (1, 2, 3)]
     made = packed(tmp_path, pairs, 64)

@@ -1,4 +1,4 @@
-"""Reading rows: every one once, to one reader, in an order that can be taken up anywhere."""
+"""Reading rows: every row once, by one of the readers, in an order that can be resumed at any row."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def rows(tmp_path) -> PackedRows:
 
 
 def written(folder: Path, rows: dict[int, int]) -> Artifact:
-    """A pack of rows of several lengths; row r holds the number r everywhere, in batches of four."""
+    """Write a pack of rows of several lengths in batches of four; every token of row r is r."""
     (folder / "shards").mkdir()
     first = 0
     for number, (length, count) in enumerate(rows.items()):
@@ -39,7 +39,7 @@ def written(folder: Path, rows: dict[int, int]) -> Artifact:
 
 
 def numbers(rows: PackedRows, order) -> list[int]:
-    """The numbers in the rows that a training takes in this order."""
+    """Return the numbers in the rows that a training reads in this order."""
     items = EqualTokens(rows)
     return [int(row["input_ids"][0]) for item in order for row in items[item]]
 
@@ -54,7 +54,7 @@ def test_an_epoch_gives_every_row_once_to_one_of_the_readers(tmp_path):
     assert numbers(rows, order) != numbers(rows, epoch_order(23, 4, 1))
 
 
-def test_reading_goes_on_at_any_row(tmp_path):
+def test_reading_resumes_at_any_row(tmp_path):
     rows = PackedRows(written(tmp_path, {8: 23}), "train")
     own = epoch_order(23, seed=0, epoch=0)[1::2]
     whole = numbers(rows, own)
@@ -95,7 +95,7 @@ def test_the_file_system_of_a_path_is_the_innermost_mount(tmp_path, path, kind):
     assert reader._file_system(Path(path), table)[0] == kind
 
 
-def test_slow_file_systems_are_read_into_memory_and_said_so(tmp_path, monkeypatch, capsys):
+def test_rows_on_slow_file_systems_are_read_into_memory_which_is_logged(tmp_path, monkeypatch, capsys):
     pack = written(tmp_path, {8: 10})
     monkeypatch.setattr(reader, "_file_system", lambda path: ("9p", "/mnt/c"))
     rows = PackedRows(pack, "train", load_in_memory="auto")

@@ -1,4 +1,4 @@
-"""Rows that their template refuses are counted as what they are, and take nothing from the others."""
+"""Rows that the chat template refuses are counted as such, and don't change how other rows are packed."""
 
 import json
 
@@ -29,8 +29,8 @@ def strict(tmp_path_factory) -> Artifact:
     """A tokenizer with a template that refuses one question."""
     work, _ = train_in(tmp_path_factory.mktemp("tokenizer"), "bpe")
     template = work.payload / "chat_template.jinja"
-    asks = "{%- for message in messages if '" + REFUSED + "' in message['content'] -%}"
-    refuses = asks + "{{- raise_exception('no') -}}{%- endfor -%}"
+    condition = "{%- for message in messages if '" + REFUSED + "' in message['content'] -%}"
+    refuses = condition + "{{- raise_exception('no') -}}{%- endfor -%}"
     template.write_text(refuses + template.read_text(encoding="utf-8"), encoding="utf-8")
     payload = describe_files(work.payload)
     return Artifact(work.folder / "manifest.json", {"payload": payload, "records": {}}, work.payload)
@@ -39,26 +39,26 @@ def strict(tmp_path_factory) -> Artifact:
 @pytest.mark.parametrize(
     ("kind", "strategy"), [*((kind, "best-fit-decreasing") for kind in KINDS), ("sft", "wrapped"), ("sft", "none")]
 )
-def test_what_is_left_is_packed_as_if_they_had_never_been_there(kind, strategy, strict, tmp_path):
+def test_other_rows_are_packed_as_without_the_refused_row(kind, strategy, strict, tmp_path):
     good = rows_for(kind, 30)
     refused = json.loads(json.dumps(good[7]))
     refused["id"] = "refused"
     refused["messages" if kind == "sft" else "prompt"][-1 if kind != "sft" else 0]["content"] += REFUSED
     with_one = [*good[:7], refused, *good[7:]]
     spec = PackSpec(kind=kind, length=256, overflow="drop", strategy=strategy)
-    asked = TokenizeSpec(kind=kind, train_on="assistant", part=1, parts=1, most_refused=0.5)
+    tokenize_spec = TokenizeSpec(kind=kind, train_on="assistant", part=1, parts=1, most_refused=0.5)
     own = started(tmp_path / "tokens")
     rows = corpus(tmp_path / "corpus", kind, with_one)
-    outcome = tokenize.build(asked, own, corpus=rows, tokenizer=strict)
+    outcome = tokenize.build(tokenize_spec, own, corpus=rows, tokenizer=strict)
     assert outcome.counts["train"]["refused"] == 1
-    found = pack_tokens(tmp_path / "found", [made(own.folder, outcome, asked)], spec, corpus=[rows])
+    packed = pack_tokens(tmp_path / "packed", [made(own.folder, outcome, tokenize_spec)], spec, corpus=[rows])
     expected = pack(
         tmp_path / "expected", corpus(tmp_path / "good", kind, good), strict, kind, length=256, strategy=strategy
     )
-    counts, before = found.manifest["counts"]["train"], expected.manifest["counts"]["train"]
+    counts, before = packed.manifest["counts"]["train"], expected.manifest["counts"]["train"]
     assert counts["dropped"].pop("refused_by_template") == 1
     counts["read"] -= 1
     assert counts == before
     for name in sorted(path.name for path in expected.folder.glob("train*.arrow")):
-        table, other = (read_table(artifact.folder / name) for artifact in (found, expected))
+        table, other = (read_table(artifact.folder / name) for artifact in (packed, expected))
         assert table.equals(other)

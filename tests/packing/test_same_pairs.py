@@ -1,4 +1,4 @@
-"""The same pairs in other rows are the same pairs; other ids, tokens, splits or cuts are others."""
+"""The digest of pairs doesn't depend on the rows; it depends on ids, tokens, splits and truncation."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def tokenizer(tmp_path_factory) -> Artifact:
 
 @pytest.fixture
 def pairs_of(tokenizer, tmp_path):
-    """The digest of the pairs that rows are packed into."""
+    """A function that packs rows and returns the digest of their pairs."""
     calls = iter(range(99))
 
     def packed(rows: list[dict], parts: int = 1, held_out: int = 4, **settings) -> str:
@@ -30,7 +30,7 @@ def pairs_of(tokenizer, tmp_path):
 
 def test_rows_of_other_lengths_orders_and_parts_hold_the_same_pairs(pairs_of):
     rows = rows_of("preferences", 24)
-    # Prompts that come twice share their row, as far as it is long enough.
+    # Prompts that occur twice share a row if it is long enough.
     rows += [row | {"id": f"{row['id']}x", "chosen": rows[0]["chosen"]} for row in rows[1:5]]
     expected = pairs_of(rows)
     assert pairs_of(rows, length=512) == expected
@@ -47,16 +47,16 @@ def test_rows_of_other_lengths_orders_and_parts_hold_the_same_pairs(pairs_of):
         lambda rows: [rows[0] | {"chosen": rows[0]["rejected"], "rejected": rows[0]["chosen"]}, *rows[1:]],
         lambda rows: [rows[0] | {"prompt": rows[1]["prompt"]}, *rows[1:]],
         lambda rows: rows[1:],
-        # As a source's weight copies it.
+        # A copy by the weight of a source.
         lambda rows: [*rows, rows[0] | {"id": f"{rows[0]['id']}-2"}],
     ],
 )
-def test_another_pair_is_another(pairs_of, edit):
+def test_another_pair_changes_the_digest(pairs_of, edit):
     rows = rows_of("preferences", 12)
     assert pairs_of(edit(rows)) != pairs_of(rows)
 
 
-def test_another_split_or_another_cut_is_another(pairs_of):
+def test_another_split_or_truncation_changes_the_digest(pairs_of):
     rows = rows_of("preferences", 12)
     rows[2] = rows[2] | {"chosen": [{"role": "assistant", "content": "word " * 200}]}
     expected = pairs_of(rows, overflow="truncate", length=128)

@@ -1,4 +1,4 @@
-"""The layout of segments, on hand-made pictures and on random rows against a slow definition."""
+"""The layout of segments, on examples and on random rows against a slow definition."""
 
 from itertools import pairwise
 
@@ -28,8 +28,7 @@ def test_mask_of_a_pair_is_the_picture_in_the_docstring():
 
 @st.composite
 def rows(draw):
-    """Rows of 24 tokens, by segment lengths, prefix lengths, prefix segments: some alone, some with a prefix of any other's
-    sequence."""
+    """Rows of 24 tokens, by segment lengths, prefix lengths and prefix segments, with and without prefixes."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
         lengths, prefixes, parents, free = [], [], [], 24
@@ -45,36 +44,36 @@ def rows(draw):
     return made
 
 
-def laid_out(made):
+def layout_from(made):
     lengths, prefixes, parents = zip(*made)
     return layout(lengths, prefixes, row_lengths=[24] * len(made), prefix_segments=parents)
 
 
 @given(rows())
 def test_parents_and_positions_follow_from_the_mask(made):
-    placed = laid_out(made)
-    visible = mask(placed)
+    batch = layout_from(made)
+    visible = mask(batch)
     free = np.concatenate([np.arange(24) >= sum(lengths) for lengths, _, _ in made])
-    for token in range(placed.tokens):
+    for token in range(batch.tokens):
         seen = np.flatnonzero(visible[token])
-        # A token's position is how many tokens it sees besides itself, and its parent is the last of those.
-        assert placed.positions[token] == (0 if free[token] else len(seen) - 1)
+        # A token's position is the number of other tokens it attends to, and its parent is the last of those.
+        assert batch.positions[token] == (0 if free[token] else len(seen) - 1)
         assert seen[-1] == token
-        assert placed.parents[token] == (seen[-2] if len(seen) > 1 else -1)
+        assert batch.parents[token] == (seen[-2] if len(seen) > 1 else -1)
 
 
 @given(rows())
-def test_pieces_show_every_token_what_the_mask_shows_and_each_key_once(made):
-    placed = laid_out(made)
-    found = pieces_of(placed)
-    seen = np.zeros((placed.tokens, placed.tokens), int)
+def test_cpu_attention_covers_exactly_the_mask_and_each_key_once(made):
+    batch = layout_from(made)
+    found = pieces_of(batch)
+    seen = np.zeros((batch.tokens, batch.tokens), int)
     for piece in found:
         queries, keys = piece.stop - piece.start, piece.last - piece.first
         block = np.tri(queries) if piece.causal else np.ones((queries, keys))
         seen[piece.start : piece.stop, piece.first : piece.last] += block.astype(int)
-    assert (seen == mask(placed)).all()
+    assert (seen == mask(batch)).all()
     # Sums begin with a token's own piece.
-    assert sorted(token for p in found if p.causal for token in range(p.start, p.stop)) == list(range(placed.tokens))
+    assert sorted(token for p in found if p.causal for token in range(p.start, p.stop)) == list(range(batch.tokens))
     assert sorted(found, key=lambda piece: not piece.causal) == list(found)
 
 
@@ -86,10 +85,10 @@ def test_siblings_with_one_prefix_are_one_piece_and_ancestors_end_to_end_are_ano
 
 
 @given(rows())
-def test_varlen_keys_show_every_token_what_the_mask_shows(made):
-    placed = laid_out(made)
-    all_keys, cu_q, cu_k = varlen_keys(placed)
-    visible = mask(placed)
+def test_varlen_keys_cover_exactly_the_mask(made):
+    batch = layout_from(made)
+    all_keys, cu_q, cu_k = varlen_keys(batch)
+    visible = mask(batch)
     for s, (begin, end) in enumerate(pairwise(cu_q.tolist())):
         keys = all_keys[cu_k[s] : cu_k[s + 1]].tolist()
         for query in range(begin, end):
@@ -98,38 +97,38 @@ def test_varlen_keys_show_every_token_what_the_mask_shows(made):
 
 
 @given(rows())
-def test_documents_are_the_segments_of_the_columns_and_their_sequences_what_their_last_tokens_see(made):
-    placed = laid_out(made)
-    assert placed.lengths[placed.documents].tolist() == [length for lengths, _, _ in made for length in lengths]
-    assert placed.document_tokens == sum(sum(lengths) for lengths, _, _ in made)
-    assert placed.prefixed == any(any(prefixes) for _, prefixes, _ in made)
-    sequences = placed.sequences()
-    assert placed.longest == max((len(tokens) for tokens, _ in sequences), default=0)
+def test_documents_are_the_segments_of_the_columns_and_their_sequences_follow_from_the_mask(made):
+    batch = layout_from(made)
+    assert batch.lengths[batch.documents].tolist() == [length for lengths, _, _ in made for length in lengths]
+    assert batch.document_tokens == sum(sum(lengths) for lengths, _, _ in made)
+    assert batch.prefixed == any(any(prefixes) for _, prefixes, _ in made)
+    sequences = batch.sequences()
+    assert batch.longest == max((len(tokens) for tokens, _ in sequences), default=0)
     assert [prefix for _, prefix in sequences] == [prefix for _, prefixes, _ in made for prefix in prefixes]
-    visible = mask(placed)
+    visible = mask(batch)
     for number, (tokens, prefix) in enumerate(sequences):
         assert tokens.tolist() == np.flatnonzero(visible[tokens[-1]]).tolist()
-        assert (placed.document_of[tokens[prefix:]] == number).all()
+        assert (batch.document_of[tokens[prefix:]] == number).all()
         # A token's column in its own sequence is its position.
-        assert placed.positions[tokens].tolist() == list(range(len(tokens)))
-    assert (placed.document_of >= 0).sum() == placed.document_tokens
+        assert batch.positions[tokens].tolist() == list(range(len(tokens)))
+    assert (batch.document_of >= 0).sum() == batch.document_tokens
 
 
-def test_rows_that_overflow_or_point_nowhere_are_refused():
+def test_rows_that_overflow_or_have_too_long_prefixes_are_refused():
     with pytest.raises(SnaketuneError, match="row of 4"):
         layout([[3, 2]], [[0, 0]], row_lengths=[4])
     with pytest.raises(SnaketuneError, match="prefix of 3"):
         layout([[2, 2]], [[0, 3]], row_lengths=[8])
 
 
-def test_rows_of_several_lengths_lie_end_to_end():
-    placed = layout([[3], [2, 2], [1]], [[0], [0, 0], [0]], row_lengths=[4, 4, 2])
-    assert placed.tokens == 10
-    assert placed.starts.tolist() == [0, 3, 4, 6, 8, 9]
-    assert placed.positions.tolist() == [0, 1, 2, 0, 0, 1, 0, 1, 0, 0]
+def test_rows_of_several_lengths_are_concatenated():
+    batch = layout([[3], [2, 2], [1]], [[0], [0, 0], [0]], row_lengths=[4, 4, 2])
+    assert batch.tokens == 10
+    assert batch.starts.tolist() == [0, 3, 4, 6, 8, 9]
+    assert batch.positions.tolist() == [0, 1, 2, 0, 0, 1, 0, 1, 0, 0]
 
 
-def test_pairs_with_one_prompt_all_see_it_and_nothing_of_each_other():
+def test_pairs_of_one_prompt_attend_to_it_and_not_to_each_other():
     visible = mask(layout([[4, 2, 1, 2]], [[0, 2, 2, 2]], row_lengths=[9]))
     for start, stop in ((4, 6), (6, 7), (7, 9)):
         seen = visible[stop - 1].nonzero()[0].tolist()

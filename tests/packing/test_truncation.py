@@ -1,4 +1,4 @@
-"""What rows are too short for is told, with a length that is enough, and just enough."""
+"""The warning about tokens lost to the row length advises the shortest length that is enough."""
 
 import json
 from functools import partial
@@ -9,7 +9,7 @@ import pytest
 
 from snaketune.config.packing import Packing
 from snaketune.packing import row_plan
-from snaketune.packing.conversation_overflow import Losses
+from snaketune.packing.conversation_overflow import DropCounts
 from snaketune.packing.pair_overflow import whole_pairs
 from snaketune.packing.truncation import STEP, lost_to_length, warning
 from snaketune.stages.specs import PlanSpec
@@ -23,60 +23,60 @@ def chat(turns: int, each: int) -> dict:
 
 
 def lost(sequences: list[dict], overflow: str, length: int, kind: str = "sft"):
-    """What rows of this length lose, what was read, and the share that rows of another length would lose."""
+    """Return the loss in rows of this length, what was read, and a function from another length to the share lost."""
     spec = PlanSpec(kind=kind, lengths=(length,), overflow=overflow, strategy="best-fit-decreasing")
     table = pa.Table.from_batches([index(sequences[:3]), index(sequences[3:])])
-    losses, read = Losses(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
+    drops, read = DropCounts(), {"rows": len(sequences), "tokens": sum(row["length"] for row in sequences)}
     runs = whole = None
     if kind == "preference":
         runs = runs_of(table)
         whole = whole_pairs(kind, table, SimpleNamespace(runs=runs))
-    cut = partial(row_plan.cut, spec, table, runs, whole)
-    cut(length, losses)
+    fit = partial(row_plan.fit, spec, table, runs, whole)
+    fit(length, drops)
 
     def share_lost(length: int) -> float:
-        losses = Losses()
-        cut(length, losses)
-        return (losses.dropped_tokens.total() + losses.truncated_tokens) / read["tokens"]
+        drops = DropCounts()
+        fit(length, drops)
+        return (drops.dropped_tokens.total() + drops.truncated_tokens) / read["tokens"]
 
-    return lost_to_length(spec, length, table, losses, read, cut), read, share_lost
+    return lost_to_length(spec, length, table, drops, read, fit), read, share_lost
 
 
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
 @pytest.mark.parametrize(("longest", "each"), [(40, 25), (11, 100), (7, 333)])
-def test_the_length_that_is_advised_keeps_99_percent_and_none_shorter_does(overflow, longest, each):
+def test_the_advised_length_retains_99_percent_and_no_shorter_one_does(overflow, longest, each):
     sequences = [chat(turns, each) for turns in range(1, longest + 1) for _ in range(20)]
-    found, read, share_lost = lost(sequences, overflow, 256)
-    assert found.tokens > 0.02 * read["tokens"]
-    assert found.enough % STEP == 0
-    assert share_lost(found.enough) <= 0.01 < share_lost(found.enough - STEP)
-    said = warning("train", "conversations", 256, overflow, found.as_json(), read)
-    assert f"packing.length {found.enough}" in said and f"{found.tokens / read['tokens']:.1%}" in said
+    loss, read, share_lost = lost(sequences, overflow, 256)
+    assert loss.tokens > 0.02 * read["tokens"]
+    assert loss.enough % STEP == 0
+    assert share_lost(loss.enough) <= 0.01 < share_lost(loss.enough - STEP)
+    message = warning("train", "conversations", 256, overflow, loss.as_json(), read)
+    assert f"packing.length {loss.enough}" in message and f"{loss.tokens / read['tokens']:.1%}" in message
 
 
-def test_pairs_are_advised_too():
+def test_a_length_is_advised_for_pairs_too():
     pairs = [
         {"length": n, "prompt": 10, "chosen": n // 2, "supervised_runs": [10, n], "prompt_hash": n}
         for n in range(100, 900)
     ]
-    found, _, share_lost = lost(pairs, "drop", 256, kind="preference")
-    assert share_lost(found.enough) <= 0.01 < share_lost(found.enough - STEP)
+    loss, _, share_lost = lost(pairs, "drop", 256, kind="preference")
+    assert share_lost(loss.enough) <= 0.01 < share_lost(loss.enough - STEP)
 
 
-def test_two_percent_are_no_warning_and_more_are():
+def test_more_than_two_percent_are_worth_a_warning():
     short = [chat(1, 50)] * 98
     for more, warned in (([chat(1, 150)] * 2, False), ([chat(1, 150)] * 3, True)):
-        found, read, *_ = lost(short + more, "truncate", 200)
-        assert bool(warning("train", "conversations", 200, "truncate", found.as_json(), read)) is warned
-        assert (found.enough is not None) is warned
+        loss, read, *_ = lost(short + more, "truncate", 200)
+        assert bool(warning("train", "conversations", 200, "truncate", loss.as_json(), read)) is warned
+        assert (loss.enough is not None) is warned
 
 
-def test_what_was_never_supervised_or_is_only_split_isnt_lost_to_the_length():
+def test_unsupervised_and_split_sequences_arent_lost_to_the_length():
     unsupervised = {"length": 90, "turn_ends": [90], "supervised_runs": []}
-    found, *_ = lost([chat(1, 50)] * 3 + [unsupervised] * 3, "truncate", 120)
-    assert (found.rows, found.tokens) == (0, 0)
-    found, *_ = lost([chat(20, 50)] * 3, "split", 120)
-    assert (found.rows, found.tokens) == (0, 0)
+    loss, *_ = lost([chat(1, 50)] * 3 + [unsupervised] * 3, "truncate", 120)
+    assert (loss.rows, loss.tokens) == (0, 0)
+    loss, *_ = lost([chat(20, 50)] * 3, "split", 120)
+    assert (loss.rows, loss.tokens) == (0, 0)
 
 
 def test_auto_is_truncate_for_conversations_drop_for_pairs_and_split_for_documents():
@@ -87,5 +87,5 @@ def test_auto_is_truncate_for_conversations_drop_for_pairs_and_split_for_documen
 
 
 def test_lost_is_plain_json():
-    found, *_ = lost([chat(20, 50)] * 3, "drop", 120)
-    assert json.loads(json.dumps(found.as_json())) == {"rows": 3, "tokens": 6000, "enough": 2048}
+    loss, *_ = lost([chat(20, 50)] * 3, "drop", 120)
+    assert json.loads(json.dumps(loss.as_json())) == {"rows": 3, "tokens": 6000, "enough": 2048}

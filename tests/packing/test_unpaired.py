@@ -1,4 +1,4 @@
-"""Completions with a label, packed: each beside the one before it under its own prompt, and both read back."""
+"""Labelled completions are packed with the completion of an earlier row under their prompt, and both are read back."""
 
 import tempfile
 from itertools import groupby
@@ -18,7 +18,7 @@ from snaketune.stages.specs import PackSpec, TokenizerSpec
 from snaketune.tables import read_table
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import concatenated
-from snaketune.tokenization.token_rows import of_completions
+from snaketune.tokenization.token_rows import completion_rows
 from snaketune.tokenization.token_store import TokenWriter
 from snaketune.tokenization.tokenizer import build as build_tokenizer
 from tests.packing import chain
@@ -35,10 +35,10 @@ def tokenized(folder: Path, rows: list[Made]) -> Artifact:
         for number in range(0, len(rows), 3):
             some = rows[number : number + 3]
             both = concatenated(
-                [encoded([(token, False) for token in prompt] + list(said)) for prompt, said, _ in some]
+                [encoded([(token, False) for token in prompt] + list(completion)) for prompt, completion, _ in some]
             )
             names = pa.array([str(number + at) for at in range(len(some))], pa.string())
-            made = of_completions(names, both, pa.array([label for *_, label in some]), np.zeros(len(some), bool))
+            made = completion_rows(names, both, pa.array([label for *_, label in some]), np.zeros(len(some), bool))
             counts["train"]["rows"] += len(some)
             counts["train"]["tokens"] += len(made.sequences.ids)
             writer.write(made)
@@ -51,14 +51,14 @@ def packed(folder: Path, rows: list[Made], length: int = 64, overflow: str = "dr
     return pack_tokens(folder, [tokenized(folder / "tokens", rows)], spec)
 
 
-def row(prompt: str, said: str, label: bool = True) -> Made:
+def row(prompt: str, completion: str, label: bool = True) -> Made:
     """Letters are tokens; of a completion, capital ones are supervised."""
-    return tuple(map(ord, prompt)), tuple((ord(letter.lower()), letter.isupper()) for letter in said), label
+    return tuple(map(ord, prompt)), tuple((ord(letter.lower()), letter.isupper()) for letter in completion), label
 
 
-def whole(prompt: tuple[int, ...], said: tuple[Token, ...]) -> tuple[Token, ...]:
-    """What is packed of it."""
-    return up_to_supervised(tuple((token, False) for token in prompt) + said)
+def whole(prompt: tuple[int, ...], completion: tuple[Token, ...]) -> tuple[Token, ...]:
+    """Return the packed part of the sequence."""
+    return up_to_supervised(tuple((token, False) for token in prompt) + completion)
 
 
 made_rows = st.lists(
@@ -70,7 +70,7 @@ made_rows = st.lists(
 )
 
 
-def most_together(prompts: list[tuple[int, ...]]) -> int:
+def longest_prompt_run(prompts: list[tuple[int, ...]]) -> int:
     """The longest run of one prompt around the circle of rows; 1 if there is but one prompt."""
     if len(set(prompts)) == 1:
         return 1
@@ -79,33 +79,33 @@ def most_together(prompts: list[tuple[int, ...]]) -> int:
 
 @settings(deadline=None, max_examples=30)
 @given(made_rows)
-def test_each_stands_beside_the_one_before_it_under_its_own_prompt(rows):
+def test_each_completion_is_paired_with_an_earlier_one_under_its_own_prompt(rows):
     with tempfile.TemporaryDirectory() as folder:
         made = packed(Path(folder), rows)
         found = read_back(made)
-        together = most_together([prompt for prompt, *_ in rows])
-        for number, (prompt, said, _) in enumerate(rows):
-            assert found[str(number)] == [whole(prompt, said), whole(prompt, rows[number - together][1])]
-        assert {place["id"]: place["label"] for place in documents(made, "train")} == {
+        distance = longest_prompt_run([prompt for prompt, *_ in rows])
+        for number, (prompt, completion, _) in enumerate(rows):
+            assert found[str(number)] == [whole(prompt, completion), whole(prompt, rows[number - distance][1])]
+        assert {document["id"]: document["label"] for document in documents(made, "train")} == {
             str(number): label for number, (*_, label) in enumerate(rows)
         }
 
 
 @settings(deadline=None, max_examples=30)
 @given(made_rows, st.integers(8, 16), st.sampled_from(["drop", "truncate"]))
-def test_what_the_corpus_has_is_accounted_for_and_kept_whole_where_it_fits(rows, length, overflow):
+def test_every_token_is_accounted_for_and_completions_that_fit_are_whole(rows, length, overflow):
     with tempfile.TemporaryDirectory() as folder:
         made = packed(Path(folder), [*rows, row("p", "A")], length, overflow)
         found, counts = read_back(made), made.manifest["counts"]["train"]
-        gone = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
+        lost = sum(counts["dropped_tokens"].values()) + counts["truncated"]["tokens"]
         shared = counts["shared_prompt_tokens"] + counts["shared_answer_tokens"]
-        assert counts["read_tokens"] + counts["mismatched_tokens"] == counts["tokens"] + gone + shared
+        assert counts["read_tokens"] + counts["mismatched_tokens"] == counts["tokens"] + lost + shared
         assert counts["tokens"] == PackedRows(made, "train").tokens
         assert counts["read"] == len(found) + sum(counts["dropped"].values())
-        for number, (prompt, said, _) in enumerate(rows):
-            own = whole(prompt, said)
+        for number, (prompt, completion, _) in enumerate(rows):
+            own = whole(prompt, completion)
             if str(number) not in found:
-                # There is no room for another completion's first token.
+                # There is no space for the first token of a mismatched completion.
                 assert len(own) >= length
                 continue
             first, second = found[str(number)]
@@ -115,7 +115,7 @@ def test_what_the_corpus_has_is_accounted_for_and_kept_whole_where_it_fits(rows,
             assert any(supervised for _, supervised in second)
 
 
-def test_a_mismatched_completion_gets_what_its_row_has_left(tmp_path):
+def test_a_mismatched_completion_gets_the_free_space_of_its_row(tmp_path):
     rows = [row("p", "ABABABAB"), row("q", "CDCD"), row("r", "EEEEEEEEEEEE")]
     made = packed(tmp_path, rows, length=12)
     found, counts = read_back(made), made.manifest["counts"]["train"]
@@ -127,34 +127,36 @@ def test_a_mismatched_completion_gets_what_its_row_has_left(tmp_path):
         packed(tmp_path / "raise", rows, length=12, overflow="raise")
 
 
-@pytest.mark.parametrize(("own", "kept", "other"), [(11, 11, 2), (13, 13, 2), (14, 14, 1), (15, 14, 1), (20, 14, 1)])
-def test_a_completion_is_cut_to_what_prompt_and_mismatched_one_leave(tmp_path, own, kept, other):
+@pytest.mark.parametrize(
+    ("own", "retained", "other"), [(11, 11, 2), (13, 13, 2), (14, 14, 1), (15, 14, 1), (20, 14, 1)]
+)
+def test_a_completion_is_cut_to_the_row_without_prompt_and_mismatched_token(tmp_path, own, retained, other):
     rows = [row("p", "A" * own), row("q", "BC")]
     made = packed(tmp_path, rows, length=16, overflow="truncate")
     first, second = read_back(made)["0"]
-    assert (len(first), len(second)) == (1 + kept, 1 + other)
-    assert made.manifest["counts"]["train"]["truncated"] == {"rows": int(own > kept), "tokens": own - kept}
+    assert (len(first), len(second)) == (1 + retained, 1 + other)
+    assert made.manifest["counts"]["train"]["truncated"] == {"rows": int(own > retained), "tokens": own - retained}
 
 
-def test_no_completion_stands_beside_an_answer_to_its_own_prompt(tmp_path):
-    """Good and bad ones of a prompt side by side, and one that is used three times: what a model says there is no measure of
-    how far it has moved elsewhere."""
+def test_no_completion_is_paired_with_an_answer_to_its_own_prompt(tmp_path):
+    """Good and bad completions of a prompt in neighbouring rows, and a prompt with three rows: a mismatched completion that
+    answered its prompt wouldn't measure how far the policy has moved on other prompts."""
     rows = [row("p", "AB"), row("p", "CD", False), row("q", "EF"), row("q", "GH", False), *[row("r", "IJ")] * 3]
     found = read_back(packed(tmp_path, rows))
-    answers = {said for _, said, _ in rows}
+    answers = {completion for _, completion, _ in rows}
     for number, (prompt, _, _) in enumerate(rows):
         second = found[str(number)][1][len(prompt) :]
-        assert second in answers - {said for other, said, _ in rows if other == prompt}
+        assert second in answers - {completion for other, completion, _ in rows if other == prompt}
     assert {pair[1][1:] for pair in found.values()} == answers
 
 
-def test_one_alone_stands_beside_itself(tmp_path):
+def test_a_single_completion_is_paired_with_itself(tmp_path):
     made = packed(tmp_path, [row("p", "AB")])
     (only,) = (PackedRows(made, "train")[0],)
     assert (only["segment_lengths"].tolist(), only["completions"].tolist()) == ([3], [0, 0])
 
 
-def test_what_has_nothing_supervised_is_dropped_and_nobodys_neighbour(tmp_path):
+def test_completions_without_supervised_tokens_are_dropped_and_not_used_as_mismatched(tmp_path):
     rows = [row("p", "AB"), row("p", "ab"), row("q", "CD")]
     made = packed(tmp_path, rows)
     assert made.manifest["counts"]["train"]["dropped"] == {"nothing_supervised": 1}
@@ -187,14 +189,14 @@ def test_from_a_corpus_to_shards_whatever_the_parts(tmp_path):
     for split, own in (("train", rows[:-6]), ("held_out", rows[-6:])):
         found = read_back(one, split)
         assert found.keys() == {row["id"] for row in own}
-        # Two rows of each prompt stand together.
+        # The two rows of each prompt are neighbours.
         for before, row_ in zip([*own[-2:], *own], own):
             first, second = found[row_["id"]]
             prompt = chat.encode([row_["prompt"]])[0].ids.tolist()
             encoding = chat.encode([row_["prompt"] + row_["completion"]])[0]
-            # Without the line break behind the turn.
+            # Without the line break after the turn.
             assert [token for token, _ in first] == encoding.ids.tolist()[: np.flatnonzero(encoding.supervised)[-1] + 1]
-            said = [token for token, _ in found[before["id"]][0]]
+            completion = [token for token, _ in found[before["id"]][0]]
             begin = next(at for at, (_, supervised) in enumerate(found[before["id"]][0]) if supervised)
-            assert [token for token, _ in second][len(prompt) :][-len(said[begin:]) :] == said[begin:]
+            assert [token for token, _ in second][len(prompt) :][-len(completion[begin:]) :] == completion[begin:]
             assert {supervised for _, supervised in first} == {False, True}

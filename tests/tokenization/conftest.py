@@ -10,13 +10,13 @@ from snaketune.tokenization.chat import ChatTokenizer
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """Per model, the work folder and outcome of the stage."""
+    """The work folder and outcome of the stage, by model."""
     return {kind: train_in(tmp_path_factory.mktemp(kind), kind) for kind in ("bpe", "unigram")}
 
 
 @pytest.fixture(scope="session")
 def chats(trained, tmp_path_factory) -> dict[str, ChatTokenizer]:
-    """All kinds, by name, as tokenizer folders that were never adopted: the pad token may be wrong, ids are right."""
+    """Tokenizers of all kinds, by name, without adoption: the pad token may be wrong, ids are right."""
     root = tmp_path_factory.mktemp("tokenizers")
     folders = {f"trained-{kind}": work.payload for kind, (work, _) in trained.items()}
     folders["byte-level"] = byte_level(root / "byte-level")

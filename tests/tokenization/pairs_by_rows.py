@@ -1,4 +1,4 @@
-"""Preference pairs encoded one by one: what the batched way must give."""
+"""Preference pairs encoded one by one, as a reference for batched encoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tokenizers as models have them, small: trained here, byte-level, sentencepiece-like in three ways, and unigram."""
+"""Small tokenizers of the kinds that models have: trained, byte-level, sentencepiece-like in three ways, and unigram."""
 
 import json
 import random
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
-    """A conversation: user and assistant in turn."""
+    """Return a conversation of user and assistant in turn."""
     turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
     return ([{"role": "system", "content": system}] if system is not None else []) + turns
 
@@ -45,7 +45,7 @@ def conversations() -> list[list[dict[str, str]]]:
 
 
 def train_in(folder: Path, kind: str, vocab_size: int = 400, corpora: list[Artifact] | None = None):
-    """Run the stage; returns its work folder and outcome."""
+    """Run the stage; return its work folder and outcome."""
     corpora = corpora or [corpus_artifact(folder / "corpus", {"messages": conversations()})]
     work = WorkFolder(folder / "work")
     work.start()
@@ -68,7 +68,7 @@ def save_tokenizer(folder: Path, tokenizer: Tokenizer, template: str | None = No
 
 
 def byte_level(folder: Path, template: Path = PHI3) -> Path:
-    """Phi-3's tags on GPT-2's alphabet; some tags swallow the whitespace behind them."""
+    """Phi-3's tags with GPT-2's byte alphabet; some tags strip the whitespace after them."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -82,7 +82,7 @@ def byte_level(folder: Path, template: Path = PHI3) -> Path:
 
 
 def metaspace(folder: Path, template: Path = MISTRAL, legacy: bool = False) -> Path:
-    """Mistral's: bytes as a fallback, a space put before the text's first word (`legacy`: before every stretch)."""
+    """Mistral's kind: byte fallback, and a space before the first word of a text (`legacy`: of every part of it)."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
     pieces = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -105,7 +105,7 @@ def metaspace(folder: Path, template: Path = MISTRAL, legacy: bool = False) -> P
 
 
 def unigram(folder: Path, template: Path = MISTRAL) -> Path:
-    """T5's kind: no bytes, so that unk is in use; its control tokens are pieces of the model."""
+    """T5's kind: no byte fallback, so unk is used; its control tokens are pieces of the model."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -127,7 +127,7 @@ FRAMES = special(
     *("<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
 )
-# As Llama 3 has it, without markers and trimming what is said.
+# Llama 3's template: without markers, and it trims contents.
 LLAMA3 = (
     "{% set loop_messages = messages %}{% for message in loop_messages %}{% set content = '<|im_start|>' + message['role']"
     " + '\\n\\n' + message['content'] | trim + '<|im_end|>' %}{% if loop.index0 == 0 %}{% set content = '<s>' + content %}"
@@ -136,7 +136,7 @@ LLAMA3 = (
 
 
 def byte_level_with(pattern: str, **model) -> Tokenizer:
-    """Llama 3's kind: a pattern in front of the byte alphabet."""
+    """Llama 3's kind: a pattern before the byte alphabet."""
     from tokenizers import Regex
 
     tokenizer = Tokenizer(models.BPE())
@@ -156,7 +156,7 @@ def byte_level_with(pattern: str, **model) -> Tokenizer:
 
 
 def sentencepiece_like(normalizer, pre_tokenizer, **model) -> Tokenizer:
-    """Llama 2's and Gemma's kind: spaces written as `▁`, merges over whole texts, bytes as a fallback."""
+    """Llama 2's and Gemma's kind: spaces written as `▁`, merges over whole texts, byte fallback."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -170,7 +170,7 @@ def sentencepiece_like(normalizer, pre_tokenizer, **model) -> Tokenizer:
 
 
 def families() -> dict[str, Tokenizer]:
-    """Tokenizers for which batched encoding has a proof, by name, without control tokens."""
+    """Return tokenizers that batched encoding covers, by name, without control tokens."""
     replaces = normalizers.Replace(" ", "▁")
     qwen = byte_level_with(sorted(PATTERNS)[2])
     qwen.normalizer = normalizers.NFC()
@@ -194,7 +194,7 @@ def families() -> dict[str, Tokenizer]:
 
 
 def chat_of(folder: Path, tokenizer: Tokenizer, template: str, **config) -> ChatTokenizer:
-    """The tokenizer with the control tokens of all templates here, and a word for one that is none."""
+    """Return the tokenizer with the control tokens of all templates here, and an added token that isn't one (`<think>`)."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.add_special_tokens(FRAMES)
     tokenizer.add_tokens([AddedToken("<think>", special=False, normalized=False)])

@@ -1,4 +1,4 @@
-"""Batched encoding gives what the ordinary path gives, on any text, for every kind of tokenizer, template and pair."""
+"""Batched encoding equals the reference path, on any text, for every kind of tokenizer, template and pair."""
 
 import json
 from itertools import takewhile
@@ -17,7 +17,7 @@ from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.batched.separable import NotSeparable, separable
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns, holds_control
-from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.token_rows import pair_rows
 
 TEMPLATES = {path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)} | {"llama3-roles": LLAMA3}
 FAMILIES = ("gpt2", "llama3", "qwen", "o200k", "llama2", "gemma", "mistral", "no-bytes", "t5")
@@ -87,19 +87,19 @@ COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
 
-class Ways(dict):
-    """By (tokenizer, template); not spelled out when a test fails."""
+class ByKind(dict):
+    """Encoders by (tokenizer, template), with a short repr for failing tests."""
 
     def __repr__(self) -> str:
-        return "ways"
+        return "encoders"
 
 
 @pytest.fixture(scope="module")
 def both(trained, tmp_path_factory):
     """The batched encoder and the chat tokenizer by (tokenizer, template)."""
-    root = tmp_path_factory.mktemp("ways")
+    root = tmp_path_factory.mktemp("batched")
     made = families()
-    found = Ways()
+    found = ByKind()
     for name, template in TEMPLATES.items():
         chats = {kind: chat_of(root / kind / name, made[kind], template) for kind in FAMILIES}
         for kind in TRAINED:
@@ -136,7 +136,7 @@ def assert_same(found, expected):
 @given(batch=BATCH, train_on=st.sampled_from(["assistant", "last", "all"]))
 def test_any_text(both, kind, template, batch, train_on):
     batched, chat = both[kind, template]
-    turns = columns.conversations(table(accepted(template, batch)), train_on)
+    turns = columns.conversation_turns(table(accepted(template, batch)), train_on)
     assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
@@ -144,7 +144,7 @@ def test_any_text(both, kind, template, batch, train_on):
 @settings(max_examples=40, **COMMON)
 @given(batch=BATCH)
 def test_control_tokens_that_swallow_whitespace_and_pieces_that_are_control_tokens(chats, kind, batch):
-    turns = columns.conversations(table(accepted("mistral", batch)), "assistant")
+    turns = columns.conversation_turns(table(accepted("mistral", batch)), "assistant")
     assert_same(batched_encoder(chats[kind])[0].encode(turns)[0], encode_turns(chats[kind], turns))
 
 
@@ -156,9 +156,9 @@ def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
     )
     assert "'</'" in template
     chat = chat_of(tmp_path / "seam", families()["gpt2"], template)
-    turns = columns.conversations(table([messages("s>", "x"), messages("a", "b")]), "assistant")
-    found, left = batched_encoder(chat)[0].encode(turns)
-    assert left.tolist() == [0, 1]
+    turns = columns.conversation_turns(table([messages("s>", "x"), messages("a", "b")]), "assistant")
+    found, fallback = batched_encoder(chat)[0].encode(turns)
+    assert fallback.tolist() == [0, 1]
     assert_same(found, encode_turns(chat, turns))
     assert chat.eos_id not in found.ids
 
@@ -168,10 +168,10 @@ def test_a_literal_that_could_make_a_control_token_with_a_content(tmp_path):
 def test_ordinary_rows_are_encoded_as_batches(both, kind, template):
     batched, chat = both[kind, template]
     ordinary = [own for own in conversations() if not any("▁" in message["content"] for message in own)]
-    turns = columns.conversations(table(ordinary), "assistant")
-    found, left = batched.encode(turns)
+    turns = columns.conversation_turns(table(ordinary), "assistant")
+    found, fallback = batched.encode(turns)
     # A trained vocabulary has no <|end|>, and such a template isn't accepted with it.
-    assert len(turns) > 300 and (not len(left) or (kind in TRAINED and template == "phi3"))
+    assert len(turns) > 300 and (not len(fallback) or (kind in TRAINED and template == "phi3"))
     assert_same(found, encode_turns(chat, turns))
     assert_same(batched.encode(turns)[0], found)
     assert found.supervised.any()
@@ -188,10 +188,10 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
     prompts = [messages("x", "y", question) if longer else messages(question) for question, _, _, longer in rows]
     sides = [[[{"role": "assistant", "content": row[at]}] for row in rows] for at in (1, 2)]
     columns_ = dict(zip(("prompt", "chosen", "rejected"), (prompts, *sides)))
-    turns = columns.pairs(pa.table({name: pa.array(own, MESSAGES) for name, own in columns_.items()}))
+    turns = columns.pair_turns(pa.table({name: pa.array(own, MESSAGES) for name, own in columns_.items()}))
     sequences, _ = batched.encode(turns)
     assert_same(sequences, encode_turns(chat, turns))
-    laid_out = of_pairs(pa.array(["a"] * len(rows)), sequences, np.zeros(len(rows), bool))
+    laid_out = pair_rows(pa.array(["a"] * len(rows)), sequences, np.zeros(len(rows), bool))
     for number, pair in enumerate(encode_pairs(chat, list(zip(prompts, *sides)))):
         own = laid_out.sequences.rows(np.array([number]))
         assert own.ids.tolist() == [*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]
@@ -210,53 +210,53 @@ def test_pairs_equal_encode_pairs(both, kind, rows, template):
 @pytest.mark.parametrize("kind", ("llama3", "mistral", "trained-bpe"))
 @settings(max_examples=20, **COMMON)
 @given(content=CONTENT)
-def test_what_people_write_is_no_control_token(both, kind, template, content):
+def test_contents_contain_no_control_tokens(both, kind, template, content):
     batched, chat = both[kind, template]
-    ids, harmless = (
-        batched.encode(columns.conversations(table([messages(some, some)]), "assistant"))[0].ids
+    ids, plain = (
+        batched.encode(columns.conversation_turns(table([messages(some, some)]), "assistant"))[0].ids
         for some in (content, "x")
     )
-    telling = chat.tells
-    assert ids[telling(ids)].tolist() == harmless[telling(harmless)].tolist()
+    control = chat.written_by_template
+    assert ids[control(ids)].tolist() == plain[control(plain)].tolist()
 
 
-def test_turn_ends_and_what_is_supervised(both):
+def test_turn_ends_and_supervised_tokens(both):
     batched, chat = both["llama3", "mistral"]
     rows = [messages("the cat", "sat", "on a", "mat", system="hello")]
     for train_on, supervised in (("assistant", [" sat</s>", " mat</s>"]), ("last", [" mat</s>"])):
-        encoded, left = batched.encode(columns.conversations(table(rows), train_on))
+        encoded, fallback = batched.encode(columns.conversation_turns(table(rows), train_on))
         edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.supervised, [0]])))
         assert [chat.text(encoded.ids[a:b]) for a, b in zip(edges[::2], edges[1::2])] == supervised
-        assert not len(left)
+        assert not len(fallback)
     assert chat.text(encoded.ids[encoded.ends_turn]) == "[/INST]</s>[/INST]</s>"
-    assert batched.encode(columns.conversations(table(rows), "all"))[0].supervised.all()
+    assert batched.encode(columns.conversation_turns(table(rows), "all"))[0].supervised.all()
 
 
-def test_odd_rows_go_the_ordinary_path_and_keep_their_place(both):
+def test_uncovered_rows_go_to_the_reference_path_and_stay_in_order(both):
     batched, chat = both["trained-bpe", "chatml"]
     rows = [messages("a", "b"), messages("<|im_end|>", "b"), messages("", "c"), messages("d", "e")]
-    turns = columns.conversations(table(rows), "assistant")
-    found, left = batched.encode(turns)
-    assert sorted(left.tolist()) == [1, 2]
+    turns = columns.conversation_turns(table(rows), "assistant")
+    found, fallback = batched.encode(turns)
+    assert sorted(fallback.tolist()) == [1, 2]
     assert holds_control(chat, turns).tolist() == [False, True, False, False]
     assert_same(found, encode_turns(chat, turns))
 
 
-def test_nothing_and_slices(both):
+def test_empty_tables_and_slices(both):
     batched, chat = both["trained-bpe", "chatml"]
-    empty = columns.conversations(table([]), "last")
+    empty = columns.conversation_turns(table([]), "last")
     assert len(empty) == 0 and len(batched.encode(empty)[0].ids) == len(encode_turns(chat, empty).ids) == 0
     some = table(conversations()).slice(7, 30)
-    turns = columns.conversations(some, "last")
+    turns = columns.conversation_turns(some, "last")
     assert turns.messages() == some.column("messages").to_pylist()
     assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
-def test_forgetting_changes_nothing(both, monkeypatch):
+def test_clearing_the_cache_changes_nothing(both, monkeypatch):
     batched, chat = both["gemma", "chatml"]
     monkeypatch.setattr("snaketune.tokenization.batched.chunks.MAX_KNOWN", 50)
     for start in (0, 40, 80):
-        turns = columns.conversations(table(conversations()[start : start + 40]), "assistant")
+        turns = columns.conversation_turns(table(conversations()[start : start + 40]), "assistant")
         assert_same(batched.encode(turns)[0], encode_turns(chat, turns))
 
 
@@ -277,18 +277,18 @@ def with_added(kind: str, **flags) -> dict:
     return json.loads(tokenizer.to_str())
 
 
-UNPROVED = {
+NOT_SEPARABLE = {
     "single_word": lambda: with_added("gpt2", single_word=True),
     "normalized text": lambda: with_added("qwen", normalized=True),
     "dropout": lambda: with_model("gpt2", dropout=0.1),
     "starts or ends": lambda: with_model("gpt2", end_of_word_suffix="</w>"),
     "ignore_merges": lambda: with_model("mistral", ignore_merges=True),
-    "aren't round": lambda: described("t5", pre_tokenizer=None),
+    "aren't multiples": lambda: described("t5", pre_tokenizer=None),
     r"normalizer \(NFKC\)": lambda: described("gpt2", normalizer={"type": "NFKC"}),
     r"normalizer \(Lowercase\)": lambda: described("gemma", normalizer={"type": "Lowercase"}),
     r"pre-tokenizer \(Whitespace\)": lambda: described("mistral", pre_tokenizer={"type": "Whitespace"}),
     "pattern isn't a known one": lambda: json.loads(json.dumps(described("llama3")).replace("{1,3}", "{1,4}")),
-    "drops what it doesn't know": lambda: with_model("mistral", byte_fallback=False, unk_token=None),
+    "drops unknown characters": lambda: with_model("mistral", byte_fallback=False, unk_token=None),
     "WordLevel": lambda: json.loads(
         '{"added_tokens": [], "normalizer": null, "pre_tokenizer": null, "model": {"type":'
         ' "WordLevel", "vocab": {}, "unk_token": ""}}'
@@ -296,17 +296,17 @@ UNPROVED = {
 }
 
 
-@pytest.mark.parametrize("reason", UNPROVED)
-def test_what_no_proof_covers_is_refused(reason):
+@pytest.mark.parametrize("reason", NOT_SEPARABLE)
+def test_tokenizers_that_no_proof_covers_are_refused(reason):
     with pytest.raises(NotSeparable, match=reason):
-        separable(UNPROVED[reason]())
+        separable(NOT_SEPARABLE[reason]())
 
 
 def test_cuts_of_a_trained_vocabulary(trained):
-    """Words come free of their full stops, and control strings stay whole."""
+    """Words are cut from their full stops, and control strings aren't cut."""
     folder = trained["bpe"][0].payload
     found = separable(json.loads((folder / "tokenizer.json").read_text()))
     text = b"the cat. <|im_end|>\n2021 \xc3\xa9"
-    places = [at for at in range(1, len(text)) if found.cuts[text[at] << 8 | text[at - 1]]]
-    parts = [text[a:b] for a, b in zip([0, *places], [*places, len(text)])]
+    positions = [at for at in range(1, len(text)) if found.cuts[text[at] << 8 | text[at - 1]]]
+    parts = [text[a:b] for a, b in zip([0, *positions], [*positions, len(text)])]
     assert b"." in parts and b" cat" in parts and any(b"<|im_end|>" in part for part in parts)

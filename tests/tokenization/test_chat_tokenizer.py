@@ -1,4 +1,4 @@
-"""Ids and masks: the same as transformers' on ordinary rows, and only the template's control tokens on any."""
+"""Ids and masks: equal to transformers' on ordinary rows; on any row, only the template writes control tokens."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.template import render
 
 KINDS = ("trained-bpe", "trained-unigram", "byte-level", "metaspace", "legacy", "unigram")
-# Kinds that give back every text; unigram without bytes doesn't.
+# Kinds that decode every text to itself; unigram without byte fallback doesn't.
 LOSSLESS = ("trained-bpe", "trained-unigram", "byte-level", "metaspace", "legacy")
 ORDINARY = [
     messages("hello the cat", "it sat"),
@@ -60,7 +60,7 @@ def test_answers_that_start_with_whitespace_are_supervised(chats, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_guarded_way_equals_plain_way_on_ordinary_rows(chats, kind):
+def test_guarded_encoding_equals_plain_encoding_on_ordinary_rows(chats, kind):
     chat = chats[kind]
     plain, _ = render(chat.template, ORDINARY, chat._variables)
     for guarded, ordinary in zip(
@@ -70,9 +70,9 @@ def test_guarded_way_equals_plain_way_on_ordinary_rows(chats, kind):
         assert guarded.spans == ordinary.spans
 
 
-def told_apart(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
-    """The control tokens among `ids`; unk counts only where no unknown character can make it."""
-    return ids[chat._telling[ids]].tolist()
+def control_ids(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
+    """Return the control tokens in `ids` that only a template can write, so not unk."""
+    return ids[chat._template_only[ids]].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,13 +80,13 @@ def told_apart(chat: ChatTokenizer, ids: np.ndarray) -> list[int]:
 @given(conversation=CONVERSATIONS)
 def test_only_the_template_writes_control_tokens(chats, kind, conversation):
     chat = chats[kind]
-    harmless = [{**message, "content": "x"} for message in conversation]
-    found, expected = (chat.encode([some])[0] for some in (conversation, harmless))
-    assert told_apart(chat, found.ids) == told_apart(chat, expected.ids)
+    plain = [{**message, "content": "x"} for message in conversation]
+    found, expected = (chat.encode([some])[0] for some in (conversation, plain))
+    assert control_ids(chat, found.ids) == control_ids(chat, expected.ids)
     if kind in LOSSLESS:
         unk = chat._variables.get("unk_token")
         assert unk is None or chat.control.ids[unk] not in found.ids
-    # Each turn still ends where it ended.
+    # Each turn has the same end.
     assert len(found.spans) == sum(message["role"] == "assistant" for message in conversation)
     for (_, end), (_, expected_end) in zip(found.spans, expected.spans, strict=True):
         assert found.ids[end - 1] == expected.ids[expected_end - 1]
@@ -95,24 +95,24 @@ def test_only_the_template_writes_control_tokens(chats, kind, conversation):
 @pytest.mark.parametrize("kind", LOSSLESS)
 @SETTINGS
 @given(conversation=CONVERSATIONS)
-def test_contents_come_back(chats, kind, conversation):
+def test_contents_are_decoded_to_themselves(chats, kind, conversation):
     chat = chats[kind]
     encoded = chat.encode([conversation])[0]
-    said = [message["content"] for message in conversation if message["role"] == "assistant"]
-    for (start, end), content in zip(encoded.spans, said, strict=True):
+    contents = [message["content"] for message in conversation if message["role"] == "assistant"]
+    for (start, end), content in zip(encoded.spans, contents, strict=True):
         supervised = chat.decode(encoded.ids[start:end])
         if kind in ("metaspace", "legacy"):
-            # To these `▁` is a space; and the decoder takes the first space off.
+            # These encode `▁` as a space, and their decoder strips the first space.
             assert supervised.replace("▁", " ").strip(" ") == content.replace("▁", " ").strip(" ")
         else:
-            # A token may hold the newline before the answer and one that the answer starts with.
+            # One token may contain the newline before the answer and a newline that the answer starts with.
             assert supervised in (content, "\n" + content)
 
 
 @pytest.mark.parametrize("kind", ("trained-bpe", "trained-unigram"))
 @SETTINGS
 @given(content=CONTENT)
-def test_trained_tokenizers_give_back_every_text(chats, kind, content):
+def test_trained_tokenizers_decode_every_text_to_itself(chats, kind, content):
     chat = chats[kind]
     ids = chat.encode([messages("x", content)])[0].ids
     start = len(chat.encode_prompt(messages("x")))
@@ -120,7 +120,7 @@ def test_trained_tokenizers_give_back_every_text(chats, kind, content):
         assert chat.decode(ids[start:]) == content + "\n"
 
 
-def test_control_strings_that_form_across_the_seam(tmp_path, chats):
+def test_control_strings_that_form_across_the_boundary_of_a_content(tmp_path, chats):
     """The template writes `</`, the user `s>`; or the user all but the last character."""
     folder = chats["folders"]["metaspace"]
     template = (
@@ -139,7 +139,7 @@ def test_control_strings_that_form_across_the_seam(tmp_path, chats):
     )
     for content in ("s>", "s>[", "x[", "s", "<s>[", "["):
         ids = chat.encode([messages(content, "ok")])[0].ids
-        assert told_apart(chat, ids) == [chat.eos_id], content
+        assert control_ids(chat, ids) == [chat.eos_id], content
         assert chat.text(ids) == f"</{content}/INST]ok</s>"
 
 
@@ -168,7 +168,7 @@ def test_added_tokens_that_are_words_stay_tokens(chats):
     assert think in plain and think in guarded
 
 
-def test_a_template_that_trims_is_left_to_trim(chats, tmp_path):
+def test_a_template_that_trims_still_trims_guarded_contents(chats, tmp_path):
     folder = chats["folders"]["byte-level"]
     template = PHI3.read_text().replace("message['content']", "(message['content'] | trim)")
     chat = ChatTokenizer.load(
@@ -186,7 +186,7 @@ def test_a_template_that_trims_is_left_to_trim(chats, tmp_path):
     ).replace("the<|end|>\n", "the<|end|>").removesuffix("\n")
 
 
-def test_pairs_share_their_prompt_up_to_what_is_supervised(chats):
+def test_pairs_share_their_prompt_up_to_the_first_supervised_token(chats):
     chat = chats["trained-bpe"]
     prompt = messages("the cat", "sat", "on a mat?", system="hello")
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("the cat said hello", "the cat, 12"))
@@ -200,14 +200,14 @@ def test_pairs_share_their_prompt_up_to_what_is_supervised(chats):
         assert np.concatenate([pair.prompt_ids, ids]).tolist() == whole.ids.tolist()
         assert chat.text(ids[mask]) == completion[0]["content"] + "<|im_end|>"
         assert len(ids) == len(mask)
-    # The first answer token is the same, and still it is supervised in both.
+    # The first token of both answers is equal, but it is supervised, so it isn't part of the prompt.
     assert pair.chosen_ids[0] == pair.rejected_ids[0] and pair.chosen_supervised[0] and pair.rejected_supervised[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(SETTINGS, max_examples=30)
 @given(question=CONTENT, chosen=CONTENT, rejected=CONTENT)
-def test_pairs_are_their_conversations(chats, kind, question, chosen, rejected):
+def test_pairs_equal_their_two_conversations(chats, kind, question, chosen, rejected):
     chat = chats[kind]
     prompt = messages("x", "y", question)
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in (chosen, rejected))
@@ -222,7 +222,7 @@ def test_pairs_are_their_conversations(chats, kind, question, chosen, rejected):
         assert mask.any()
 
 
-def test_stop_ids_hold_eos_and_the_end_of_turn(chats):
+def test_stop_ids_contain_eos_and_the_end_of_turn(chats):
     assert chats["trained-bpe"].stop_ids == (chats["trained-bpe"].eos_id,)
     byte_level = chats["byte-level"]
     assert set(byte_level.stop_ids) == {byte_level.control.ids["<|endoftext|>"], byte_level.control.ids["<|end|>"]}
@@ -258,7 +258,7 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_shipped_templates_leave_contents_alone_and_prompts_are_prefixes():
+def test_shipped_templates_write_contents_unchanged_and_prompts_are_prefixes():
     variables = {"bos_token": "<s>", "eos_token": "</s>"}
     conversation = messages("\n q1 \n", "  a1\n", " q2", "\ta2 ", system=" s \n")
     for path in (CHATML, PHI3, PHI3.with_name("mistral.jinja")):

@@ -1,4 +1,4 @@
-"""A turn that a chat template doesn't write is never lost without a word: the stage fails, with the number of rows."""
+"""If a chat template omits a turn, the stage fails and reports the number of rows."""
 
 import re
 
@@ -9,7 +9,7 @@ from test_tokenize_stage import artifact, corpus_of, run
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.chat import ChatTokenizer
 
-# In the way of Mistral Nemo: the system turn opens the last question, if that is the last turn; never so in a training.
+# Like Mistral Nemo's: the system turn opens the last question if that is the last turn, which it never is in training.
 LAST_QUESTION = """\
 <s>{% set rest = messages[1:] if messages[0].role == 'system' else messages %}{% for m in rest %}
 {%- if m.role == 'user' %}[INST]{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
@@ -36,7 +36,7 @@ def chat(tmp_path_factory):
 
 
 @pytest.mark.parametrize("template", [LAST_QUESTION, NO_SYSTEM, MARKED], ids=["last-question", "none", "marked"])
-def test_the_stage_counts_rows_whose_system_turn_is_left_out(chat, template, tmp_path):
+def test_the_stage_counts_rows_whose_system_turn_is_omitted(chat, template, tmp_path):
     own = chat(template)
     own.encode(ROWS[1:2])
     folder = tmp_path / "tokenizer"
@@ -52,13 +52,13 @@ def test_the_stage_counts_rows_whose_system_turn_is_left_out(chat, template, tmp
 def test_pairs_count_once(chat, tmp_path):
     folder = tmp_path / "tokenizer"
     chat_of(folder, families()["gpt2"], NO_SYSTEM)
-    said = [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
-    columns = {"prompt": [row[:-1] for row in ROWS], "chosen": [said[0]] * 3, "rejected": [said[1]] * 3}
+    answers = [[{"role": "assistant", "content": text}] for text in ("yes", "no")]
+    columns = {"prompt": [row[:-1] for row in ROWS], "chosen": [answers[0]] * 3, "rejected": [answers[1]] * 3}
     with pytest.raises(SnaketuneError, match="leaves out the system turn of 2 of 3 rows"):
         run(tmp_path / "work", corpus_of(tmp_path / "rows", columns), artifact(folder), kind="preference")
 
 
-def test_any_other_turn_is_counted_too(chat, tmp_path):
+def test_omitted_turns_of_other_roles_are_counted_too(chat, tmp_path):
     folder = tmp_path / "tokenizer"
     chat_of(folder, families()["gpt2"], LAST_QUESTION)
     answered = [*messages("a", "b"), {"role": "tool", "content": "result"}, {"role": "assistant", "content": "c"}]
@@ -66,12 +66,12 @@ def test_any_other_turn_is_counted_too(chat, tmp_path):
         run(tmp_path / "work", corpus_of(tmp_path / "rows", {"messages": [ROWS[1]] * 3 + [answered]}), artifact(folder))
 
 
-def test_where_the_template_writes_the_system_turn_nothing_is_refused(chat):
+def test_rows_whose_system_turn_is_written_are_not_refused(chat):
     own = chat(LAST_QUESTION)
     prompt = own.encode_prompt(ROWS[0][:-1])
     assert "be kind" in own.text(prompt)
     with pytest.raises(SnaketuneError, match="leaves out the system turn of a row"):
         own.encode_prompt(ROWS[2][:2] + ROWS[0][1:])
-    # Trimmed, or in front of the first question, it is there.
+    # These templates trim it, or write it before the first question.
     for template in (LLAMA3, MISTRAL.read_text()):
         assert all("be kind" in chat(template).text(done.ids) for done in chat(template).encode(ROWS[:1]))

@@ -1,4 +1,4 @@
-"""Mistral's two kinds of vocabularies, each with the template that is for it: a space after [INST], or none (tekken)."""
+"""Mistral's two kinds of vocabularies, each with its template: with a space after [INST], or without (tekken)."""
 
 import pytest
 from small_tokenizers import FRAMES, MISTRAL, TEMPLATES, byte_level_with, messages, metaspace, save_tokenizer
@@ -14,7 +14,7 @@ TEKKEN = TEMPLATES / "mistral-tekken.jinja"
 
 
 def tekken(folder):
-    """Of Mistral's kind: bytes, and no space in front of a text."""
+    """Save a tokenizer of the tekken kind: bytes, and no space before a text."""
     tokenizer = Tokenizer.from_str(byte_level_with(sorted(PATTERNS)[3], ignore_merges=True).to_str())
     tokenizer.add_special_tokens(FRAMES)
     return save_tokenizer(folder, tokenizer, None, bos_token="<s>", eos_token="</s>")
@@ -29,24 +29,24 @@ def test_each_vocabulary_refuses_the_template_of_the_other(tmp_path):
         adopt(tmp_path / "2", metaspace(tmp_path / "sentencepiece"), TEKKEN)
 
 
-def test_each_vocabulary_takes_its_own_template_and_one_without_such_a_frame(tmp_path):
+def test_each_vocabulary_accepts_its_own_template_and_templates_without_inst(tmp_path):
     for kind, own in ((tekken, TEKKEN), (metaspace, MISTRAL)):
         folder = kind(tmp_path / kind.__name__)
         for template in (own, TEMPLATES / "chatml.jinja"):
-            # ChatML's end of turn is none of these vocabularies' tokens.
+            # ChatML's end of turn isn't a token of these vocabularies.
             text = template.read_text().replace("<|im_end|>", "</s>")
             given = tmp_path / template.name
             given.write_text(text)
             adopt(tmp_path / f"{kind.__name__}-{template.stem}", folder, given)
 
 
-def test_a_model_keeps_its_own_template_as_it_is(tmp_path):
+def test_a_models_own_template_is_unchanged(tmp_path):
     folder = tekken(tmp_path / "tekken")
     (folder / "chat_template.jinja").write_text(MISTRAL.read_text())
     assert adopt(tmp_path / "1", folder)[1].about["adopted"]["chat_template"] == "the model's own"
 
 
-def test_questions_and_answers_are_encoded_by_themselves_and_the_system_turn_opens_the_last_question(tmp_path):
+def test_questions_and_answers_are_encoded_separately_and_the_system_turn_opens_the_last_question(tmp_path):
     folder = tekken(tmp_path / "tekken")
     chat = ChatTokenizer.load(adopt(tmp_path / "1", folder, TEKKEN)[0].payload)
     part = Tokenizer.from_file(str(folder / "tokenizer.json")).encode

@@ -1,4 +1,4 @@
-"""Which turns are supervised: weights of turns under every train_on, by both paths; and documents, of which all is."""
+"""Supervised turns: weights of turns under every train_on, on both paths; and documents, which are supervised entirely."""
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +10,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.token_rows import of_conversations, of_pairs
-from snaketune.tokenization.turn_columns import conversations, pairs
+from snaketune.tokenization.token_rows import conversation_rows, pair_rows
+from snaketune.tokenization.turn_columns import conversation_turns, pair_turns
 
 WEIGHTS = [
     [True] * 4,
@@ -20,7 +20,7 @@ WEIGHTS = [
     [False, False, False, True],
     [True, False] * 2,
 ]
-# How the supervised parts of "q1" "b1" "q2" "d2" read, by train_on and weights.
+# The supervised contents of "q1" "b1" "q2" "d2", by train_on and weights.
 SUPERVISED = {
     "assistant": [["b1", "d2"], ["d2"], ["b1"], ["d2"], []],
     "last": [["d2"], ["d2"], [], ["d2"], []],
@@ -29,7 +29,8 @@ SUPERVISED = {
 
 def table(rows: list, weights: list) -> pa.Table:
     weighted = [
-        [turn | {"supervised": kept} for turn, kept in zip(row, own)] for row, own in zip(rows, weights, strict=True)
+        [turn | {"supervised": is_supervised} for turn, is_supervised in zip(row, own)]
+        for row, own in zip(rows, weights, strict=True)
     ]
     schema = SCHEMAS["conversations"]
     return pa.table(
@@ -55,20 +56,20 @@ def chat(request, tmp_path_factory) -> ChatTokenizer:
 @pytest.mark.parametrize("train_on", SUPERVISED)
 def test_turns_of_weight_0_are_not_supervised(chat, train_on):
     rows = [messages("q1", "b1", "q2", "d2")] * len(WEIGHTS)
-    turns = conversations(table(rows, WEIGHTS), train_on)
-    found, left = batched_encoder(chat)[0].encode(turns)
-    assert not len(left)
+    turns = conversation_turns(table(rows, WEIGHTS), train_on)
+    found, fallback = batched_encoder(chat)[0].encode(turns)
+    assert not len(fallback)
     for sequences in (found, encode_turns(chat, turns)):
         texts = [[text.removesuffix("<|im_end|>") for text in own] for own in supervised_texts(chat, sequences)]
         assert texts == SUPERVISED[train_on]
     assert found.ends_turn.sum() == 4 * len(rows)
 
 
-def test_every_token_but_those_of_turns_of_weight_0(chat):
+def test_train_on_all_excludes_the_tokens_of_turns_of_weight_0(chat):
     rows = [messages("q1", "b1", "q2", "d2")] * len(WEIGHTS)
-    turns = conversations(table(rows, WEIGHTS), "all")
-    found, left = batched_encoder(chat)[0].encode(turns)
-    assert left.tolist() == [1, 2, 3, 4]
+    turns = conversation_turns(table(rows, WEIGHTS), "all")
+    found, fallback = batched_encoder(chat)[0].encode(turns)
+    assert fallback.tolist() == [1, 2, 3, 4]
     expected = encode_turns(chat, turns)
     assert found.supervised.tolist() == expected.supervised.tolist()
     whole, second, last_two, last, odd = ("".join(own) for own in supervised_texts(chat, found))
@@ -78,28 +79,28 @@ def test_every_token_but_those_of_turns_of_weight_0(chat):
     assert "q1" in second and "d2" in second and "user" not in last
 
 
-def test_a_template_that_shows_no_ends_of_turns_cannot_leave_some_out_of_everything(tmp_path):
+def test_train_on_all_with_weights_needs_a_template_that_ends_every_turn(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}</s>{% endif %}\n{% endfor %}"
     chat = chat_of(tmp_path / "t", families()["gpt2"], template)
     rows, weights = [messages("a", "b")], [[False, True]]
-    assert encode_turns(chat, conversations(table(rows, weights), "assistant")).supervised.any()
+    assert encode_turns(chat, conversation_turns(table(rows, weights), "assistant")).supervised.any()
     with pytest.raises(SnaketuneError, match=r"weight 0.*train_on"):
-        encode_turns(chat, conversations(table(rows, weights), "all"))
+        encode_turns(chat, conversation_turns(table(rows, weights), "all"))
 
 
 def test_pairs_supervise_the_turns_of_completions_that_have_a_weight(chat):
-    said = [{"role": role, "content": text, "supervised": kept} for role, text, kept in
+    chosen = [{"role": role, "content": text, "supervised": is_supervised} for role, text, is_supervised in
             (("assistant", "x1", False), ("user", "y", True), ("assistant", "z2", True))]  # fmt: skip
     rejected = [{"role": "assistant", "content": "no", "supervised": True}]
     prompt = [turn | {"supervised": True} for turn in messages("a", "b", "c")]
     type_ = SCHEMAS["preferences"].field("prompt").type
-    rows = {"prompt": [prompt], "chosen": [said], "rejected": [rejected]}
-    turns = pairs(pa.table({name: pa.array(own, type_) for name, own in rows.items()}))
+    rows = {"prompt": [prompt], "chosen": [chosen], "rejected": [rejected]}
+    turns = pair_turns(pa.table({name: pa.array(own, type_) for name, own in rows.items()}))
     found, _ = batched_encoder(chat)[0].encode(turns)
     assert found.supervised.tolist() == encode_turns(chat, turns).supervised.tolist()
     texts = [[text.removesuffix("<|im_end|>") for text in own] for own in supervised_texts(chat, found)]
     assert texts == [["z2"], ["no"]]
-    assert of_pairs(pa.array(["1"]), found, np.zeros(1, bool)).supervised_tokens.tolist() == [found.supervised.sum()]
+    assert pair_rows(pa.array(["1"]), found, np.zeros(1, bool)).supervised_tokens.tolist() == [found.supervised.sum()]
 
 
 DOCUMENTS = [
@@ -112,30 +113,30 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama2", "mistral", "qwen", "t5"])
-def test_documents_are_their_text_and_eos_and_all_of_it_is_supervised(tmp_path, family):
+def test_documents_are_text_and_eos_and_supervised_entirely(tmp_path, family):
     chat = chat_of(tmp_path / "t", families()[family], CHATML.read_text()).for_documents()
     rows = [[{"role": "text", "content": text}] for text in DOCUMENTS]
-    turns = conversations(table(rows, [[True]] * len(rows)), "all")
+    turns = conversation_turns(table(rows, [[True]] * len(rows)), "all")
     expected = encode_turns(chat, turns)
-    found, left = batched_encoder(chat)[0].encode(turns) if family != "t5" else (expected, None)
+    found, fallback = batched_encoder(chat)[0].encode(turns) if family != "t5" else (expected, None)
     if family in ("gpt2", "qwen"):
-        # Those that hold control strings.
-        assert left.tolist() == [0, 2]
+        # The documents with control strings.
+        assert fallback.tolist() == [0, 2]
     assert found.ids.tolist() == expected.ids.tolist()
-    tokens = of_conversations(pa.array([str(n) for n in range(len(rows))]), found, np.zeros(len(rows), bool))
-    # Only the first has nothing before it.
+    tokens = conversation_rows(pa.array([str(n) for n in range(len(rows))]), found, np.zeros(len(rows), bool))
+    # Only the first token of each has no token before it.
     assert tokens.supervised_tokens.tolist() == (found.lengths - 1).tolist()
     assert found.ends_turn.sum() == len(rows)
     for number, text in enumerate(DOCUMENTS):
         ids = found.rows(np.array([number])).ids
         assert ids[-1] == chat.eos_id
         if family != "t5":
-            assert chat.tells(ids).sum() == 1
+            assert chat.written_by_template(ids).sum() == 1
         if family in ("gpt2", "qwen"):
             assert chat.text(ids) == text + "</s>"
 
 
-def test_a_document_opens_with_bos_where_the_tokenizer_says_so(tmp_path):
+def test_a_document_starts_with_bos_if_the_tokenizer_adds_it(tmp_path):
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = families()["gpt2"]

@@ -1,4 +1,4 @@
-"""Rows that a chat template can't write end the stage, or are quarantined one by one where the config asks for it."""
+"""Rows that a chat template refuses fail the stage, or are quarantined one by one if configured."""
 
 import json
 
@@ -34,48 +34,48 @@ def tokenizer(tmp_path):
 
 
 def with_bad(good: list) -> list:
-    """Bad rows as the fourth and the last."""
+    """Insert bad rows as the fourth and the last."""
     return [*good[:3], BAD[0], *good[3:], BAD[1]]
 
 
-def test_by_default_the_first_one_ends_the_stage_and_says_how_to_leave_it_out(tokenizer, tmp_path):
+def test_by_default_the_first_one_fails_the_stage_and_the_error_names_quarantine(tokenizer, tmp_path):
     rows = corpus_of(tmp_path / "rows", {"messages": with_bad(GOOD)})
     with pytest.raises(SnaketuneError, match=r"no system turns.*'be kind'.*on_template_error: quarantine"):
         run(tmp_path / "work", rows, tokenizer)
 
 
-def test_they_are_listed_with_row_and_reason_and_all_others_are_as_ever(tokenizer, tmp_path):
+def test_they_are_listed_with_row_and_reason_and_other_rows_are_unchanged(tokenizer, tmp_path):
     rows = corpus_of(tmp_path / "rows", {"messages": with_bad(GOOD)}, {"messages": [GOOD[0], BAD[0], GOOD[1]]})
     work, outcome = run(tmp_path / "work", rows, tokenizer, most_refused=0.5)
     assert {split: outcome.counts[split]["refused"] for split in outcome.counts} == {"train": 2, "held_out": 1}
     assert outcome.counts["train"]["rows"] == 42
     assert outcome.records == ("quarantine.jsonl",)
     lines = (work.payload / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [(one["file"], one["row"], one["reason"]) for one in found] == [
+    listed = [json.loads(line) for line in lines]
+    assert [(one["file"], one["row"], one["reason"]) for one in listed] == [
         ("train", 4, "template_error"),
         ("train", 42, "template_error"),
         ("held_out", 2, "template_error"),
     ]
-    assert "no system turns" in found[0]["detail"]
-    assert '"be kind"' in found[0]["excerpt"]
+    assert "no system turns" in listed[0]["detail"]
+    assert '"be kind"' in listed[0]["excerpt"]
 
     alone, _ = run(
         tmp_path / "alone", corpus_of(tmp_path / "good", {"messages": GOOD}, {"messages": GOOD[:2]}), tokenizer
     )
-    kept, expected = (TokenParts([artifact(one.payload)]) for one in (work, alone))
+    tokens, expected = (TokenParts([artifact(one.payload)]) for one in (work, alone))
     for split in ("train", "held_out"):
-        both = rows_of(kept, split), rows_of(expected, split)
-        # A refused row keeps its number, with nothing in it.
-        places = [number for number, row in enumerate(both[0]) if row["length"]]
-        assert len(both[0]) - len(places) == (2 if split == "train" else 1)
-        for row, other in zip([both[0][place] for place in places], both[1], strict=True):
+        both = rows_of(tokens, split), rows_of(expected, split)
+        # A refused row is an empty sequence with the same number.
+        accepted = [number for number, row in enumerate(both[0]) if row["length"]]
+        assert len(both[0]) - len(accepted) == (2 if split == "train" else 1)
+        for row, other in zip([both[0][number] for number in accepted], both[1], strict=True):
             assert {name: value for name, value in row.items() if name != "id"} == {
                 name: value for name, value in other.items() if name != "id"
             }
 
 
-def test_parts_laid_end_to_end_say_the_same(tokenizer, tmp_path):
+def test_concatenated_parts_equal_the_whole(tokenizer, tmp_path):
     rows = corpus_of(tmp_path / "rows", {"messages": with_bad(GOOD)})
     whole, _ = run(tmp_path / "whole", rows, tokenizer, most_refused=0.5)
     parts = [
@@ -88,7 +88,7 @@ def test_parts_laid_end_to_end_say_the_same(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("most_refused", [0.01, 1.0])
-def test_too_many_end_the_stage(tokenizer, tmp_path, most_refused):
+def test_too_many_fail_the_stage(tokenizer, tmp_path, most_refused):
     rows = corpus_of(tmp_path / "rows", {"messages": with_bad(GOOD)})
     if most_refused == 1:
         _, outcome = run(tmp_path / "work", rows, tokenizer, most_refused=most_refused)
@@ -100,21 +100,21 @@ def test_too_many_end_the_stage(tokenizer, tmp_path, most_refused):
 
 
 @pytest.mark.parametrize("kind", ["preference", "unpaired"])
-def test_of_a_pair_either_completion_may_be_refused(kind, tmp_path):
-    # Refuses what an assistant says, and not only who speaks.
+def test_either_completion_of_a_pair_may_be_refused(kind, tmp_path):
+    # This template refuses a content, not a role.
     forbids = "{% if 'forbidden' in message['content'] %}{{ raise_exception('no') }}{% endif %}"
     template = LLAMA3.replace("{% set content", forbids + "{% set content", 1)
     chat_of(tmp_path / "tokenizer", families()["gpt2"], template)
-    said = [[{"role": "assistant", "content": text}] for text in ("yes", "no", "forbidden")]
+    answers = [[{"role": "assistant", "content": text}] for text in ("yes", "no", "forbidden")]
     prompts = [messages(f"q{number}") for number in range(6)]
     if kind == "preference":
         columns = {
             "prompt": prompts,
-            "chosen": [said[0]] * 5 + [said[2]],
-            "rejected": [said[1], said[2], *[said[1]] * 4],
+            "chosen": [answers[0]] * 5 + [answers[2]],
+            "rejected": [answers[1], answers[2], *[answers[1]] * 4],
         }
     else:
-        columns = {"prompt": prompts, "completion": [said[0], said[2], *[said[1]] * 3, said[2]]}
+        columns = {"prompt": prompts, "completion": [answers[0], answers[2], *[answers[1]] * 3, answers[2]]}
     rows = corpus_of(tmp_path / "rows", columns)
     if kind == "unpaired":
         rows = labelled(tmp_path / "labelled", rows)
@@ -139,7 +139,7 @@ def test_whole_groups_may_be_refused(tokenizer, tmp_path):
     assert TokenParts([artifact(work.payload)]).index("train")["length"].to_pylist() == [0] * 6
 
 
-def test_what_isnt_a_rows_fault_ends_the_stage_all_the_same(tmp_path):
+def test_errors_that_are_no_rows_fault_fail_the_stage(tmp_path):
     chat_of(tmp_path / "tokenizer", families()["gpt2"], CHATML.read_text())
     (tmp_path / "tokenizer/chat_template.jinja").unlink()
     rows = corpus_of(tmp_path / "rows", {"messages": GOOD})

@@ -1,4 +1,4 @@
-"""The stage and its store: parts laid end to end are the corpus, what is written is read, doubt goes the ordinary path."""
+"""The stage and its files: concatenated parts are the corpus, files are read back, uncovered rows use the reference path."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from snaketune.tables import read_table, write_table
 from snaketune.tokenization import corpus_part, tokenize
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encoded_rows import EncodedBatch
-from snaketune.tokenization.token_rows import of_pairs
+from snaketune.tokenization.token_rows import pair_rows
 from snaketune.tokenization.token_store import INDEX, IdViews, TokenParts
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -36,7 +36,7 @@ def corpus_of(folder, train: dict, held_out: dict | None = None, rows_per_batch:
         count = len(next(iter(rows.values())))
         columns = {name: pa.array(own, MESSAGES) for name, own in rows.items()}
         ids = pa.array([f"{split}-{number}" for number in range(count)], pa.string())
-        # Rows come from two sources in turn.
+        # Rows are from two sources in turn.
         source = pa.array(np.arange(count) % 2, pa.int16())
         write_table(folder / f"{split}.arrow", pa.table({"id": ids, **columns, "source": source}), rows_per_batch)
     return artifact(folder)
@@ -71,20 +71,20 @@ def run(folder, corpus: Artifact, tokenizer: Artifact, kind="sft", train_on="ass
 
 
 def ids_of(views: IdViews, number: int) -> np.ndarray:
-    """int32[length], a view of one sequence."""
+    """Return int32[length], a view of one sequence."""
     batch = int(np.searchsorted(views.first, number, side="right")) - 1
     start, end = views.offsets[batch][number - views.first[batch] :][:2]
     return views.values[batch][start:end]
 
 
 def rows_of(parts: TokenParts, split: str) -> list[dict]:
-    """The index as Python, with the ids of each row."""
+    """Return the index as Python dicts, with the ids of each row."""
     views = parts.views(split)
     return [row | {"ids": ids_of(views, number).tolist()} for number, row in enumerate(parts.index(split).to_pylist())]
 
 
 @pytest.mark.parametrize("kind", ("sft", "preference"))
-def test_parts_laid_end_to_end_are_the_corpus(tmp_path, corpus, tokenizer, kind):
+def test_concatenated_parts_are_the_corpus(tmp_path, corpus, tokenizer, kind):
     if kind == "preference":
         corpus = corpus_of(tmp_path / "pairs", {name: rows[:50] for name, rows in pairs().items()})
     whole = TokenParts([run(tmp_path / "whole", corpus, tokenizer, kind)[0]])
@@ -100,7 +100,7 @@ def test_parts_laid_end_to_end_are_the_corpus(tmp_path, corpus, tokenizer, kind)
         assert all((outcome.about["samples"] != []) == (part == 1) for part, (_, outcome) in enumerate(made, 1))
 
 
-def test_a_conversation_as_it_is_written(tmp_path, corpus, tokenizer):
+def test_a_conversation_in_the_index(tmp_path, corpus, tokenizer):
     made, outcome = run(tmp_path / "work", corpus, tokenizer)
     chat = ChatTokenizer.load(tokenizer.folder)
     expected = chat.encode(conversations()[:1])[0]
@@ -109,7 +109,7 @@ def test_a_conversation_as_it_is_written(tmp_path, corpus, tokenizer):
     assert row["length"] == len(expected.ids) and row["supervised"] == expected.supervised.sum()
     (start, end) = row["supervised_runs"]
     assert expected.supervised[start:end].all() and end - start == row["supervised"]
-    ends = [place - 1 for place in row["turn_ends"]]
+    ends = [end - 1 for end in row["turn_ends"]]
     assert [expected.ids[end] for end in ends] == [chat.eos_id] * len(conversations()[0])
     assert (row["prompt"], row["chosen"], row["prompt_hash"], row["control_text"]) == (0, 0, 0, False)
     assert outcome.about | {"samples": 0} == {
@@ -127,7 +127,7 @@ def test_a_conversation_as_it_is_written(tmp_path, corpus, tokenizer):
     assert together == chat.text(expected.ids)
 
 
-def test_a_pair_as_it_is_written(tmp_path, tokenizer):
+def test_a_pair_in_the_index(tmp_path, tokenizer):
     corpus = corpus_of(tmp_path / "pairs", pairs())
     made, _ = run(tmp_path / "work", corpus, tokenizer, "preference")
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -150,35 +150,35 @@ def test_a_pair_as_it_is_written(tmp_path, tokenizer):
     assert twice[0]["prompt_hash"] == twice[1]["prompt_hash"] == rows[1]["prompt_hash"] != rows[2]["prompt_hash"]
 
 
-def laid_out(chosen: list[int], rejected: list[int], supervised: list[int]):
-    """A pair whose supervised tokens are at these places of the two sequences laid end to end."""
+def rows_of_pair(chosen: list[int], rejected: list[int], supervised: list[int]):
+    """Return the rows of a pair; `supervised` are positions in the two concatenated sequences."""
     ids = np.array(chosen + rejected, np.int32)
     mask = np.isin(np.arange(len(ids)), supervised)
     both = EncodedBatch(ids, np.array([0, len(chosen), len(ids)]), mask, np.zeros(len(ids), bool))
-    return of_pairs(pa.array(["a"]), both, np.zeros(1, bool))
+    return pair_rows(pa.array(["a"]), both, np.zeros(1, bool))
 
 
 def test_prompts_of_pairs():
-    row = laid_out([1, 2, 3, 4], [1, 2, 5, 6], [2, 3, 6, 7])
+    row = rows_of_pair([1, 2, 3, 4], [1, 2, 5, 6], [2, 3, 6, 7])
     assert row.prompt[0] == 2 and row.sequences.ids.tolist() == [1, 2, 3, 4, 5, 6]
     assert row.supervised_runs[0].tolist() == [2, 6]
-    # What is supervised isn't part of the prompt, even if it is the same; it is told how much that is.
-    row = laid_out([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
+    # Supervised tokens aren't part of the prompt, even if they are equal; `common` counts them.
+    row = rows_of_pair([1, 2, 3], [1, 2, 4], [1, 2, 4, 5])
     assert row.common[0] == 1
     assert (row.prompt[0], row.chosen[0], row.supervised_tokens[0]) == (1, 2, 4)
-    # As far as it is supervised alike.
-    assert laid_out([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 7]).common[0] == 1
-    assert laid_out([1, 2, 3], [1, 2], [1, 2, 4]).common[0] == 1
-    assert laid_out([1, 2, 3], [1, 2, 3], [1, 2, 4, 5]).common[0] == 2
+    # Common tokens are equal in supervision too.
+    assert rows_of_pair([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 5, 7]).common[0] == 1
+    assert rows_of_pair([1, 2, 3], [1, 2], [1, 2, 4]).common[0] == 1
+    assert rows_of_pair([1, 2, 3], [1, 2, 3], [1, 2, 4, 5]).common[0] == 2
     # Without a prompt, nothing predicts the first token of either.
-    row = laid_out([1, 2], [3, 4], [0, 1, 2, 3])
+    row = rows_of_pair([1, 2], [3, 4], [0, 1, 2, 3])
     assert row.prompt[0] == 0 and row.supervised_runs[0].tolist() == [1, 2, 3, 4]
-    # One of them with nothing to learn: no preference to learn.
-    row = laid_out([1, 2], [1, 3], [1])
+    # If nothing is supervised in one of them, nothing is supervised in the pair.
+    row = rows_of_pair([1, 2], [1, 3], [1])
     assert row.supervised_tokens[0] == 0 and row.supervised_runs[0].tolist() == []
 
 
-def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
+def test_reading_several_batches(tmp_path, corpus, tokenizer, monkeypatch):
     monkeypatch.setattr("snaketune.tokenization.token_store.ROWS_PER_BATCH", 5)
     made = [run(tmp_path / str(part), corpus, tokenizer, part=part, parts=2)[0] for part in (1, 2)]
     parts = TokenParts(made)
@@ -189,15 +189,15 @@ def test_reading_in_pieces(tmp_path, corpus, tokenizer, monkeypatch):
     assert [len(ids_of(views, number)) for number in range(63)] == lengths.tolist()
     values, offsets = parts.lists("train", "supervised_runs")
     assert [values[a:b].tolist() for a, b in pairwise(offsets)] == table.column("supervised_runs").to_pylist()
-    kept = ids_of(views, 40)
-    before = kept.tolist()
+    view = ids_of(views, 40)
+    before = view.tolist()
     parts.release()
-    assert kept.tolist() == before and not kept.flags.owndata
+    assert view.tolist() == before and not view.flags.owndata
     assert parts.lists("held_out", "turn_ends")[1][-1] > 0
     assert {name for _, name in parts._maps} == {"train-index.arrow", "train-ids.arrow", "held_out-index.arrow"}
 
 
-def test_damage_is_noticed(tmp_path, corpus, tokenizer):
+def test_damage_is_detected(tmp_path, corpus, tokenizer):
     made, _ = run(tmp_path / "work", corpus, tokenizer)
     path = made.folder / "train-ids.arrow"
     path.write_bytes(path.read_bytes()[:-3] + b"xyz")
@@ -206,7 +206,7 @@ def test_damage_is_noticed(tmp_path, corpus, tokenizer):
         TokenParts([made]).views("train")
 
 
-def test_what_is_trained_on(tmp_path, corpus, tokenizer):
+def test_train_on(tmp_path, corpus, tokenizer):
     made = {on: run(tmp_path / on, corpus, tokenizer, train_on=on) for on in ("assistant", "last", "all")}
     for row, last, every in zip(*(rows_of(TokenParts([own]), "train") for own, _ in made.values())):
         assert row["ids"] == last["ids"] == every["ids"]
@@ -222,7 +222,7 @@ def test_rows_with_nothing_supervised_are_counted(tmp_path, tokenizer):
     assert TokenParts([made]).index("train", ["supervised"]).column(0).to_numpy()[:5].tolist() == [0] * 5
 
 
-def test_of_long_rows_the_first_and_the_last_supervised_span_are_shown(tmp_path, tokenizer, capsys):
+def test_samples_of_long_rows_show_the_first_and_the_last_supervised_span(tmp_path, tokenizer, capsys):
     def turn(role, *words, between=300):
         filling = " ".join(["word"] * between)
         return {"role": role, "content": f" {filling} ".join(words)}
@@ -255,24 +255,24 @@ def test_short_rows_are_shown_before_long_ones(tmp_path, tokenizer):
     ]  # fmt: skip
 
 
-def test_samples_tell_a_terminal_nothing(tmp_path, tokenizer, capsys):
+def test_samples_print_no_control_characters(tmp_path, tokenizer, capsys):
     hostile = [{"role": "user", "content": "\x1b[31mred\x07"}, {"role": "assistant", "content": "two\nlines\x9b2J"}]
     run(tmp_path / "1", corpus_of(tmp_path / "c", {"messages": [hostile]}), tokenizer)
-    said = capsys.readouterr().out
-    assert r"\x1b[31mred\x07" in said
-    assert "two\nlines" in said
-    assert not {"\x1b", "\x07", "\x9b"} & set(said)
+    printed = capsys.readouterr().out
+    assert r"\x1b[31mred\x07" in printed
+    assert "two\nlines" in printed
+    assert not {"\x1b", "\x07", "\x9b"} & set(printed)
 
 
-def test_after_a_difference_all_is_encoded_again_one_by_one(tmp_path, corpus, tokenizer, monkeypatch, capsys):
+def test_after_a_difference_all_rows_are_encoded_again_row_by_row(tmp_path, corpus, tokenizer, monkeypatch, capsys):
     expected, _ = run(tmp_path / "right", corpus, tokenizer)
     encode = corpus_part.batched_encoder
 
     def wrong(chat):
-        encoder, why = encode(chat)
+        encoder, reason = encode(chat)
         encoder._chunks._separable.cuts[:] = True
         encoder._chunks._separable.cuts.reshape(256, 256)[0x80:] = False
-        return encoder, why
+        return encoder, reason
 
     monkeypatch.setattr(corpus_part, "batched_encoder", wrong)
     made, outcome = run(tmp_path / "work", corpus, tokenizer)
@@ -281,7 +281,9 @@ def test_after_a_difference_all_is_encoded_again_one_by_one(tmp_path, corpus, to
     assert describe_files(made.folder) == describe_files(expected.folder)
 
 
-def test_without_a_proof_the_ordinary_path_is_taken_and_says_why(tmp_path, corpus, tokenizer, monkeypatch, capsys):
+def test_without_a_proof_the_reference_path_is_used_and_the_reason_logged(
+    tmp_path, corpus, tokenizer, monkeypatch, capsys
+):
     expected, _ = run(tmp_path / "fast", corpus, tokenizer)
     folder = tmp_path / "measured"
     folder.mkdir()
@@ -294,14 +296,14 @@ def test_without_a_proof_the_ordinary_path_is_taken_and_says_why(tmp_path, corpu
     )
     made, outcome = run(tmp_path / "slow", corpus, artifact(folder))
     assert outcome.about["path"] == "reference" and "through the filter length" in outcome.about["why"]
-    assert "row by row: it passes a content through the filter length" in capsys.readouterr().out
+    assert "row by row: the chat template passes a content through the filter length" in capsys.readouterr().out
     assert describe_files(made.folder) == describe_files(expected.folder)
 
 
 def test_an_adopted_tokenizer(tmp_path, corpus):
     made, outcome = run(tmp_path / "work", corpus, artifact(byte_level(tmp_path / "bytes")))
     assert outcome.about["path"] == "fast" and outcome.about["rows_by_reference"] < 60
-    # Its tags swallow the whitespace beside them: only then a row is left to the ordinary path.
+    # Its tags strip the whitespace after them; only contents with outer whitespace use the reference path.
     assert rows_of(TokenParts([made]), "train")[0]["turn_ends"]
 
 
@@ -341,7 +343,7 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_tokens_of_another_version_are_refused_with_what_rebuilds_them(tmp_path, corpus, tokenizer):
+def test_tokens_of_another_version_are_refused_with_the_command_that_rebuilds_them(tmp_path, corpus, tokenizer):
     made, _ = run(tmp_path / "tokens", corpus, tokenizer)
     index = made.folder / "train-index.arrow"
     table = read_table(index)

@@ -1,4 +1,4 @@
-"""The stage: trained tokenizers proved and deterministic, adopted ones made safe, bad templates refused."""
+"""The stage: trained tokenizers are checked and deterministic, adopted ones get a pad token, bad templates are refused."""
 
 import json
 import os
@@ -31,8 +31,8 @@ from snaketune.stages.cache.code_digest import shaping_modules
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.tokenization.creation.from_sentencepiece import converted
-from snaketune.tokenization.creation.parity import NASTY, compare
+from snaketune.tokenization.creation.from_sentencepiece import convert
+from snaketune.tokenization.creation.parity import EDGE_CASES, compare
 from snaketune.tokenization.creation.train import Texts, train
 from snaketune.tokenization.tokenizer import build
 
@@ -48,13 +48,13 @@ def adopt(tmp_path: Path, folder: Path | str, template: Path | None = None):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_payload_and_facts(trained, model):
+def test_payload_and_manifest(trained, model):
     work, outcome = trained[model]
     assert {path.name for path in work.payload.iterdir()} == FILES | {"sentencepiece.model"}
     chat = ChatTokenizer.load(work.payload)
     assert outcome.about["vocab_size"] == chat.vocab_size == 400
     assert chat.pad_id != chat.eos_id and chat.eos_id in outcome.about["stop_ids"]
-    assert outcome.about["parity"]["texts"] == 2 * len(conversations()) + len(conversations()[::3]) + len(NASTY)
+    assert outcome.about["parity"]["texts"] == 2 * len(conversations()) + len(conversations()[::3]) + len(EDGE_CASES)
     assert 1 <= len(outcome.about["samples"]) <= 3
     assert all(turn.endswith("<|im_end|>") for sample in outcome.about["samples"] for turn in sample["supervised_text"])
     assert outcome.counts["reserved_characters_left_out"] == sum(
@@ -63,28 +63,28 @@ def test_payload_and_facts(trained, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_ids_are_sentencepieces(trained, model):
+def test_ids_equal_sentencepiece(trained, model):
     folder = trained[model][0].payload
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
     fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
     fast.encode_special_tokens = True
-    for text in [*TEXTS, *NASTY]:
+    for text in [*TEXTS, *EDGE_CASES]:
         if "▁" not in text:
             assert fast.encode(text).ids == processor.encode(text), text
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_control_tokens_have_no_neighbours_in_the_vocabulary(trained, model):
+def test_control_tokens_and_newline_are_tokens_of_their_own(trained, model):
     fast = Tokenizer.from_file(str(trained[model][0].payload / "tokenizer.json"))
     assert [fast.id_to_token(id) for id in range(4)] == ["<unk>", "<|pad|>", "<|im_end|>", "<|im_start|>"]
     assert fast.token_to_id("\n") is not None
-    # The frame is cheap: the role names were learned from.
+    # The role line takes few tokens, because role names are in the training texts.
     assert len(fast.encode("<|im_start|>assistant\n").ids) <= 4
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_same_corpus_same_bytes_in_another_process(trained, tmp_path, model):
-    """Under another hash seed, so that no order of a set gets into the files."""
+    """With another hash seed, so that the files depend on no order of a set."""
     work, _ = trained[model]
     corpus = corpus_artifact(tmp_path / "corpus", {"messages": conversations()})
     script = f"""
@@ -110,7 +110,7 @@ assert "torch" not in sys.modules
     assert describe_files(WorkFolder(tmp_path / "again").payload) == describe_files(work.payload)
 
 
-def test_preferences_are_learned_from_too(tmp_path):
+def test_preferences_are_training_texts_too(tmp_path):
     rows = {
         "prompt": [messages(text) for text in TEXTS],
         "chosen": [[{"role": "assistant", "content": text[::-1]}] for text in TEXTS],
@@ -118,11 +118,11 @@ def test_preferences_are_learned_from_too(tmp_path):
     }
     work, outcome = train_in(tmp_path, "bpe", corpora=[corpus_artifact(tmp_path / "corpus", rows)])
     assert Tokenizer.from_file(str(work.payload / "tokenizer.json")).token_to_id("ŵ") is not None
-    assert outcome.about["parity"]["texts"] == 3 * len(TEXTS) + len(NASTY)
+    assert outcome.about["parity"]["texts"] == 3 * len(TEXTS) + len(EDGE_CASES)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_too_big_a_vocabulary_names_the_largest_that_works(tmp_path, model):
+def test_the_error_for_too_large_a_vocabulary_names_the_largest_that_works(tmp_path, model):
     corpus = corpus_artifact(tmp_path / "corpus", {"messages": conversations()})
     with pytest.raises(SnaketuneError, match=r"vocab_size: 20000 .*the largest that works is \d+") as error:
         train_in(tmp_path / "big", model, vocab_size=20000, corpora=[corpus])
@@ -130,7 +130,7 @@ def test_too_big_a_vocabulary_names_the_largest_that_works(tmp_path, model):
     assert train_in(tmp_path / "fits", model, vocab_size=largest, corpora=[corpus])[1].about["vocab_size"] == largest
 
 
-def test_too_small_a_vocabulary_and_no_text(tmp_path):
+def test_too_small_a_vocabulary_or_no_text_is_refused(tmp_path):
     corpus = corpus_artifact(tmp_path / "corpus", {"messages": conversations()})
     with pytest.raises(SnaketuneError, match=r"the smallest that works is \d+"):
         train_in(tmp_path / "small", "bpe", vocab_size=270, corpora=[corpus])
@@ -138,16 +138,16 @@ def test_too_small_a_vocabulary_and_no_text(tmp_path):
         train(Texts([]), TokenizerSpec(model="bpe", vocab_size=400, character_coverage=0.9995, split_digits=True))
 
 
-def test_long_texts_are_learned_from(tmp_path):
+def test_long_texts_are_not_skipped(tmp_path):
     """sentencepiece's own limit is 4,192 bytes, beyond which it skips a text."""
     long = " ".join(TEXTS) + " ŵŵŵŵŵŵŵŵ"
     spec = TokenizerSpec(model="bpe", vocab_size=400, character_coverage=1.0, split_digits=True)
-    assert converted(train(Texts([long]), spec)).token_to_id("ŵ") is not None
+    assert convert(train(Texts([long]), spec)).token_to_id("ŵ") is not None
 
 
-def test_a_difference_from_sentencepiece_stops_the_build(trained):
+def test_a_difference_from_sentencepiece_is_an_error(trained):
     model = (trained["bpe"][0].payload / "sentencepiece.model").read_bytes()
-    description = json.loads(converted(model).to_str())
+    description = json.loads(convert(model).to_str())
     description["model"]["merges"].reverse()
     with pytest.raises(SnaketuneError, match=r"disagree on .*expected"):
         compare(Tokenizer.from_str(json.dumps(description)), model, TEXTS)
@@ -162,18 +162,18 @@ def test_auto_tokenizer_loads_the_payload(trained):
     assert theirs.apply_chat_template(conversation)["input_ids"] == ours.encode([conversation])[0].ids.tolist()
     assert theirs.bos_token is None and theirs.pad_token_id == ours.pad_id and theirs.eos_token_id == ours.eos_id
     assert len(theirs) == ours.vocab_size
-    for text in NASTY:
+    for text in EDGE_CASES:
         assert theirs.decode(theirs.encode(text, split_special_tokens=True)) == text
 
 
-def test_adopted_without_pad_takes_unk(tmp_path):
+def test_an_adopted_tokenizer_without_pad_token_pads_with_unk(tmp_path):
     work, outcome = adopt(tmp_path, metaspace(tmp_path / "base"))
     assert outcome.about["adopted"] == {"chat_template": "the model's own", "pad_token": "<unk>"}
     assert outcome.about["pad_id"] not in outcome.about["stop_ids"]
     assert {path.name for path in work.payload.iterdir()} >= FILES
 
 
-def test_adopted_with_eos_as_pad_and_no_unk_gets_a_pad(tmp_path):
+def test_an_adopted_tokenizer_with_eos_as_pad_and_no_unk_gets_a_pad_token(tmp_path):
     base = byte_level(tmp_path / "base")
     size = Tokenizer.from_file(str(base / "tokenizer.json")).get_vocab_size()
     _, outcome = adopt(tmp_path, base)
@@ -195,7 +195,7 @@ def test_adopted_ids_are_the_base_models(tmp_path):
 
 
 def test_a_template_without_markers_is_supervised_by_roles(tmp_path, capsys):
-    """Phi-3's own, which marks nothing, gives what the marked copy of it gives."""
+    """Phi-3's own template, which marks nothing, gives the same result as its marked copy."""
     plain = tmp_path / "plain.jinja"
     plain.write_text(PHI3.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""))
     base = byte_level(tmp_path / "base", template=plain)
@@ -204,13 +204,15 @@ def test_a_template_without_markers_is_supervised_by_roles(tmp_path, capsys):
     assert outcome.about["spans"] == "roles" and outcome.about["adopted"]["chat_template"] == "the model's own"
     given, marked = adopt(tmp_path / "given", base, PHI3)
     assert marked.about["spans"] == "markers" and marked.about["samples"] == outcome.about["samples"]
-    nasty = [messages(" a ", "  sat<|end|> "), messages("x", ""), messages("x", "\n", "", "<|user|>", system="\t")]
-    by_roles, by_markers = (ChatTokenizer.load(some.payload).encode(conversations() + nasty) for some in (work, given))
+    edge_cases = [messages(" a ", "  sat<|end|> "), messages("x", ""), messages("x", "\n", "", "<|user|>", system="\t")]
+    by_roles, by_markers = (
+        ChatTokenizer.load(some.payload).encode(conversations() + edge_cases) for some in (work, given)
+    )
     for own, expected in zip(by_roles, by_markers, strict=True):
         assert own.ids.tolist() == expected.ids.tolist() and own.spans == expected.spans
 
 
-def test_templates_without_markers_that_hide_what_is_said_are_refused(tmp_path):
+def test_templates_without_markers_that_change_contents_are_refused(tmp_path):
     plain = PHI3.read_text().replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
     shouting, endless, twice = (tmp_path / f"{name}.jinja" for name in ("shouting", "endless", "twice"))
     shouting.write_text(plain.replace("message['content'] +", "message['content'] | upper +"))
@@ -225,7 +227,7 @@ def test_templates_without_markers_that_hide_what_is_said_are_refused(tmp_path):
         adopt(tmp_path / "3", base, twice)
 
 
-def test_a_tokenizer_without_a_template_is_for_documents_alone_and_the_shipped_ones_are_named(tmp_path, capsys):
+def test_a_tokenizer_without_a_template_is_for_documents_only_and_shipped_templates_are_named(tmp_path, capsys):
     bare = metaspace(tmp_path / "base")
     (bare / "chat_template.jinja").unlink()
     work, outcome = adopt(tmp_path / "1", bare)
@@ -256,7 +258,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_template_mistakes_are_told(tmp_path, mistake):
+def test_template_mistakes_are_refused(tmp_path, mistake):
     template = tmp_path / "mistake.jinja"
     template.write_text(MISTAKES[mistake])
     with pytest.raises(SnaketuneError, match=mistake):
@@ -277,5 +279,5 @@ def test_slow_missing_and_endless_tokenizers_are_refused(tmp_path):
         adopt(tmp_path, save_tokenizer(tmp_path / "endless", endless), CHATML)
 
 
-def test_code_digest_sees_this_room():
+def test_code_digest_covers_the_tokenization_package():
     assert "snaketune.tokenization.control" in shaping_modules("snaketune.tokenization.tokenizer")

@@ -1,4 +1,4 @@
-"""Tool calls go through the template's own `tool_calls`, whole and supervised; what a template can't write is refused."""
+"""Tool calls are written by the template's own `tool_calls`, complete and supervised; calls it can't write are refused."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from snaketune.errors import SnaketuneError
 from snaketune.tokenization.batched import batched_encoder
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.encode_rows import encode_turns
-from snaketune.tokenization.turn_columns import conversations
+from snaketune.tokenization.turn_columns import conversation_turns
 
 TOOLS = tools_of([{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}])
-# In the way of Llama 3.1: one call in a turn, with `parameters`, and no text beside it.
+# Like Llama 3.1's: one call per turn, with `parameters`, and no text beside it.
 ONE_CALL = """\
 <s>{% if tools %}<|system|>Answer {"name": ..., "parameters": ...}
 {%- for tool in tools %}{{ tool | tojson(indent=4) }}{% endfor %}<|end|>{% endif %}
@@ -34,10 +34,10 @@ ONE_CALL = """\
 {%- generation %}{{ m.content | trim }}<|im_end|>{% endgeneration %}
 {%- else %}{{ '<|im_start|>' + m.role + '\n\n' }}{{ m.content | trim }}<|im_end|>
 {%- endif %}{% endfor %}"""
-# The same without markers, and with none around calls.
+# The same without markers, and without markers around calls.
 MARKED, ONE_CALL = ONE_CALL, re.sub(r"{%-? (end)?generation %}", "", ONE_CALL)
 HALF_MARKED = re.sub(r"{%- generation %}({{ '.*?){% endgeneration %}", r"\1", MARKED, count=1, flags=re.DOTALL)
-# In the way of Qwen 2.5: text and any number of calls.
+# Like Qwen 2.5's: text and any number of calls.
 MANY_CALLS = """\
 {% if tools %}{{ '<|im_start|>system\\n' }}{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}
 {{- '<|im_end|>\\n' }}{% endif %}
@@ -46,12 +46,12 @@ MANY_CALLS = """\
 {%- for call in m.tool_calls %}{{ '\\n<tool_call>\\n{"name": "' }}{{ call.function.name }}{{ '", "arguments": ' }}
 {{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}
 {%- else %}{{ '\\n' + m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"""
-# Texts alone begin with an empty thought, whose tag begins as that of a call.
+# Turns without calls begin with an empty thought, whose tag begins like that of a call.
 THOUGHTFUL = MANY_CALLS.replace(
     "{{ '\\n' + m.content }}{% endif %}{{ '<|im_end|>",
     ("{{ '\\n' + ('<think></think>' if m.role == 'assistant' else '') + m.content }}{% endif %}{{ '<|im_end|>"),
 )
-# In the way of Mistral: ids of nine characters, control tokens inside the turn, users and assistants in turn.
+# Like Mistral's: ids of nine characters, control tokens inside the turn, users and assistants in turn.
 WITH_IDS = """\
 {% set plain = messages | rejectattr('role', 'equalto', 'tool') | rejectattr('tool_calls', 'defined') | list %}
 {%- for m in plain %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('must alternate') }}{% endif %}
@@ -69,7 +69,7 @@ WITH_IDS = """\
 
 
 def called(*calls: dict, text: str = "") -> str:
-    """A turn as the corpus writes it."""
+    """Return an assistant turn as the corpus stores it."""
     spelled = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     return "\n".join([text, *spelled] if text else spelled)
 
@@ -79,7 +79,7 @@ def call(city: str, **more) -> dict:
 
 
 def talk(*turns: str) -> list[dict[str, str]]:
-    """User, assistant, tool, assistant, user, assistant; as far as there are turns."""
+    """Return a conversation of user, assistant, tool, assistant, user, assistant, up to the number of turns."""
     roles = ("user", "assistant", "tool", "assistant", "user", "assistant")
     return [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
 
@@ -100,10 +100,10 @@ def chat(tmp_path_factory):
 
 
 def encoded(chat, row, tools=TOOLS):
-    """Text and supervised texts of a row, and where its turns end, as the stage encodes it."""
+    """Return the text, the supervised texts, the turn ends and the ids of a row, as the stage encodes it."""
     schema = SCHEMAS["conversations"]
     columns = {"id": ["1"], "messages": [[turn | {"supervised": True} for turn in row]], "tools": [tools]}
-    turns = conversations(
+    turns = conversation_turns(
         pa.table({name: pa.array(own, schema.field(name).type) for name, own in columns.items()}), "assistant"
     )
     done = encode_turns(chat, turns)
@@ -112,8 +112,8 @@ def encoded(chat, row, tools=TOOLS):
         for what in ("ids", "supervised", "ends_turn"):
             assert getattr(both, what).tolist() == getattr(done, what).tolist()
     edges = np.flatnonzero(np.diff(np.concatenate([[0], done.supervised, [0]])))
-    said = [chat.text(done.ids[a:b]) for a, b in zip(edges[::2], edges[1::2])]
-    return chat.text(done.ids), said, (np.flatnonzero(done.ends_turn) + 1).tolist(), done.ids
+    supervised = [chat.text(done.ids[a:b]) for a, b in zip(edges[::2], edges[1::2])]
+    return chat.text(done.ids), supervised, (np.flatnonzero(done.ends_turn) + 1).tolist(), done.ids
 
 
 IN_KÖLN = json.dumps(call('Köln "Süd"\n', days=3)["arguments"], ensure_ascii=False)
@@ -121,22 +121,22 @@ IN_KÖLN = json.dumps(call('Köln "Süd"\n', days=3)["arguments"], ensure_ascii=
 
 @pytest.mark.parametrize("template", [ONE_CALL, MARKED], ids=["roles", "markers"])
 @pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools", "none"])
-def test_calls_are_written_and_supervised_as_the_template_spells_them(chat, template, tools):
+def test_calls_are_written_and_supervised_in_the_templates_form(chat, template, tools):
     own = chat(template)
-    text, said, ends, ids = encoded(own, ONE, tools)
+    text, supervised, ends, ids = encoded(own, ONE, tools)
     called_so = f'{{"name": "weather", "parameters": {IN_KÖLN}}}<|im_end|>'
-    assert said == [called_so, "It's dry.<|im_end|>", "Bye<|im_end|>"]
+    assert supervised == [called_so, "It's dry.<|im_end|>", "Bye<|im_end|>"]
     assert "<tool_call>" not in text and ('"parameters": ...' in text) == bool(tools)
-    # Control tokens in a result stay text, and every turn ends.
+    # Control tokens in a result stay text, and every turn has an end.
     assert text.count("</s>") == 1 and own.eos_id not in ids
     assert len(ends) == len(ONE) and own.is_control(ids[np.array(ends) - 1]).all()
 
 
-def test_text_beside_calls_and_several_calls_are_kept_where_the_template_has_a_place_for_them(chat):
+def test_text_beside_calls_and_several_calls_are_written_if_the_template_supports_them(chat):
     spelled = '<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'
-    text, said, ends, _ = encoded(chat(MANY_CALLS), TWO)
+    text, supervised, ends, _ = encoded(chat(MANY_CALLS), TWO)
     two = "\n".join(["Let me look.", spelled % '{"city": "a"}', spelled % '{"city": "b"}'])
-    assert said == [two + "<|im_end|>", "Both.<|im_end|>"]
+    assert supervised == [two + "<|im_end|>", "Both.<|im_end|>"]
     assert len(ends) == len(TWO) and text.count("<tool_call>") == 2
     assert encoded(chat(MANY_CALLS), ONE)[1][0] == spelled % IN_KÖLN + "<|im_end|>"
     assert "<think>" in THOUGHTFUL
@@ -156,18 +156,18 @@ def test_ids_tie_results_to_calls(chat):
         {"role": "assistant", "content": "Done."},
     ]
     own = chat(WITH_IDS)
-    text, said, ends, ids = encoded(own, row)
+    text, supervised, ends, ids = encoded(own, row)
     calls = [f'[TOOL_CALLS]weather[ARGS]{{"city": "{city}"}}#call0000{n}' for n, city in enumerate("abc", 1)]
-    assert said == [calls[0] + calls[1] + "</s>", calls[2] + "</s>", "Done.</s>"]
+    assert supervised == [calls[0] + calls[1] + "</s>", calls[2] + "</s>", "Done.</s>"]
     results = [f"[TOOL_RESULTS]call0000{n}:{result}[/TOOL_RESULTS]" for n, result in enumerate("xyz", 1)]
     assert text.endswith(
         calls[0] + calls[1] + "</s>" + results[0] + results[1] + calls[2] + "</s>" + results[2] + "Done.</s>"
     )
-    # Of a turn with calls, control tokens inside it are no ends.
+    # Control tokens inside a turn with calls don't end it.
     assert len(ends) == len(row) and [own.text(ids[[end - 1]]) for end in ends][1] == "</s>"
 
 
-def test_a_call_reads_as_what_the_template_itself_renders(chat):
+def test_a_call_equals_the_rendering_of_the_template(chat):
     own = chat(MANY_CALLS)
     function = call("Köln", deep={"a": [1, None, True, 2.5], "b": "x\ty"})
     expected = [
@@ -179,7 +179,7 @@ def test_a_call_reads_as_what_the_template_itself_renders(chat):
 
 
 @pytest.mark.parametrize("template", [ONE_CALL, MARKED], ids=["roles", "markers"])
-def test_what_a_template_has_no_place_for_is_refused(chat, template):
+def test_calls_and_texts_that_a_template_does_not_support_are_refused(chat, template):
     own = chat(template)
     with pytest.raises(SnaketuneError, match=r"only single tool-calls at once.*drop such rows"):
         encoded(own, TWO)
@@ -192,7 +192,7 @@ def test_what_a_template_has_no_place_for_is_refused(chat, template):
         encoded(own, talk("Where?", thought + called(call("a"))))
 
 
-def test_a_template_that_leaves_parts_of_calls_out_is_refused(chat):
+def test_a_template_that_omits_parts_of_calls_is_refused(chat):
     nameless = MANY_CALLS.replace("call.function.name", "'f'")
     with pytest.raises(SnaketuneError, match="changes what assistants say"):
         encoded(chat(nameless), ONE)
@@ -207,7 +207,7 @@ def test_a_template_that_leaves_parts_of_calls_out_is_refused(chat):
         encoded(chat(first), TWO)
 
 
-def test_markers_have_to_be_around_calls_too(chat):
+def test_calls_need_markers_too(chat):
     with pytest.raises(SnaketuneError, match=r"marks 2 generated blocks.*tool calls.*has 3 turns"):
         encoded(chat(HALF_MARKED), ONE)
 
@@ -220,15 +220,15 @@ def test_markers_have_to_be_around_calls_too(chat):
         '<tool_call>\n{"name": "weather", "arguments": "a"}\n</tool_call>',
     ],
 )
-def test_calls_in_no_form_of_calls_are_refused_where_tools_are_offered(chat, turn):
+def test_malformed_calls_are_refused_in_rows_with_tools(chat, turn):
     own = chat(ONE_CALL)
     with pytest.raises(SnaketuneError, match=r"turn 2 of a row.*own form for calls.*<tool_call>.*chatml.jinja"):
         encoded(own, talk("Where?", turn))
-    # Without tools, it is a text like any other.
+    # Without tools, they are ordinary text.
     assert encoded(own, talk("Where?", turn), None)[1] == [turn + "<|im_end|>"]
 
 
-def test_calls_stay_text_where_the_template_or_the_prompt_has_them_so(chat):
+def test_calls_stay_text_if_the_template_or_the_prompt_has_them_as_text(chat):
     chatml = chat(CHATML.read_text())
     assert encoded(chatml, TWO)[1] == [TWO[1]["content"] + "<|im_end|>", "Both.<|im_end|>"]
     prompted = messages("Rain?", called(call("a")), system="Call as <tool_call>{...}</tool_call>.")

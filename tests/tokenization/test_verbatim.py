@@ -1,11 +1,11 @@
-"""Which templates write contents as they are: read off their syntax, and not fooled."""
+"""Which templates write contents unchanged, proved from their syntax trees."""
 
 import pytest
 from small_tokenizers import CHATML, LLAMA3, MISTRAL, PHI3
 
 from snaketune.tokenization.batched.verbatim import NotVerbatim, check_verbatim
 
-# Llama 3's is LLAMA3; the others in the way of Gemma, Zephyr and Qwen 2.5.
+# Llama 3's is LLAMA3; others are like those of Gemma, Zephyr and Qwen 2.5.
 PLAIN = {
     **{path.stem: path.read_text() for path in (CHATML, MISTRAL, PHI3)},
     "llama3": LLAMA3,
@@ -25,7 +25,7 @@ PLAIN = {
     "empty": "{% set ns = namespace(said='') %}{% for m in messages %}{% if m.content %}{% set ns.said = m.content ~ ' ' %}"
     "{% endif %}{{ ns.said }}{% endfor %}",
 }
-OTHERWISE = {
+NOT_VERBATIM = {
     "the filter length": "{{ m.content | length }}",
     "the filter upper": "{{ m.content | upper }}",
     "more with a content": "{% if m.content == 'x' %}a{% endif %}",
@@ -43,26 +43,26 @@ OTHERWISE = {
     "tests whether": "{% if m.content is upper %}a{% endif %}",
     "the filter map": "{{ messages | map(attribute='content') | join }}",
     "adds to a list": "{% for x in messages + messages %}{{ x.content }}{% endfor %}",
-    "it does more": "{% if loop.previtem.content > 'a' %}{% endif %}",
+    "template does more": "{% if loop.previtem.content > 'a' %}{% endif %}",
     "filter length": "{% set ns = namespace(a='') %}{% set ns.a = ns.a + m.content %}{{ ns.a | length }}",
-    "now a": "{% set m = m.content %}{{ m }}",
+    "as a message and as a content": "{% set m = m.content %}{{ m }}",
     "does more with": "{% set x = {'a': m.content} %}{{ x.a | length }}",
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_contents_are_written_as_they_are(name):
+def test_templates_that_write_contents_unchanged_are_accepted(name):
     check_verbatim(PLAIN[name])
 
 
-@pytest.mark.parametrize("reason", OTHERWISE)
-def test_what_else_is_done_with_a_content_is_told(reason):
+@pytest.mark.parametrize("reason", NOT_VERBATIM)
+def test_other_uses_of_a_content_are_refused_with_the_reason(reason):
     with pytest.raises(NotVerbatim, match=reason):
-        check_verbatim("{% for m in messages %}" + OTHERWISE[reason] + "{% endfor %}")
+        check_verbatim("{% for m in messages %}" + NOT_VERBATIM[reason] + "{% endfor %}")
 
 
-def test_variables_are_followed_through_loops():
-    """What the first round of a loop keeps, the second one measures."""
+def test_kinds_of_variables_carry_over_loop_iterations():
+    """The first iteration assigns a content, the second one measures it."""
     with pytest.raises(NotVerbatim, match="length"):
         check_verbatim(
             "{% set ns = namespace(a='') %}{% for m in messages %}{{ ns.a | length }}{% set ns.a = m.content %}{% endfor %}"

@@ -17,8 +17,8 @@ def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) 
         return [
             Finding(
                 key=f"{key}.tokenizer",
-                found=f"{chat.text_of(chat.pad_id)!r} both pads and ends a turn: whoever masks padding by its id hides the end "
-                "of turn from the loss, and the model never stops",
+                found=f"{chat.id_to_token(chat.pad_id)!r} both pads and ends a turn: whoever masks padding by its id hides "
+                "the end of turn from the loss, and the model never stops",
                 do="give its tokenizer_config.json a pad_token of its own",
                 certain=False,
             )
@@ -28,7 +28,7 @@ def pads_with_the_end(key: str, chat: ChatTokenizer, tokenizer: dict[str, Any]) 
             Finding(
                 key=f"{key}.tokenizer",
                 found=f"the adopted tokenizer pads with {before!r}, which ends its turns: trained elsewhere, models with it "
-                f"never learn to stop. Here {chat.text_of(chat.pad_id)!r} pads",
+                f"never learn to stop. Here {chat.id_to_token(chat.pad_id)!r} pads",
                 do="serve the model with the tokenizer beside it, not with the adopted one",
                 certain=False,
             )

@@ -26,7 +26,7 @@ def tokenizer_of_another(key: str, chat: ChatTokenizer, config: PretrainedConfig
     ends = config.eos_token_id if config.eos_token_id is not None else text.eos_token_id
     for end in ends if isinstance(ends, list | tuple) else () if ends is None else (ends,):
         if end < chat.vocab_size and not chat.is_control(np.array([end]))[0]:
-            found.append(f"what ends the base's texts, token {end}, is the word {chat.text_of(end)!r} in it")
+            found.append(f"what ends the base's texts, token {end}, is the word {chat.id_to_token(end)!r} in it")
     return [
         Finding(
             key=f"{key}.tokenizer",

@@ -127,12 +127,12 @@ def _check_tokenizer(base: Pretrained, chat: ChatTokenizer) -> None:
     known, added = own.get_vocab(with_added_tokens=True), own.get_added_tokens_decoder()
 
     def may_differ(token: str) -> bool:
-        if known[token] not in added or chat.has(token):
+        if known[token] not in added or chat.has_token(token):
             return False
-        name = chat.text_of(known[token])
+        name = chat.id_to_token(known[token])
         return name is None or (RESERVED.search(token) is not None and name not in known)
 
-    if strangers := [token for token in chat.strangers(known) if not may_differ(token)]:
+    if strangers := [token for token in chat.mismatched_tokens(known) if not may_differ(token)]:
         raise SnaketuneError(
             f"the run's tokenizer isn't that of its base {base.path!r}: {len(strangers)} of {len(known)} tokens have another "
             f"id, for instance {strangers[0]!r}; adopt the base's own (tokenizers.NAME.adopt: {base.path})"

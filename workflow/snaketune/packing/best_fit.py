@@ -1,12 +1,12 @@
-"""Which sequence goes into which row: global best-fit-decreasing over a histogram of lengths.
+"""Best-fit-decreasing packing of sequences into rows, over a histogram of lengths.
 
-Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row is the
-shortest that holds it. Sequences of one length are interchangeable, and so are rows with one amount of free space, so whole
-groups move at once and the cost is that of sorting by length: some ten million sequences per second on one core, and about
-40 bytes for each.
+Best-fit-decreasing takes the sequences from long to short and puts each into the row that it fills best; a new row has the
+shortest capacity that holds the sequence. Sequences of one length are interchangeable, and so are rows with equal free space,
+so whole groups are packed per step and the cost is that of sorting by length: some ten million sequences per second on one
+core, and about 40 bytes of memory per sequence.
 
-That freedom also spreads what is supervised: among rows with the same free space, the one with the fewest supervised tokens
-so far gets the sequence with the most. It costs no row.
+The same freedom balances the supervised tokens: among rows with equal free space, the row with the fewest supervised tokens so
+far gets the sequence with the most. This never costs a row.
 """
 
 from collections.abc import Sequence
@@ -17,26 +17,24 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class PackingPlan:
-    """Rows, each a run of `order`.
-
-    Row r holds the sequences `order[starts[r]:starts[r + 1]]`, in this order.
+    """R rows of N sequences: row r holds the sequences `order[offsets[r]:offsets[r + 1]]`, in this order.
 
     Attributes:
         order: int32[N], the sequences, row after row.
-        starts: int64[R + 1].
-        capacities: int32[R], tokens that each row can hold, from short to long.
+        offsets: int64[R + 1], of the rows in `order`.
+        capacities: int32[R], tokens that each row can hold, ascending.
     """
 
     order: np.ndarray
-    starts: np.ndarray
+    offsets: np.ndarray
     capacities: np.ndarray
 
     @property
     def rows(self) -> int:
-        return len(self.starts) - 1
+        return len(self.offsets) - 1
 
     def row(self, r: int) -> np.ndarray:
-        return self.order[self.starts[r] : self.starts[r + 1]]
+        return self.order[self.offsets[r] : self.offsets[r + 1]]
 
 
 def plan_best_fit_decreasing(
@@ -44,13 +42,13 @@ def plan_best_fit_decreasing(
 ) -> PackingPlan:
     """Pack sequences into rows.
 
-    Deterministic: equal sequences keep their order. For one capacity Johnson's bound for best-fit-decreasing holds: at most
-    11/9 of the best possible number of rows, plus one.
+    Deterministic: sequences that are equal in length and supervision stay in order. For one capacity Johnson's bound for
+    best-fit-decreasing holds: at most 11/9 of the optimal number of rows, plus one.
 
     Args:
         lengths: int[N], tokens of each sequence, each in 1..capacities[-1].
-        capacities: the row lengths that there are, from short to long.
-        supervised: int[N], tokens of each sequence that are supervised, to be spread over the rows.
+        capacities: the configured row lengths, ascending.
+        supervised: int[N], supervised tokens of each sequence, to be balanced over the rows.
     Raises:
         ValueError: a length outside 1..capacities[-1].
 
@@ -58,7 +56,7 @@ def plan_best_fit_decreasing(
     >>> [plan.row(r).tolist() for r in range(plan.rows)]
     [[1, 3], [2, 0, 4]]
 
-    Rows of 4 are opened for what fits into them, once no begun row of 10 has room:
+    A row of 5 is opened for a sequence that fits into it once no open row of 10 has enough free space:
 
     >>> plan = plan_best_fit_decreasing(np.array([3, 6, 9, 4, 2]), capacities=[5, 10])
     >>> [(plan.row(r).tolist(), int(plan.capacities[r])) for r in range(plan.rows)]
@@ -72,12 +70,12 @@ def plan_best_fit_decreasing(
     rows = _Rows(capacities, supervised)
     counts = np.bincount(lengths, minlength=capacity + 1)
     for length in np.flatnonzero(counts)[::-1].tolist():
-        rows.place(length, int(counts[length]))
+        rows.pack(length, int(counts[length]))
     return rows.plan(by_length)
 
 
 def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
-    """No packing needs fewer rows: all tokens must fit, and two sequences over half a row can't share one.
+    """Return a lower bound on the rows of any packing: all tokens must fit, and two sequences over half a row can't share one.
 
     >>> lower_bound_rows(np.array([6, 6, 6]), capacity=10)
     3
@@ -86,9 +84,9 @@ def lower_bound_rows(lengths: np.ndarray, capacity: int) -> int:
 
 
 def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity: int) -> np.ndarray:
-    """int32[N]: from long to short, among equals roughly from many supervised tokens to few, then in order.
+    """Return int32[N], the sequences from long to short, among equal lengths roughly by supervised tokens (descending).
 
-    One stable sort of 16-bit keys, which is a radix sort; what the length leaves of the 16 bits holds the supervised share.
+    One stable sort of 16-bit keys, which is a radix sort; the bits that the length doesn't need hold the supervised share.
     """
     if capacity >= 2**16:
         return np.argsort(capacity - lengths, kind="stable").astype(np.int32)
@@ -101,87 +99,89 @@ def _longest_first(lengths: np.ndarray, supervised: np.ndarray | None, capacity:
 
 
 class _Rows:
-    """Rows while they fill. Sequences are known by their place in the order from long to short."""
+    """Rows while they fill. Sequences are numbered by their index in the order from long to short."""
 
     def __init__(self, capacities: Sequence[int], supervised: np.ndarray):
         self.capacities, self.supervised = capacities, supervised
-        self.row_at = np.empty(len(supervised), np.int32)
-        self.slot_at = np.empty(len(supervised), np.int32)
-        self.taken = self.rows = 0
-        # Per row: its capacity, sequences and supervised tokens so far. They grow by doubling.
+        # Per sequence: its row, and its index within that row.
+        self.row_of = np.empty(len(supervised), np.int32)
+        self.slot_of = np.empty(len(supervised), np.int32)
+        self.packed = self.rows = 0
+        # Per row: its capacity, sequences and supervised tokens so far. The arrays grow by doubling.
         self.capacity = np.empty(1024, np.int32)
         self.count = np.zeros(1024, np.int32)
-        self.load = np.zeros(1024, np.int64)
-        # Rows with f tokens left, in groups; bit f of `open` is set where there are any.
-        self.free: dict[int, list[np.ndarray]] = {}
+        self.supervised_in = np.zeros(1024, np.int64)
+        # Groups of rows by their free space; bit f of `open` is set if there are rows with f free tokens.
+        self.by_space: dict[int, list[np.ndarray]] = {}
         self.open = 0
 
-    def place(self, length: int, count: int) -> None:
-        """Find rows for the next `count` sequences, all of `length` tokens."""
+    def pack(self, length: int, count: int) -> None:
+        """Pack the next `count` sequences, all of `length` tokens."""
         while count:
             space, group = self._tightest(length, count)
-            # A row once begun stays the tightest fit for its length until nothing more fits in.
+            # Once a row got one of these sequences, it is the tightest fit for the next ones until it is full.
             each = space // length
             full, rest = divmod(min(count, each * len(group)), each)
-            self._put(group[:full], each, space - each * length)
+            self._fill(group[:full], each, space - each * length)
             if rest:
-                self._put(group[full : full + 1], rest, space - rest * length)
-            self._keep(space, group[full + bool(rest) :])
+                self._fill(group[full : full + 1], rest, space - rest * length)
+            self._reopen(space, group[full + bool(rest) :])
             count -= full * each + rest
 
     def plan(self, by_length: np.ndarray) -> PackingPlan:
         capacity = self.capacity[: self.rows]
         by_capacity = np.argsort(capacity, kind="stable")
         count = self.count[: self.rows][by_capacity]
-        starts = np.concatenate([[0], np.cumsum(count, dtype=np.int64)])
-        place = np.empty(self.rows, np.int64)
-        place[by_capacity] = starts[:-1]
+        offsets = np.concatenate([[0], np.cumsum(count, dtype=np.int64)])
+        start_of = np.empty(self.rows, np.int64)
+        start_of[by_capacity] = offsets[:-1]
         order = np.empty(len(by_length), np.int32)
-        order[place[self.row_at] + self.slot_at] = by_length
-        return PackingPlan(order=order, starts=starts, capacities=capacity[by_capacity])
+        order[start_of[self.row_of] + self.slot_of] = by_length
+        return PackingPlan(order=order, offsets=offsets, capacities=capacity[by_capacity])
 
     def _tightest(self, length: int, count: int) -> tuple[int, np.ndarray]:
-        """Rows with the least space that holds `length`, those with the fewest supervised tokens first; or new ones."""
+        """Return the least sufficient free space, and the rows that have it by supervised tokens (ascending), or new rows."""
         fitting = self.open >> length
         if not fitting:
             capacity = next(capacity for capacity in self.capacities if capacity >= length)
             return capacity, self._new(-(-count // (capacity // length)), capacity)
         # The lowest set bit is the tightest fit.
         space = length + (fitting & -fitting).bit_length() - 1
-        group = self.free[space].pop()
-        if not self.free[space]:
-            del self.free[space]
+        group = self.by_space[space].pop()
+        if not self.by_space[space]:
+            del self.by_space[space]
             self.open &= ~(1 << space)
-        load = self.load[group]
+        supervised_in = self.supervised_in[group]
         if self.capacities[-1] < 2**16:
-            load = load.astype(np.uint16)
-        return space, group[np.argsort(load, kind="stable")]
+            supervised_in = supervised_in.astype(np.uint16)
+        return space, group[np.argsort(supervised_in, kind="stable")]
 
     def _new(self, rows: int, capacity: int) -> np.ndarray:
         group = np.arange(self.rows, self.rows + rows, dtype=np.int32)
         self.rows += rows
         while self.rows > len(self.capacity):
-            self.capacity, self.count, self.load = (
-                np.concatenate([column, np.zeros_like(column)]) for column in (self.capacity, self.count, self.load)
+            self.capacity, self.count, self.supervised_in = (
+                np.concatenate([column, np.zeros_like(column)])
+                for column in (self.capacity, self.count, self.supervised_in)
             )
         self.capacity[group] = capacity
         return group
 
-    def _put(self, group: np.ndarray, each: int, left: int) -> None:
-        """`each` sequences into every row of `group`: the first round in its order, the next in reverse, and so on."""
-        taken, self.taken = self.taken, self.taken + each * len(group)
+    def _fill(self, group: np.ndarray, each: int, space: int) -> None:
+        """Put `each` sequences into every row of `group`, in rounds of alternating direction; `space` stays free per row."""
+        packed, self.packed = self.packed, self.packed + each * len(group)
         rounds = (each, len(group))
         rows, slots, supervised = (
-            column[taken : self.taken].reshape(rounds) for column in (self.row_at, self.slot_at, self.supervised)
+            column[packed : self.packed].reshape(rounds) for column in (self.row_of, self.slot_of, self.supervised)
         )
         rows[::2], rows[1::2] = group, group[::-1]
         slots[:] = np.arange(each, dtype=np.int32)[:, None]
         slots += self.count[rows]
         self.count[group] += each
-        self.load[group] += supervised[::2].sum(0) + supervised[1::2].sum(0)[::-1]
-        self._keep(left, group)
+        self.supervised_in[group] += supervised[::2].sum(0) + supervised[1::2].sum(0)[::-1]
+        self._reopen(space, group)
 
-    def _keep(self, left: int, group: np.ndarray) -> None:
-        if left and len(group):
-            self.free.setdefault(left, []).append(group)
-            self.open |= 1 << left
+    def _reopen(self, space: int, group: np.ndarray) -> None:
+        if space and len(group):
+            self.by_space.setdefault(space, []).append(group)
+            self.open |= 1 << space

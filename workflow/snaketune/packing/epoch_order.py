@@ -1,23 +1,23 @@
-"""The order in which an epoch takes its items: every one once, by seed and epoch alone.
+"""The order of the items of an epoch: every item once, determined by seed and epoch.
 
-Rows of preferences hold different numbers of pairs, and the loss of a step is a mean over its pairs. So rows are dealt out to
-the steps by their pairs, and laid out within a step so that equal parts of it hold nearly equally many as well, whatever the
-parts (micro-batches, processes):
+Rows of preferences hold different numbers of pairs, and the loss of a step is a mean over its pairs. So rows are assigned to
+steps such that the steps hold nearly equally many pairs, and are ordered within a step such that equal parts of it (its
+micro-batches, or the shares of the processes) do so too:
 
-    pairs of 12 rows   7 6 6 5 | 5 4 4 4 | 3 3 2 1    three steps of four: each gets one of every stratum, the one that has
-                                                     fewest so far gets the most
-    a step             7 1 | 5 3                     the most with the fewest, and so on with what that gives
+    pairs of 12 rows   7 6 6 5 | 5 4 4 4 | 3 3 2 1    three steps of four rows: each step gets a row of every stratum, the
+                                                     step with the fewest pairs so far gets the row with the most
+    a step             7 1 | 5 3                     rows with many pairs are grouped with rows with few, then the groups
 """
 
 import numpy as np
 
 
 def epoch_order(items: int, seed: int, epoch: int, *, weights: np.ndarray | None = None, batch: int = 1) -> np.ndarray:
-    """int64[items]: every item once, in an order that depends on seed and epoch alone.
+    """Return int64[items], every item once, in an order that depends only on seed and epoch.
 
     Args:
-        weights: int[items]; where given, batches of `batch` items are of nearly equal weight, and so are equal parts of
-            them. The last batch, if it is smaller, weighs as much an item as the others.
+        weights: int[items]; if given, batches of `batch` items have nearly equal weight, and so have equal parts of a batch.
+            A smaller last batch has about the same weight per item as the others.
 
     >>> epoch_order(5, seed=0, epoch=1).tolist()
     [1, 4, 3, 0, 2]
@@ -28,48 +28,48 @@ def epoch_order(items: int, seed: int, epoch: int, *, weights: np.ndarray | None
     shuffled = random.permutation(items)
     if weights is None:
         return shuffled
-    # Among equals, the order stays random.
+    # The sort is stable, so items of equal weight stay in random order.
     ranked = shuffled[np.argsort(-weights[shuffled], kind="stable")]
     steps, rest = divmod(items, batch)
     last = np.empty(0, np.int64)
     if rest:
-        # From all over the ranks.
+        # The last, smaller batch takes items at equal distances in the ranking.
         at = ((np.arange(rest) + random.random()) * items / rest).astype(np.int64)
         last, ranked = ranked[at], np.delete(ranked, at)
-    dealt = _dealt(ranked.reshape(batch, steps), weights)
-    ordered = _laid_out(dealt[random.permutation(steps)], weights)
-    return np.concatenate([ordered.reshape(-1), _laid_out(last[None], weights).reshape(-1)])
+    steps_of_items = _deal(ranked.reshape(batch, steps), weights)
+    ordered = _balance_parts(steps_of_items[random.permutation(steps)], weights)
+    return np.concatenate([ordered.reshape(-1), _balance_parts(last[None], weights).reshape(-1)])
 
 
-def _dealt(strata: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """int64[steps, batch]: of each stratum, int64[batch, steps] from heavy to light, one item to each step."""
-    made = np.empty_like(strata)
+def _deal(strata: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Deal one item of each stratum (int64[batch, steps], from heavy to light) to each step; return int64[steps, batch]."""
+    dealt = np.empty_like(strata)
     total = np.zeros(strata.shape[1], np.int64)
-    for items, taken in zip(strata, made):
-        # What is lightest so far gets the heaviest.
+    for items, taken in zip(strata, dealt):
+        # The step with the least weight so far gets the heaviest item.
         lightest = np.argsort(total, kind="stable")
         taken[lightest] = items
         total += weights[taken]
-    return made.T
+    return dealt.T
 
 
-def _laid_out(steps: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Items of each step, int64[n, batch], in an order in which equal parts of it weigh nearly the same."""
+def _balance_parts(steps: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Order the items of each step, int64[n, batch], such that equal parts of it weigh nearly the same."""
     n, batch = steps.shape
-    # Groups of items that stay together, int64[n, groups, size]; each time `factor` of them become one.
+    # Groups of items that stay together, int64[n, groups, size]; each iteration merges `factor` groups into one.
     groups = steps[:, :, None]
     for factor in _prime_factors(batch):
         weight = weights[groups].sum(2)
         groups = np.take_along_axis(groups, np.argsort(-weight, 1, kind="stable")[:, :, None], 1)
         rounds = groups.reshape(n, factor, groups.shape[1] // factor, groups.shape[2])
-        # There and back again: who comes first in one round comes last in the next.
+        # Alternate the direction: the group that is first in one round is last in the next.
         rounds[:, 1::2] = rounds[:, 1::2, ::-1].copy()
         groups = rounds.transpose(0, 2, 1, 3).reshape(n, rounds.shape[2], factor * groups.shape[2])
     return groups.reshape(n, batch)
 
 
 def _prime_factors(number: int) -> list[int]:
-    """From small to large.
+    """Return the prime factors of `number`, ascending.
 
     >>> _prime_factors(12)
     [2, 2, 3]

@@ -1,4 +1,4 @@
-"""The `pack` stage: all shards of a plan as one artifact, by hard link; of pairs also which pairs they are."""
+"""The `pack` stage: all shards of a plan as one artifact, by hard link; for pairs also a digest of the pairs."""
 
 import json
 import os
@@ -24,7 +24,7 @@ STAGE = Stage(
 
 
 def build(spec: PackSpec, work: WorkFolder, *, plan: Artifact, shards: list[Artifact]) -> Outcome:
-    """Fill `work.payload` with `<split>-<number>.arrow` and `documents.arrow`."""
+    """Link `<split>-<number>.arrow` and `documents.arrow` into `work.payload`."""
     from snaketune.packing.row_plan import FACTS
     from snaketune.packing.same_pairs import digest_pairs
 

@@ -1,11 +1,11 @@
-"""What is placed as one: a piece, or the tree of a prompt's completions; and all of it, row after row."""
+"""Units, which are packed as one (a segment, or the tree of a prompt's completions), and the rows that they are packed into."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from snaketune.packing.best_fit import PackingPlan
-from snaketune.packing.conversation_overflow import Pieces
+from snaketune.packing.conversation_overflow import PlannedSegments
 from snaketune.tokenization.ragged import gather
 
 
@@ -14,9 +14,9 @@ class Completions:
     """P pairs of completions.
 
     Attributes:
-        sequence: int32[P], the number of the sequence that each pair is known by.
-        ends: int32[P, 2], the piece that its completions end with, the chosen one first, as `Pieces.prefix_segment` numbers
-            them.
+        sequence: int32[P], the sequence whose id and source are the pair's.
+        ends: int32[P, 2], the last segment of the chosen and of the rejected completion, numbered as in
+            `PlannedSegments.prefix_segment`.
     """
 
     sequence: np.ndarray
@@ -31,55 +31,57 @@ class Completions:
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """U runs of pieces that stay together.
+    """U runs of segments, each of which goes into one row.
 
     Attributes:
-        pieces: all pieces, unit after unit.
-        starts: int64[U + 1], where each unit's pieces begin.
+        segments: all segments, unit after unit.
+        offsets: int64[U + 1], of the units in `segments`.
         completions: of preferences, all pairs, unit after unit.
-        pair_starts: int64[U + 1], where each unit's pairs begin.
+        pair_offsets: int64[U + 1], of the units in `completions`.
     """
 
-    pieces: Pieces
-    starts: np.ndarray
+    segments: PlannedSegments
+    offsets: np.ndarray
     completions: Completions | None = None
-    pair_starts: np.ndarray | None = None
+    pair_offsets: np.ndarray | None = None
 
     @property
     def tokens(self) -> np.ndarray:
-        return _sums(self.pieces.tokens, self.starts)
+        return _run_sums(self.segments.tokens, self.offsets)
 
     @property
     def supervised(self) -> np.ndarray:
-        return _sums(self.pieces.supervised, self.starts)
+        return _run_sums(self.segments.supervised, self.offsets)
 
     def take(self, order: np.ndarray) -> "Units":
-        """Some of them, in this order."""
-        if len(self.starts) == len(self.pieces) + 1 and self.completions is None:
-            return replace(self, pieces=self.pieces.take(order), starts=np.arange(len(order) + 1))
-        at, starts = gather(self.starts[order], np.diff(self.starts)[order])
-        taken = replace(self, pieces=self.pieces.take(at), starts=starts)
+        """Return the units numbered in `order`, in this order."""
+        if len(self.offsets) == len(self.segments) + 1 and self.completions is None:
+            return replace(self, segments=self.segments.take(order), offsets=np.arange(len(order) + 1))
+        at, offsets = gather(self.offsets[order], np.diff(self.offsets)[order])
+        taken = replace(self, segments=self.segments.take(at), offsets=offsets)
         if self.completions is None:
             return taken
-        at, starts = gather(self.pair_starts[order], np.diff(self.pair_starts)[order])
-        return replace(taken, completions=self.completions.take(at), pair_starts=starts)
+        at, offsets = gather(self.pair_offsets[order], np.diff(self.pair_offsets)[order])
+        return replace(taken, completions=self.completions.take(at), pair_offsets=offsets)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
-    """R rows: what is in each, pieces and pairs numbered through all rows, and segments within their row.
+class PackedUnits:
+    """The contents of R rows; segments are numbered within their row.
 
     Attributes:
         capacities: int32[R], tokens that each row can hold.
-        pieces, starts: in the order of the rows, and int64[R + 1], where each row's begin.
-        completions, pair_starts: the same of pairs; None for conversations.
+        segments: all segments, row after row.
+        offsets: int64[R + 1], of the rows in `segments`.
+        completions: all pairs, row after row; None for conversations.
+        pair_offsets: int64[R + 1], of the rows in `completions`; None for conversations.
     """
 
     capacities: np.ndarray
-    pieces: Pieces
-    starts: np.ndarray
+    segments: PlannedSegments
+    offsets: np.ndarray
     completions: Completions | None = None
-    pair_starts: np.ndarray | None = None
+    pair_offsets: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -87,41 +89,41 @@ class Placed:
 
     @property
     def documents(self) -> int:
-        """Pieces of conversations, or pairs."""
-        return len(self.pieces if self.completions is None else self.completions)
+        """The number of segments of conversations, or of pairs."""
+        return len(self.segments if self.completions is None else self.completions)
 
-    def by_pair(self, of_pieces: np.ndarray) -> np.ndarray:
-        """int32[P]: sums of int32[K] of pieces, each counted with the first pair that ends with it."""
-        rows = np.repeat(self.starts[:-1], np.diff(self.pair_starts))
+    def by_pair(self, of_segments: np.ndarray) -> np.ndarray:
+        """Return int32[P], the sums of int32[K] values of segments; a segment counts for the first pair that ends with it."""
+        rows = np.repeat(self.offsets[:-1], np.diff(self.pair_offsets))
         _, first = np.unique(self.completions.ends + rows[:, None], return_index=True)
-        return np.bincount(first // 2, of_pieces, minlength=len(self.completions)).astype(np.int32)
+        return np.bincount(first // 2, of_segments, minlength=len(self.completions)).astype(np.int32)
 
 
-def singles(pieces: Pieces) -> Units:
-    """Every piece by itself."""
-    return Units(pieces=pieces, starts=np.arange(len(pieces) + 1))
+def single_segment_units(segments: PlannedSegments) -> Units:
+    """Return one unit per segment."""
+    return Units(segments=segments, offsets=np.arange(len(segments) + 1))
 
 
-def placed(units: Units, plan: PackingPlan) -> Placed:
-    """Units in the rows that a plan of units puts them in."""
+def pack_units(units: Units, plan: PackingPlan) -> PackedUnits:
+    """Put units into rows as planned, and number their segments within the rows."""
     units = units.take(plan.order)
-    rows = Placed(capacities=plan.capacities, pieces=units.pieces, starts=units.starts[plan.starts])
+    rows = PackedUnits(capacities=plan.capacities, segments=units.segments, offsets=units.offsets[plan.offsets])
     if units.completions is None:
         return rows
-    # Numbered within the unit before, within the row now.
-    shift = (units.starts[:-1] - np.repeat(rows.starts[:-1], np.diff(plan.starts))).astype(np.int32)
-    segment = units.pieces.prefix_segment + np.repeat(shift, np.diff(units.starts))
-    ends = units.completions.ends + np.repeat(shift, np.diff(units.pair_starts))[:, None]
+    # From numbers within the unit to numbers within the row.
+    shift = (units.offsets[:-1] - np.repeat(rows.offsets[:-1], np.diff(plan.offsets))).astype(np.int32)
+    segment = units.segments.prefix_segment + np.repeat(shift, np.diff(units.offsets))
+    ends = units.completions.ends + np.repeat(shift, np.diff(units.pair_offsets))[:, None]
     return replace(
         rows,
-        pieces=replace(units.pieces, prefix_segment=segment),
+        segments=replace(units.segments, prefix_segment=segment),
         completions=replace(units.completions, ends=ends),
-        pair_starts=units.pair_starts[plan.starts],
+        pair_offsets=units.pair_offsets[plan.offsets],
     )
 
 
-def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """int32[U]: the sums of runs of `values`, none of them empty."""
-    if len(starts) == len(values) + 1:
+def _run_sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return int32[U], the sums of runs of `values`, none of them empty."""
+    if len(offsets) == len(values) + 1:
         return values
-    return np.add.reduceat(values, starts[:-1]).astype(np.int32)
+    return np.add.reduceat(values, offsets[:-1]).astype(np.int32)

@@ -1,15 +1,15 @@
-"""What of each pair goes into rows: all of it, or, where it is longer than a row, what the overflow policy leaves.
+"""Pairs fitted to the row length: whole, or, if longer than a row, as the overflow policy says.
 
-What both completions begin with stands in a row once, so it counts once:
+The tokens that both completions begin with are stored once in a row, so they count once:
 
     prompt and first    [ prompt | common | ......... ]
     second                       [ common | ...... ]        tokens: prompt + first + second - common
 
-A completion with a label becomes a pair as well: its second completion is that of the row before it (the first row's, of the
-last), which has nothing to do with its prompt. Where rows of one prompt stand together, it is as many rows before as the most
-of these, so that none stands beside an answer to its own prompt, and each completion stands beside one. KTO estimates by these
-how far a model has moved away from its reference, as TRL does within a batch. They are no tokens of the corpus that anything
-could be lost of: they get what their row has left.
+A completion with a label (kind `unpaired`) is packed as a pair too. Its second completion is mismatched: it answers another
+prompt, that of an earlier row (the first rows take it from the last ones). The distance to that row is the longest run of rows
+with one prompt, so that no completion is paired with an answer to its own prompt, and each is used once. KTO estimates from
+these how far the policy has moved from its reference, as TRL does within a batch. Mismatched completions are no tokens of the
+corpus, so cutting them loses nothing: they get the space that the pair's own tokens leave in a row.
 """
 
 from collections import deque
@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from snaketune.errors import SnaketuneError
-from snaketune.packing.completion_tokens import Spelling, common_tokens
-from snaketune.packing.conversation_overflow import Losses
-from snaketune.packing.supervised_runs import Runs
+from snaketune.packing.completion_tokens import CompletionTokens, common_tokens
+from snaketune.packing.conversation_overflow import DropCounts
+from snaketune.packing.supervised_runs import SupervisedRuns
 from snaketune.stages.specs import PlanSpec
 
 
@@ -30,12 +30,12 @@ class Pairs:
     """P pairs, in the order of their sequences.
 
     Attributes:
-        sequence: int32[P], whose first tokens are the prompt and then the first completion, which is the chosen one.
-        second_sequence, second_start: int32[P], where the second completion is.
-        prompt, first, second: int32[P], how many tokens of each there are.
-        common: int32[P], with how many tokens both completions begin, of which the same are supervised.
-        prompt_hash: uint64[P], equal where prompts are.
-        mismatched: whether the second completions are of other prompts.
+        sequence: int32[P], the sequence that begins with the prompt and the first (chosen) completion.
+        second_sequence, second_start: int32[P], the sequence of the second completion, and its start there.
+        prompt, first, second: int32[P], tokens of the prompt and of each completion.
+        common: int32[P], leading tokens of the completions that are equal in id and supervision.
+        prompt_hash: uint64[P], equal for equal prompts.
+        mismatched: whether the second completions answer other prompts.
     """
 
     sequence: np.ndarray
@@ -52,13 +52,13 @@ class Pairs:
         return len(self.sequence)
 
     @property
-    def read(self) -> np.ndarray:
-        """int32[P]: tokens that the corpus has of it."""
+    def corpus_tokens(self) -> np.ndarray:
+        """int32[P]: tokens of each pair in the corpus, which exclude mismatched completions."""
         return self.prompt + self.first + (0 if self.mismatched else self.second)
 
     @property
     def tokens(self) -> np.ndarray:
-        """int32[P]: tokens in a row that holds nothing else."""
+        """int32[P]: tokens of each pair in a row of its own."""
         return self.prompt + self.first + self.second - self.common
 
     @property
@@ -69,7 +69,7 @@ class Pairs:
     def take(self, which: np.ndarray) -> "Pairs":
         return replace(self, **{name: getattr(self, name)[which] for name in ARRAYS})
 
-    def supervised(self, runs: Runs) -> np.ndarray:
+    def supervised(self, runs: SupervisedRuns) -> np.ndarray:
         """bool[P]: whether both completions have a supervised token."""
         first = runs.count(self.sequence, self.prompt, self.prompt + self.first)
         second = runs.count(self.second_sequence, self.second_start, self.second_start + self.second)
@@ -79,17 +79,19 @@ class Pairs:
 ARRAYS = tuple(field.name for field in fields(Pairs) if field.name != "mismatched")
 
 
-def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
-    """All pairs of a split of which both completions have something supervised, each up to its last supervised token: what
-    comes after it (the line break that many templates put behind a turn) predicts nothing that is learned.
+def whole_pairs(kind: str, index: pa.Table, tokens: CompletionTokens) -> Pairs:
+    """Return all pairs of a split whose completions both have a supervised token.
+
+    Each completion ends with its last supervised token: the tokens after it (the line break that many templates put after a
+    turn) predict nothing that is learned.
 
     Args:
-        index: what `tokenize` wrote.
+        index: the token index that `tokenize` wrote.
     """
     length, prompt, chosen, common, prompt_hash = (
         index[name].to_numpy() for name in ("length", "prompt", "chosen", "common", "prompt_hash")
     )
-    sequence, runs = np.arange(len(length), dtype=np.int32), spelling.runs
+    sequence, runs = np.arange(len(length), dtype=np.int32), tokens.runs
     first = runs.last_end(sequence, prompt, prompt + chosen) - prompt
     second = runs.last_end(sequence, prompt + chosen, length) - prompt - chosen
     pairs = Pairs(
@@ -105,23 +107,23 @@ def whole_pairs(kind: str, index: pa.Table, spelling: Spelling) -> Pairs:
     if kind == "preference":
         return pairs.take(pairs.supervised(runs))
     pairs = pairs.take(index["supervised"].to_numpy() > 0)
-    distance = _most_together(pairs.prompt_hash)
+    distance = _longest_prompt_run(pairs.prompt_hash)
     before = np.roll(pairs.sequence, distance)
     return replace(
         pairs,
         second_sequence=before,
         second_start=prompt[before],
         second=first[before],
-        common=_common(pairs, spelling, distance),
+        common=_common_with_earlier(pairs, tokens, distance),
         mismatched=True,
     )
 
 
-def _most_together(prompt_hash: np.ndarray) -> int:
-    """How many rows of one prompt come one after the other, at most; the last row is before the first. 1 if there is but one
-    prompt.
+def _longest_prompt_run(prompt_hash: np.ndarray) -> int:
+    """Return the length of the longest run of rows with one prompt, where the last row precedes the first; 1 if there is only
+    one prompt.
 
-    >>> [_most_together(np.array(hashes)) for hashes in ([1, 2, 1, 3], [1, 2, 2, 1, 1], [1, 1], [])]
+    >>> [_longest_prompt_run(np.array(hashes)) for hashes in ([1, 2, 1, 3], [1, 2, 2, 1, 1], [1, 1], [])]
     [1, 3, 1, 1]
     """
     begins = np.flatnonzero(prompt_hash != np.roll(prompt_hash, 1))
@@ -130,37 +132,39 @@ def _most_together(prompt_hash: np.ndarray) -> int:
     return int(np.diff(begins, append=begins[0] + len(prompt_hash)).max())
 
 
-def _common(completions: Pairs, spelling: Spelling, distance: int) -> np.ndarray:
-    """int32[P]: with how many tokens each of these begins as the one `distance` before it does."""
+def _common_with_earlier(completions: Pairs, tokens: CompletionTokens, distance: int) -> np.ndarray:
+    """Return int32[P], the leading tokens that each first completion shares with the one `distance` rows before it."""
     columns = (completions.sequence, completions.prompt, completions.first)
-    places = list(zip(*(column.tolist() for column in columns)))
-    # The one before the first is the last.
-    before: deque[bytes] = deque(spelling.completion(*place) for place in places[-distance:])
-    found = []
-    for place in places:
-        before.append(spelling.completion(*place))
-        found.append(common_tokens(before.popleft(), before[-1]))
-    return np.array(found, np.int32)
+    ranges = list(zip(*(column.tolist() for column in columns)))
+    # The last row precedes the first.
+    before: deque[bytes] = deque(tokens.key(*one) for one in ranges[-distance:])
+    common = []
+    for one in ranges:
+        before.append(tokens.key(*one))
+        common.append(common_tokens(before.popleft(), before[-1]))
+    return np.array(common, np.int32)
 
 
-def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, runs: Runs, losses: Losses) -> Pairs:
-    """What is packed of the pairs of a split.
+def fit_pairs(
+    spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, runs: SupervisedRuns, drops: DropCounts
+) -> Pairs:
+    """Return the pairs of a split that fit into rows of `row_length` tokens.
 
     Args:
         row_length: tokens of the longest rows.
-        index: what `tokenize` wrote.
-        whole: the pairs, nothing cut.
-        losses: counts what is left out.
+        index: the token index that `tokenize` wrote.
+        whole: the pairs before any are cut.
+        drops: updated with what is dropped and truncated.
     Raises:
-        SnaketuneError: a pair longer than a row where `overflow` is `raise`.
+        SnaketuneError: a pair longer than a row, and `overflow` is `raise`.
     """
-    left_out = np.ones(len(index), bool)
-    left_out[whole.sequence] = False
+    excluded = np.ones(len(index), bool)
+    excluded[whole.sequence] = False
     length = index["length"].to_numpy()
-    losses.drop("refused_by_template", int((length == 0).sum()), 0)
-    losses.drop("nothing_supervised", int((left_out & (length > 0)).sum()), int(length[left_out].sum()))
-    losses.drop("after_last_supervised", 0, int(length[~left_out].sum() - whole.read.sum()))
-    pairs = _fitted(whole, row_length, runs) if whole.mismatched else whole
+    drops.drop("refused_by_template", int((length == 0).sum()), 0)
+    drops.drop("nothing_supervised", int((excluded & (length > 0)).sum()), int(length[excluded].sum()))
+    drops.drop("after_last_supervised", 0, int(length[~excluded].sum() - whole.corpus_tokens.sum()))
+    pairs = _shorten_mismatched(whole, row_length, runs) if whole.mismatched else whole
     too_long = pairs.tokens > row_length
     if not too_long.any():
         return pairs
@@ -171,39 +175,39 @@ def pairs_of(spec: PlanSpec, row_length: int, index: pa.Table, whole: Pairs, run
             "raise the length, or set packing.overflow to drop or truncate"
         )
     if spec.overflow == "drop":
-        losses.drop("longer_than_row", int(too_long.sum()), int(pairs.read[too_long].sum()))
+        drops.drop("longer_than_row", int(too_long.sum()), int(pairs.corpus_tokens[too_long].sum()))
         return pairs.take(~too_long)
-    cut = _truncated_own(pairs, row_length, runs) if pairs.mismatched else _truncated(pairs, row_length)
-    # Completions that differ only in what was cut off tell no preference.
-    lost = too_long & (~cut.supervised(runs) | (cut.equal & (not pairs.mismatched)))
-    losses.drop("prompt_fills_row", int(lost.sum()), int(pairs.read[lost].sum()))
-    losses.truncated_rows += int((too_long & ~lost).sum())
-    losses.truncated_tokens += int((pairs.read - cut.read)[~lost].sum())
-    return cut.take(~lost)
+    cut = _truncate_unpaired(pairs, row_length, runs) if pairs.mismatched else _truncate(pairs, row_length)
+    # Completions that differ only after the cut express no preference.
+    dropped = too_long & (~cut.supervised(runs) | (cut.equal & (not pairs.mismatched)))
+    drops.drop("prompt_fills_row", int(dropped.sum()), int(pairs.corpus_tokens[dropped].sum()))
+    drops.truncated_rows += int((too_long & ~dropped).sum())
+    drops.truncated_tokens += int((pairs.corpus_tokens - cut.corpus_tokens)[~dropped].sum())
+    return cut.take(~dropped)
 
 
-def _fitted(pairs: Pairs, row_length: int, runs: Runs) -> Pairs:
-    """Mismatched completions cut to what a row has left, where that is enough for a supervised token."""
-    room = np.maximum(row_length - pairs.prompt - pairs.first, 0) + pairs.common
-    cut = replace(pairs, second=np.minimum(pairs.second, room))
+def _shorten_mismatched(pairs: Pairs, row_length: int, runs: SupervisedRuns) -> Pairs:
+    """Cut mismatched completions to the free space of a row, where that is enough for a supervised token."""
+    space = np.maximum(row_length - pairs.prompt - pairs.first, 0) + pairs.common
+    cut = replace(pairs, second=np.minimum(pairs.second, space))
     return replace(pairs, second=np.where(cut.supervised(runs), cut.second, pairs.second))
 
 
-def _truncated_own(pairs: Pairs, row_length: int, runs: Runs) -> Pairs:
-    """Completions cut to what the prompt leaves of a row, less what a mismatched one needs to have a supervised token."""
-    room, start = np.maximum(row_length - pairs.prompt, 0), pairs.second_start
+def _truncate_unpaired(pairs: Pairs, row_length: int, runs: SupervisedRuns) -> Pairs:
+    """Cut completions to a row without the prompt and without the tokens that a mismatched one needs to be supervised."""
+    space, start = np.maximum(row_length - pairs.prompt, 0), pairs.second_start
     needed = runs.first_end(pairs.second_sequence, start, start + pairs.second) - start
-    first = np.minimum(pairs.first, np.maximum(room - np.maximum(needed - pairs.common, 0), 0))
+    first = np.minimum(pairs.first, np.maximum(space - np.maximum(needed - pairs.common, 0), 0))
     common = np.minimum(pairs.common, first)
-    return replace(pairs, first=first, second=np.minimum(pairs.second, common + room - first), common=common)
+    return replace(pairs, first=first, second=np.minimum(pairs.second, common + space - first), common=common)
 
 
-def _truncated(pairs: Pairs, row_length: int) -> Pairs:
-    """Completions cut to what prompt and common beginning leave of a row; a short one leaves more to the other."""
+def _truncate(pairs: Pairs, row_length: int) -> Pairs:
+    """Cut completions to a row without the prompt and their common tokens; what a short one doesn't use goes to the other."""
     shared = pairs.prompt + pairs.common
-    room = np.maximum(row_length - shared, 0)
+    space = np.maximum(row_length - shared, 0)
     first, second = pairs.first - pairs.common, pairs.second - pairs.common
-    kept_first = np.minimum(first, np.maximum(room // 2, room - second))
-    kept_second = np.minimum(second, room - kept_first)
+    own_first = np.minimum(first, np.maximum(space // 2, space - second))
+    own_second = np.minimum(second, space - own_first)
     common = np.minimum(pairs.common, np.maximum(row_length - pairs.prompt, 0))
-    return replace(pairs, first=common + kept_first, second=common + kept_second, common=common)
+    return replace(pairs, first=common + own_first, second=common + own_second, common=common)

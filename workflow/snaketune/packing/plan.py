@@ -1,4 +1,4 @@
-"""The `plan` stage: which piece of which sequence goes into which row (`packing.row_plan`)."""
+"""The `plan` stage: which tokens of which sequence go into which row (`packing.row_plan`)."""
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
@@ -20,7 +20,7 @@ STAGE = Stage(
 
 
 def build(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
-    """Fill `work.payload` with the tables of the plan; see `plan_rows`."""
+    """Write the tables of the plan to `work.payload`; see `plan_rows`."""
     from snaketune.packing.row_plan import plan_rows
 
     return plan_rows(spec, work, tokens=tokens)

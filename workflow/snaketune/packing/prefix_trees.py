@@ -1,16 +1,16 @@
-"""Trees of completions: what those of one prompt begin with stands once.
+"""Prefix trees of completions: the tokens that completions of one prompt begin with are stored once.
 
-The completions of a prompt, sorted, are walked from one to the next; each becomes a piece that holds what it doesn't share
-with the one before it. Prompt ab, with CD over CEF and CD over CE:
+The completions of a prompt are sorted; each becomes a segment of the tokens that it doesn't share with the one before it.
+Prompt ab, with CD over CEF and CD over CE:
 
-    sorted     abCD   abCE   abCEF         pieces       [abCD] [E] [F]
-    shared        -      3       4         prefixes     0  3 (abC, of piece 0)  4 (abCE, of piece 1)
+    sorted     abCD   abCE   abCEF         segments     [abCD] [E] [F]
+    shared        -      3       4         prefixes     0  3 (abC, of segment 0)  4 (abCE, of segment 1)
 
     ends       chosen 0, rejected 2;  chosen 0, rejected 1
 
-A completion that another one goes on from comes before it, so every completion ends where a piece does. What agrees in tokens
-and supervision is shared. A pair whose prompt is its alone needs no sorting, and is done with all others like it at once;
-prompts with several pairs cost a loop.
+A completion that another one continues is sorted before it, so every completion ends with a segment. Tokens are shared if they
+are equal in id and supervision. Pairs whose prompt has no other pair need no sorting and are handled all at a time; prompts
+with several pairs cost a loop in Python.
 """
 
 from bisect import bisect_left
@@ -20,157 +20,160 @@ from itertools import pairwise
 
 import numpy as np
 
-from snaketune.packing.completion_tokens import Spelling, common_tokens
-from snaketune.packing.conversation_overflow import Pieces
+from snaketune.packing.completion_tokens import CompletionTokens, common_tokens
+from snaketune.packing.conversation_overflow import PlannedSegments
 from snaketune.packing.packing_units import Completions, Units
 from snaketune.packing.pair_overflow import Pairs
 from snaketune.tokenization.ragged import offsets_of
 
-# A completion: the sequence that it is of, where it begins there, and its tokens.
-Place = tuple[int, int, int]
+# The tokens of a completion: its sequence, its start there, and how many tokens it has.
+TokenRange = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
-    """Tokens that needn't be written again, of prompts, and of what completions begin with; and those that are written besides
-    what the corpus has: completions under the prompts of others."""
+class SharedTokens:
+    """Token counts that relate a corpus to its trees.
+
+    Attributes:
+        prompts: prompt tokens that aren't stored again.
+        answers: leading tokens of completions that aren't stored again.
+        mismatched: tokens of mismatched completions, which are stored in addition to the corpus.
+    """
 
     prompts: int = 0
     answers: int = 0
     mismatched: int = 0
 
 
-def trees_of(pairs: Pairs, spelling: Spelling, row_length: int) -> tuple[Units, Shared]:
-    """The trees of all pairs of a split, in the order of their first pairs; none is longer than a row."""
+def build_trees(pairs: Pairs, tokens: CompletionTokens, row_length: int) -> tuple[Units, SharedTokens]:
+    """Return the trees of all pairs of a split, in the order of their first pairs; none is longer than a row."""
     _, first, group, sizes = np.unique(pairs.prompt_hash, return_index=True, return_inverse=True, return_counts=True)
-    # Where there is no prompt, nothing says that completions belong together.
+    # Pairs without a prompt have nothing in common that would make them one tree.
     several = (sizes[group] > 1) & (pairs.prompt > 0)
     alone, together = np.flatnonzero(~several), np.flatnonzero(several)
     together = together[np.argsort(first[group[together]], kind="stable")]
     ends = np.flatnonzero(np.append(np.diff(group[together]) != 0, True)[: len(together)]) + 1
-    forest = _Forest(pairs, spelling, row_length)
+    builder = _TreeBuilder(pairs, tokens, row_length)
     for members in np.split(together, ends[:-1]) if len(together) else ():
-        forest.grow(members)
-    pieces, completions, counts, members = (
-        np.concatenate(both) for both in zip(_of_lone_pairs(pairs, alone), forest.columns(), strict=True)
+        builder.add(members)
+    segments, completions, counts, members = (
+        np.concatenate(both) for both in zip(_single_pair_trees(pairs, alone), builder.columns(), strict=True)
     )
-    sequence, start, stop = pieces[:, :3].T
-    # Nothing comes before the first token of all, so nothing predicts it.
-    supervised = spelling.runs.count(sequence, start + (pieces[:, 3] == 0), stop)
+    sequence, start, stop = segments[:, :3].T
+    # The first token of a tree has no token before it to be predicted from.
+    supervised = tokens.runs.count(sequence, start + (segments[:, 3] == 0), stop)
     units = Units(
-        pieces=Pieces(
-            **dict(zip(("sequence", "start", "stop", "prefix", "prefix_segment"), pieces.T)), supervised=supervised
+        segments=PlannedSegments(
+            **dict(zip(("sequence", "start", "stop", "prefix", "prefix_segment"), segments.T)), supervised=supervised
         ),
-        starts=offsets_of(counts[:, 0]),
+        offsets=offsets_of(counts[:, 0]),
         completions=Completions(sequence=pairs.sequence[members], ends=completions),
-        pair_starts=offsets_of(counts[:, 1]),
+        pair_offsets=offsets_of(counts[:, 1]),
     )
-    opens = members[units.pair_starts[:-1]]
-    prompts = int(pairs.prompt.sum(dtype=np.int64) - pairs.prompt[opens].sum(dtype=np.int64))
+    first_pairs = members[units.pair_offsets[:-1]]
+    prompts = int(pairs.prompt.sum(dtype=np.int64) - pairs.prompt[first_pairs].sum(dtype=np.int64))
     mismatched = int(pairs.second.sum(dtype=np.int64)) if pairs.mismatched else 0
-    saved = int(pairs.read.sum(dtype=np.int64) - units.pieces.tokens.sum(dtype=np.int64)) + mismatched
-    shared = Shared(prompts=prompts, answers=saved - prompts, mismatched=mismatched)
-    return units.take(np.argsort(opens, kind="stable")), shared
+    saved = int(pairs.corpus_tokens.sum(dtype=np.int64) - units.segments.tokens.sum(dtype=np.int64)) + mismatched
+    shared = SharedTokens(prompts=prompts, answers=saved - prompts, mismatched=mismatched)
+    return units.take(np.argsort(first_pairs, kind="stable")), shared
 
 
-# What makes Units: int32[K, 5] pieces (all their columns but `supervised`), int32[P, 2] ends, int64[U, 2] pieces and pairs of
-# each tree, int64[P] which pairs.
+# The columns of Units: int32[K, 5] segments (all columns but `supervised`), int32[P, 2] ends, int64[U, 2] segments and pairs of
+# each tree, int64[P] the number of each pair.
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def _of_lone_pairs(pairs: Pairs, which: np.ndarray) -> Columns:
-    """A tree for each of these pairs: one piece, or two."""
+def _single_pair_trees(pairs: Pairs, which: np.ndarray) -> Columns:
+    """Return a tree of one or two segments for each of the pairs `which`."""
     one = pairs.take(which)
     shared = one.prompt + one.common
     ends = np.tile(np.array([0, 1], np.int32), (len(which), 1))
-    # Where the second completion is the beginning of the first, it comes first.
-    turned = (one.second == one.common) & ~one.equal
-    ends[turned] = [1, 0]
+    # A second completion that the first one continues comes first.
+    swapped = (one.second == one.common) & ~one.equal
+    ends[swapped] = [1, 0]
     ends[one.equal] = 0
-    none, last = np.zeros(len(which), np.int32), (shared == 0).astype(np.int32)
-    first = [one.sequence, none, one.prompt + np.where(turned, one.common, one.first), none, none]
+    zeros, last = np.zeros(len(which), np.int32), (shared == 0).astype(np.int32)
+    first = [one.sequence, zeros, one.prompt + np.where(swapped, one.common, one.first), zeros, zeros]
     second = [
-        np.where(turned, one.sequence, one.second_sequence),
-        np.where(turned, shared, one.second_start + one.common),
-        np.where(turned, one.prompt + one.first, one.second_start + one.second),
+        np.where(swapped, one.sequence, one.second_sequence),
+        np.where(swapped, shared, one.second_start + one.common),
+        np.where(swapped, one.prompt + one.first, one.second_start + one.second),
         shared,
         last,
     ]
     both = np.stack([np.stack(first, 1), np.stack(second, 1)], 1).astype(np.int32)
-    there = np.stack([np.ones(len(which), bool), ~one.equal], 1)
-    counts = np.stack([there.sum(1), np.ones(len(which), np.int64)], 1)
-    return both[there], ends, counts, which
+    present = np.stack([np.ones(len(which), bool), ~one.equal], 1)
+    counts = np.stack([present.sum(1), np.ones(len(which), np.int64)], 1)
+    return both[present], ends, counts, which
 
 
-class _Forest:
-    """Trees of prompts that have several pairs."""
+class _TreeBuilder:
+    """Builds trees of prompts that have several pairs."""
 
-    def __init__(self, pairs: Pairs, spelling: Spelling, row_length: int):
-        self._pairs, self._spelling, self._row_length = pairs, spelling, row_length
-        self._pieces: list[tuple[int, ...]] = []
+    def __init__(self, pairs: Pairs, tokens: CompletionTokens, row_length: int):
+        self._pairs, self._tokens, self._row_length = pairs, tokens, row_length
+        self._segments: list[tuple[int, ...]] = []
         self._ends: list[tuple[int, int]] = []
         self._counts: list[tuple[int, int]] = []
         self._members: list[int] = []
 
     def columns(self) -> Columns:
         return (
-            np.array(self._pieces, np.int32).reshape(-1, 5),
+            np.array(self._segments, np.int32).reshape(-1, 5),
             np.array(self._ends, np.int32).reshape(-1, 2),
             np.array(self._counts, np.int64).reshape(-1, 2),
             np.array(self._members, np.int64),
         )
 
-    def grow(self, members: np.ndarray) -> None:
-        """One tree of these pairs, whose prompts have the same hash; or several, where a row doesn't hold it."""
+    def add(self, members: np.ndarray) -> None:
+        """Add the pairs `members`, whose prompts have one hash: a tree per prompt, or several if a row can't hold it."""
         by_prompt: dict[bytes, list[int]] = {}
         for member, sequence, prompt in zip(members.tolist(), *self._lists(members, "sequence", "prompt")):
-            by_prompt.setdefault(self._spelling.ids(sequence, 0, prompt).tobytes(), []).append(member)
+            by_prompt.setdefault(self._tokens.ids(sequence, 0, prompt).tobytes(), []).append(member)
         for own in by_prompt.values():
-            self._grow(np.array(own))
+            self._add_prompt(np.array(own))
 
-    def _grow(self, members: np.ndarray) -> None:
+    def _add_prompt(self, members: np.ndarray) -> None:
         firsts = list(zip(*self._lists(members, "sequence", "prompt", "first")))
         seconds = list(zip(*self._lists(members, "second_sequence", "second_start", "second")))
-        spelled = [
-            (self._spelling.completion(*first), self._spelling.completion(*second))
-            for first, second in zip(firsts, seconds)
-        ]
-        where = {key: place for keys, places in zip(spelled, zip(firsts, seconds)) for key, place in zip(keys, places)}
-        if not self._add(members, spelled, firsts, where):
-            for tree in _parted(spelled, self._row_length - firsts[0][1]):
-                self._add(members[tree], [spelled[pair] for pair in tree], [firsts[pair] for pair in tree], where)
+        keys = [(self._tokens.key(*first), self._tokens.key(*second)) for first, second in zip(firsts, seconds)]
+        sources = {key: source for both, own in zip(keys, zip(firsts, seconds)) for key, source in zip(both, own)}
+        if not self._add_tree(members, keys, firsts, sources):
+            for tree in _split_tree(keys, self._row_length - firsts[0][1]):
+                self._add_tree(members[tree], [keys[pair] for pair in tree], [firsts[pair] for pair in tree], sources)
 
-    def _add(
+    def _add_tree(
         self,
         members: np.ndarray,
-        spelled: list[tuple[bytes, bytes]],
-        firsts: list[Place],
-        where: dict[bytes, Place],
+        keys: list[tuple[bytes, bytes]],
+        firsts: list[TokenRange],
+        sources: dict[bytes, TokenRange],
     ) -> bool:
-        """One tree; False, and nothing is added, if a row doesn't hold it.
+        """Add one tree; return False, and add nothing, if a row can't hold it.
 
         Args:
-            spelled, firsts: of each pair, its completions, and where the first of them is.
-            where: where to copy each completion from.
+            keys: of each pair, its completions as keys of `CompletionTokens`.
+            firsts: of each pair, the tokens of its first completion.
+            sources: the tokens to copy each completion from.
         """
         sequence, prompt, _ = firsts[0]
-        keys = _sorted({key for pair in spelled for key in pair}, main=spelled[0][0])
-        # What comes first is all of the first pair's first completion, or its beginning, so the prompt is right before it.
-        pieces = [(sequence, 0, prompt + len(keys[0]) // 4, 0, 0)]
-        for before, key in pairwise(keys):
-            own, start, tokens = where[key]
+        order = _sorted({key for pair in keys for key in pair}, main=keys[0][0])
+        # The first segment is the first pair's first completion or its beginning, so the prompt directly precedes it.
+        segments = [(sequence, 0, prompt + len(order[0]) // 4, 0, 0)]
+        for before, key in pairwise(order):
+            own, start, tokens = sources[key]
             shared = common_tokens(before, key)
-            parent = len(pieces) - 1
-            # Up to the piece that holds the last shared token.
-            while prompt + shared <= pieces[parent][3]:
-                parent = pieces[parent][4]
-            pieces.append((own, start + shared, start + tokens, prompt + shared, parent))
-        if sum(stop - start for _, start, stop, _, _ in pieces) > self._row_length:
+            parent = len(segments) - 1
+            # Climb to the segment that holds the last shared token.
+            while prompt + shared <= segments[parent][3]:
+                parent = segments[parent][4]
+            segments.append((own, start + shared, start + tokens, prompt + shared, parent))
+        if sum(stop - start for _, start, stop, _, _ in segments) > self._row_length:
             return False
-        number = {key: at for at, key in enumerate(keys)}
-        self._pieces += pieces
-        self._ends += [(number[first], number[second]) for first, second in spelled]
-        self._counts.append((len(pieces), len(spelled)))
+        number = {key: at for at, key in enumerate(order)}
+        self._segments += segments
+        self._ends += [(number[first], number[second]) for first, second in keys]
+        self._counts.append((len(segments), len(keys)))
         self._members += members.tolist()
         return True
 
@@ -179,29 +182,29 @@ class _Forest:
 
 
 def _sorted(keys: Iterable[bytes], main: bytes) -> list[bytes]:
-    """Sorted by tokens, where those of `main` come before all others in their place."""
-    along = np.frombuffer(main, np.int32)
+    """Sort completions by tokens, where at every position the token of `main` sorts before all others."""
+    main_ids = np.frombuffer(main, np.int32)
 
-    def turned(key: bytes) -> bytes:
-        # Two differ in as many places as before, and `main` is all zeros.
+    def relative(key: bytes) -> bytes:
+        # XOR turns `main` into zeros, and changes nothing about which tokens two completions share.
         own = np.frombuffer(key, np.int32).copy()
-        own[: len(along)] ^= along[: len(own)]
+        own[: len(main_ids)] ^= main_ids[: len(own)]
         return own.tobytes()
 
-    return sorted(keys, key=turned)
+    return sorted(keys, key=relative)
 
 
-def _parted(spelled: list[tuple[bytes, bytes]], room: int) -> Iterator[list[int]]:
-    """Pairs in trees whose completions have at most `room` tokens; those that begin alike come one after the other."""
-    keys = sorted({key for pair in spelled for key in pair})
+def _split_tree(pairs: list[tuple[bytes, bytes]], space: int) -> Iterator[list[int]]:
+    """Split pairs into trees whose completions have at most `space` tokens; pairs that begin alike are neighbours."""
+    keys = sorted({key for pair in pairs for key in pair})
     rank = {key: at for at, key in enumerate(keys)}
-    ends = [(rank[first], rank[second]) for first, second in spelled]
+    ends = [(rank[first], rank[second]) for first, second in pairs]
     present: list[int] = []
     tree: list[int] = []
     used = 0
     for pair in sorted(range(len(ends)), key=lambda pair: ends[pair]):
         added = sum(_insert(end, present, keys) for end in ends[pair])
-        if tree and used + added > room:
+        if tree and used + added > space:
             yield sorted(tree)
             present, tree, used = [], [], 0
             added = sum(_insert(end, present, keys) for end in ends[pair])
@@ -211,15 +214,15 @@ def _parted(spelled: list[tuple[bytes, bytes]], room: int) -> Iterator[list[int]
 
 
 def _insert(end: int, present: list[int], keys: list[bytes]) -> int:
-    """Put a completion among those that a tree has; how many tokens that adds to it.
+    """Insert a completion into a tree, and return how many tokens it adds.
 
     Args:
         end: its number among `keys`, which are sorted.
-        present: the numbers of those that the tree has, rising.
+        present: the numbers of the tree's completions, ascending.
     """
     at = bisect_left(present, end)
     if at < len(present) and present[at] == end:
         return 0
-    beside = [present[near] for near in (at - 1, at) if 0 <= near < len(present)]
+    neighbours = [present[near] for near in (at - 1, at) if 0 <= near < len(present)]
     present.insert(at, end)
-    return len(keys[end]) // 4 - max((common_tokens(keys[near], keys[end]) for near in beside), default=0)
+    return len(keys[end]) // 4 - max((common_tokens(keys[near], keys[end]) for near in neighbours), default=0)

@@ -1,10 +1,10 @@
-"""Reading packed rows of verified shards: memory-mapped, without a copy of the tokens, in any order, from any row on.
+"""Random access to the packed rows of verified shards: memory-mapped, without copying the tokens.
 
     rows[17]                               one row, views into the mapped file       0.4 microseconds per row and column
-    EqualTokens(rows)[3]                   rows of one length that have as many tokens as one of the longest
+    EqualTokens(rows)[3]                   rows of one length with as many tokens as one of the longest rows
 
 No torch is imported. `load_in_memory` reads the files once instead of mapping them, for file systems on which every page
-that is touched is a request to another machine.
+fault is a request to another machine.
 """
 
 from collections.abc import Iterator
@@ -30,16 +30,16 @@ SLOW_TO_MAP = {"9p", "drvfs", "v9fs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "f
 class PackedRows:
     """The rows of one split of a pack artifact.
 
-    Indexing gives a dict with numpy views into the mapped files: input_ids and labels [L], segment_lengths and
-    prefix_lengths [s]; of preferences also prefix_segments [s] and completions [c]. `row_length` is L of the longest rows.
+    Indexing returns a dict of numpy views into the mapped files: input_ids and labels [L], segment_lengths and
+    prefix_lengths [s]; for preferences also prefix_segments [s] and completions [c]. `row_length` is L of the longest rows.
     """
 
     def __init__(self, pack: Artifact, split: str, load_in_memory: Literal["auto"] | bool = "auto"):
-        """Raises SnaketuneError if the artifact isn't of its kind's format, or a shard is damaged."""
-        found, kind = pack.manifest.get("format_version"), pack.manifest.get("kind", "sft")
-        if found != FORMAT_VERSIONS[kind]:
+        """Open a split; SnaketuneError if the artifact has another format version than its kind's, or a shard is damaged."""
+        version, kind = pack.manifest.get("format_version"), pack.manifest.get("kind", "sft")
+        if version != FORMAT_VERSIONS[kind]:
             raise SnaketuneError(
-                f"{pack.manifest_path}: format_version {found!r}, expected {FORMAT_VERSIONS[kind]!r}; "
+                f"{pack.manifest_path}: format_version {version!r}, expected {FORMAT_VERSIONS[kind]!r}; "
                 f"rebuild it with: {rebuild_command(pack.manifest_path)}"
             )
         self.lists: tuple[str, ...] = SEGMENTS if kind == "sft" else (*SEGMENTS, *TREES)
@@ -49,10 +49,10 @@ class PackedRows:
             load_in_memory = bool(files) and is_slow_to_map(files[0])
         batches = [batch for path in files for batch in _batches(path, load_in_memory) if len(batch)]
         self.batches = [views_of(batch, self.lists) for batch in batches]
-        self.starts = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum([len(batch) for batch in batches])]).astype(np.int64)
 
     def __len__(self) -> int:
-        return int(self.starts[-1])
+        return int(self.offsets[-1])
 
     def __str__(self) -> str:
         return f"{len(self)} rows of {self.row_length} tokens"
@@ -60,24 +60,24 @@ class PackedRows:
     def __getitem__(self, row: int) -> dict[str, Any]:
         if not 0 <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
-        number = int(np.searchsorted(self.starts, row, side="right")) - 1
-        at = row - int(self.starts[number])
+        number = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        at = row - int(self.offsets[number])
         views = self.batches[number]
-        found = {name: views[name][at] for name in TOKENS}
+        columns = {name: views[name][at] for name in TOKENS}
         for name in self.lists:
             offsets, values = views[name]
-            found[name] = values[offsets[at] : offsets[at + 1]]
-        return found
+            columns[name] = values[offsets[at] : offsets[at + 1]]
+        return columns
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
-        """A row of so many tokens, or of the longest length, that holds nothing."""
-        nothing, length = np.empty(0, np.int32), tokens or self.row_length
+        """Return a row of padding, of `tokens` tokens or of the longest length."""
+        empty, length = np.empty(0, np.int32), tokens or self.row_length
         ids, labels = np.zeros(length, np.int32), np.full(length, IGNORED, np.int32)
-        return {"input_ids": ids, "labels": labels} | dict.fromkeys(self.lists, nothing)
+        return {"input_ids": ids, "labels": labels} | dict.fromkeys(self.lists, empty)
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens without padding."""
+        """The number of tokens without padding."""
         return sum(
             int(values[offsets[0] : offsets[-1]].sum())
             for offsets, values in (views["segment_lengths"] for views in self.batches)
@@ -85,25 +85,25 @@ class PackedRows:
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """Tokens of the longest segment with its prefix, and the row that it is in; of an empty split, (0, -1)."""
-        found = (0, -1)
-        for start, views in zip(self.starts[:-1].tolist(), self.batches):
+        """The tokens of the longest segment with its prefix, and its row; (0, -1) for an empty split."""
+        longest = (0, -1)
+        for start, views in zip(self.offsets[:-1].tolist(), self.batches):
             (offsets, lengths), (_, prefixes) = (views[name] for name in SEGMENTS)
             full = lengths[offsets[0] : offsets[-1]] + prefixes[offsets[0] : offsets[-1]]
-            if len(full) and full.max() > found[0]:
+            if len(full) and full.max() > longest[0]:
                 row = int(np.searchsorted(offsets - offsets[0], full.argmax(), side="right")) - 1
-                found = (int(full.max()), start + row)
-        return found
+                longest = (int(full.max()), start + row)
+        return longest
 
     @cached_property
     def fullest(self) -> int:
-        """The row with the most segments; -1 of an empty split."""
+        """The row with the most segments; -1 for an empty split."""
         counts = [np.diff(views["segment_lengths"][0]) for views in self.batches]
         return int(np.concatenate(counts).argmax()) if counts else -1
 
     @cached_property
     def has_prefixes(self) -> bool:
-        """Whether segments share prompts, as pairs do."""
+        """Whether any segment has a prefix, as pairs do."""
         return any(
             bool(values[offsets[0] : offsets[-1]].any())
             for offsets, values in (views["prefix_lengths"] for views in self.batches)
@@ -111,10 +111,10 @@ class PackedRows:
 
 
 class EqualTokens:
-    """Packed rows in groups of equally many tokens, so that a batch of them is as much work whatever rows it holds.
+    """Packed rows in items of equally many tokens, so that every batch of items is the same amount of work.
 
     With rows of 512 and 1024 tokens, an item is two of the former or one of the latter. The last item of each length may
-    hold fewer.
+    hold fewer rows.
     """
 
     def __init__(self, rows: PackedRows):
@@ -123,16 +123,16 @@ class EqualTokens:
         self.groups: list[range] = []
         start = 0
         for number, length in enumerate(lengths):
-            stop = int(rows.starts[number + 1])
+            stop = int(rows.offsets[number + 1])
             if number + 1 < len(lengths) and lengths[number + 1] == length:
                 continue
-            together = rows.row_length // length
-            self.groups += [range(at, min(at + together, stop)) for at in range(start, stop, together)]
+            per_item = rows.row_length // length
+            self.groups += [range(at, min(at + per_item, stop)) for at in range(start, stop, per_item)]
             start = stop
 
     @cached_property
     def pairs(self) -> np.ndarray | None:
-        """int64[items]: how many pairs each holds; None of conversations."""
+        """int64[items]: the pairs of each item; None for conversations."""
         if "completions" not in self.rows.lists:
             return None
         per_row = [np.diff(views["completions"][0]) // 2 for views in self.rows.batches]
@@ -143,20 +143,20 @@ class EqualTokens:
         return len(self.groups)
 
     def __getitem__(self, item: int) -> list[dict[str, Any]]:
-        """The rows of an item; `len(self)` stands for a blank one, a row of free tokens in which nothing is supervised."""
+        """Return the rows of an item; `len(self)` is a blank item, one row of padding in which nothing is supervised."""
         if item == len(self):
             return [self.rows.blank()]
         return [self.rows[row] for row in self.groups[item]]
 
 
 def documents(pack: Artifact, split: str) -> Iterator[dict[str, Any]]:
-    """Where each conversation or pair of a split is: id, row, tokens, supervised, in the order of the rows."""
+    """Yield id, row, tokens and supervised tokens of each conversation or pair of a split, in the order of the rows."""
     for batch in read_table(pack.file("documents.arrow")).to_batches():
         yield from (row for row in batch.to_pylist() if row["split"] == split)
 
 
 def is_slow_to_map(path: Path) -> bool:
-    """Whether `path` is on a file system on which memory-mapping is slow; says so if it is."""
+    """Whether `path` is on a file system on which memory-mapping is slow; if so, log it."""
     kind, mount = _file_system(path)
     if kind in SLOW_TO_MAP:
         print(f"{mount} is a {kind} file system, slow to map: rows are read into memory", flush=True)
@@ -164,7 +164,7 @@ def is_slow_to_map(path: Path) -> bool:
 
 
 def _file_system(path: Path, table: Path = Path("/proc/mounts")) -> tuple[str, str]:
-    """Type and mount point of the file system that `path` is on; ("", "") where nobody says."""
+    """Return the type and mount point of the file system of `path`; ("", "") if they are unknown."""
     try:
         lines = table.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -173,8 +173,8 @@ def _file_system(path: Path, table: Path = Path("/proc/mounts")) -> tuple[str, s
     mounts = [(fields[2], fields[1].replace(r"\040", " ")) for fields in map(str.split, lines) if len(fields) > 2]
     real = path.resolve()
     holding = [(kind, mount) for kind, mount in mounts if real.is_relative_to(mount)]
-    # The innermost, and of several on one mount point the last, which hides the others.
-    return max(reversed(holding), key=lambda found: len(found[1]), default=("", ""))
+    # The innermost mount; of several on one mount point the last, which hides the others.
+    return max(reversed(holding), key=lambda mounted: len(mounted[1]), default=("", ""))
 
 
 def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
@@ -184,7 +184,7 @@ def _batches(path: Path, in_memory: bool) -> list[pa.RecordBatch]:
 
 
 def views_of(batch: pa.RecordBatch, lists: tuple[str, ...]) -> dict[str, Any]:
-    """The columns of a record batch of rows: tokens [R, L], and of the `lists` where each row's begin, and their values."""
+    """Return the columns of a record batch of rows: tokens as [R, L], `lists` as (offsets of the rows, values)."""
     views: dict[str, Any] = {
         name: batch.column(name).flatten().to_numpy(zero_copy_only=True).reshape(len(batch), -1) for name in TOKENS
     }

@@ -1,11 +1,13 @@
-"""What the `plan` stage computes: which piece of which sequence goes into which row, from lengths, and from ids where prompts
-come again.
+"""The row plan of the `plan` stage: which tokens of which sequence go into which row.
 
-Payload, per split: `<split>-rows.arrow` (of each row its length, pieces and pairs), `<split>-pieces.arrow` (the pieces, row
-after row: each becomes a segment), for preferences `<split>-pairs.arrow` (of each pair its sequence, and the segments of the
-row with which its completions end); `documents.arrow`; and `facts.json`, which the shards' manifest repeats. It depends on the
-sequences and their order only, not on the parts that they were tokenized in. Some 120 bytes of memory per sequence, 200 where
-rows are wrapped; 450 per pair, 650 where prompts come again.
+The plan is computed from lengths, and for prompts with several pairs also from ids.
+
+Payload, per split: `<split>-rows.arrow` (the length of each row, and its numbers of segments and pairs), `<split>-pieces.arrow`
+(the segments, row after row), for preferences `<split>-pairs.arrow` (the sequence of each pair, and the segments of the row
+that its completions end with); `documents.arrow`; and `facts.json`, which the manifest of the shards repeats. The payload
+depends only on the sequences and their order, not on the parts in which they were tokenized.
+
+Memory per sequence: some 120 bytes, 200 if rows are wrapped; per pair 450, 650 if prompts have several pairs.
 """
 
 from collections.abc import Iterator
@@ -18,14 +20,14 @@ import pyarrow as pa
 from snaketune.artifacts.manifest import Artifact, write_json
 from snaketune.errors import SnaketuneError
 from snaketune.packing.best_fit import plan_best_fit_decreasing
-from snaketune.packing.completion_tokens import Spelling
-from snaketune.packing.conversation_overflow import COLUMNS, Losses, Pieces, pieces_of
+from snaketune.packing.completion_tokens import CompletionTokens
+from snaketune.packing.conversation_overflow import COLUMNS, DropCounts, PlannedSegments, fit_conversations
 from snaketune.packing.packing_metadata import packing_metadata
-from snaketune.packing.packing_units import Placed, placed, singles
-from snaketune.packing.pair_overflow import Pairs, pairs_of, whole_pairs
-from snaketune.packing.prefix_trees import Shared, trees_of
-from snaketune.packing.shards import FORMAT_VERSIONS, RAW_FORMAT_VERSION, SPLITS, TOLD, documents_schema
-from snaketune.packing.supervised_runs import Runs
+from snaketune.packing.packing_units import PackedUnits, pack_units, single_segment_units
+from snaketune.packing.pair_overflow import Pairs, fit_pairs, whole_pairs
+from snaketune.packing.prefix_trees import SharedTokens, build_trees
+from snaketune.packing.shards import FORMAT_VERSIONS, PAIR_COLUMNS, RAW_FORMAT_VERSION, SPLITS, documents_schema
+from snaketune.packing.supervised_runs import SupervisedRuns
 from snaketune.packing.truncation import lost_to_length, warning
 from snaketune.packing.wrap import wrap
 from snaketune.stages.cache.work_folders import WorkFolder
@@ -37,17 +39,17 @@ from snaketune.tokenization.token_store import TokenParts
 ROWS_PER_BATCH = 2**16
 FACTS = "facts.json"
 ROWS = pa.schema([("length", pa.int32()), ("pieces", pa.int32()), ("pairs", pa.int32())])
-PIECES = pa.schema([(name, pa.int32()) for name in COLUMNS])
+SEGMENTS = pa.schema([(name, pa.int32()) for name in COLUMNS])
 PAIRS = pa.schema([(name, pa.int32()) for name in ("sequence", "chosen", "rejected")])
 
 
 def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Outcome:
-    """Fill `work.payload`.
+    """Write the row plan to `work.payload`.
 
     Args:
         tokens: the parts of a tokenized corpus, in order.
     Raises:
-        SnaketuneError: a sequence longer than a row where `overflow` is `raise`; nothing left of a split that has rows.
+        SnaketuneError: a sequence longer than a row, and `overflow` is `raise`; a split of which no row can be packed.
     """
     parts = TokenParts(tokens)
     counts: dict[str, Any] = {}
@@ -59,7 +61,7 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
         for split in SPLITS:
             read = {name: sum(part.manifest["counts"][split][name] for part in tokens) for name in ("rows", "tokens")}
             print(f"planning {split}: {read['rows']} sequences", flush=True)
-            rows, counts[split], metadata[split] = _of_split(spec, parts, split, read)
+            rows, counts[split], metadata[split] = _plan_split(spec, parts, split, read)
             _write(work, split, rows)
             if spec.strategy != "none":
                 for batch in _documents(spec.kind, split, rows, parts):
@@ -73,92 +75,98 @@ def plan_rows(spec: PlanSpec, work: WorkFolder, *, tokens: list[Artifact]) -> Ou
         "packing_metadata_held_out": metadata["held_out"],
         "padding_id": tokens[0].manifest["pad_id"],
     }
-    # The counts are told of the shards as well, so that they are part of what can be read from a plan.
+    # `pack` repeats the counts in its manifest, so they have to be part of the content of the plan.
     write_json(work.payload / FACTS, {"about": facts, "counts": counts})
     return Outcome(counts=counts, about=facts)
 
 
-def _of_split(
+def _plan_split(
     spec: PlanSpec, parts: TokenParts, split: str, read: dict[str, int]
-) -> tuple[Placed, dict[str, Any], dict[str, Any]]:
-    """The rows of a split, what went where, and how well.
+) -> tuple[PackedUnits, dict[str, Any], dict[str, Any]]:
+    """Return the rows of a split, its counts and its packing metadata.
 
     Args:
         read: rows and tokens of the split.
     """
-    longest, losses, shared, index = spec.lengths[-1], Losses(), Shared(), parts.index(split)
-    spelling = whole = None
+    longest, drops, shared, index = spec.lengths[-1], DropCounts(), SharedTokens(), parts.index(split)
+    tokens = whole = None
     if spec.kind != "sft":
-        spelling = Spelling(parts, split, Runs.of(parts, split))
-        whole = whole_pairs(spec.kind, index, spelling)
-    cut_to = partial(cut, spec, index, spelling and spelling.runs, whole)
-    kept = cut_to(longest, losses)
-    if read["rows"] and not len(kept):
+        tokens = CompletionTokens(parts, split, SupervisedRuns.read(parts, split))
+        whole = whole_pairs(spec.kind, index, tokens)
+    fit_to = partial(fit, spec, index, tokens and tokens.runs, whole)
+    fitted = fit_to(longest, drops)
+    if read["rows"] and not len(fitted):
         raise SnaketuneError(
-            f"no {split} row of {read['rows']} can be packed into {longest} tokens: {dict(losses.dropped_rows)}. Where nothing "
-            "is supervised, check what the chat template marks; where rows are longer, raise packing.length, or set "
+            f"no {split} row of {read['rows']} can be packed into {longest} tokens: {dict(drops.dropped_rows)}. If nothing "
+            "is supervised, check what the chat template marks; if rows are longer, raise packing.length, or set "
             "packing.overflow to truncate or split"
         )
-    lost = lost_to_length(spec, longest, index, losses, read, cut_to)
+    loss = lost_to_length(spec, longest, index, drops, read, fit_to)
     unit = {"preference": "pairs", "unpaired": "completions"}.get(spec.kind, "sequences")
-    if said := warning(split, unit, longest, spec.overflow, lost.as_json(), read):
-        print(f"warning: {said}", flush=True)
-    if isinstance(kept, Pairs) and spelling:
-        units, shared = trees_of(kept, spelling, longest)
-        rows = placed(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
+    if message := warning(split, unit, longest, spec.overflow, loss.as_json(), read):
+        print(f"warning: {message}", flush=True)
+    if isinstance(fitted, Pairs) and tokens:
+        units, shared = build_trees(fitted, tokens, longest)
+        rows = pack_units(units, plan_best_fit_decreasing(units.tokens, spec.lengths, units.supervised))
     else:
-        rows = _conversations(spec, kept, index, losses)
-    metadata = packing_metadata(spec, rows, losses) | {"lost_to_length": lost.as_json()}
-    return rows, _counts(read, rows, losses, shared), metadata
+        rows = _pack_conversations(spec, fitted, index, drops)
+    metadata = packing_metadata(spec, rows, drops) | {"lost_to_length": loss.as_json()}
+    return rows, _counts(read, rows, drops, shared), metadata
 
 
-def cut(
-    spec: PlanSpec, index: pa.Table, runs: Runs | None, whole: Pairs | None, row_length: int, losses: Losses
-) -> Pieces | Pairs:
-    """What of a split's sequences goes into rows of so many tokens.
+def fit(
+    spec: PlanSpec,
+    index: pa.Table,
+    runs: SupervisedRuns | None,
+    whole: Pairs | None,
+    row_length: int,
+    drops: DropCounts,
+) -> PlannedSegments | Pairs:
+    """Fit a split's sequences to rows of `row_length` tokens.
 
     Args:
-        runs, whole: where they are pairs.
+        runs, whole: of pairs; None for conversations.
     """
     if runs and whole:
-        return pairs_of(spec, row_length, index, whole, runs, losses)
-    return pieces_of(spec, row_length, index.to_batches(), losses)
+        return fit_pairs(spec, row_length, index, whole, runs, drops)
+    return fit_conversations(spec, row_length, index.to_batches(), drops)
 
 
-def _conversations(spec: PlanSpec, pieces: Pieces, index: pa.Table, losses: Losses) -> Placed:
+def _pack_conversations(spec: PlanSpec, segments: PlannedSegments, index: pa.Table, drops: DropCounts) -> PackedUnits:
     if spec.strategy == "wrapped":
-        pieces, plan = wrap(pieces, index.to_batches(), spec.lengths[-1], losses)
-        return Placed(capacities=plan.capacities, pieces=pieces, starts=plan.starts)
+        segments, plan = wrap(segments, index.to_batches(), spec.lengths[-1], drops)
+        return PackedUnits(capacities=plan.capacities, segments=segments, offsets=plan.offsets)
     if spec.strategy == "none":
-        capacities = np.full(len(pieces), spec.lengths[-1], np.int32)
-        return Placed(capacities=capacities, pieces=pieces, starts=np.arange(len(pieces) + 1))
-    return placed(singles(pieces), plan_best_fit_decreasing(pieces.tokens, spec.lengths, pieces.supervised))
+        capacities = np.full(len(segments), spec.lengths[-1], np.int32)
+        return PackedUnits(capacities=capacities, segments=segments, offsets=np.arange(len(segments) + 1))
+    plan = plan_best_fit_decreasing(segments.tokens, spec.lengths, segments.supervised)
+    return pack_units(single_segment_units(segments), plan)
 
 
-def _counts(read: dict[str, int], rows: Placed, losses: Losses, shared: Shared) -> dict[str, Any]:
-    """Where every sequence and token went: read + mismatched = tokens + dropped + truncated + shared."""
+def _counts(read: dict[str, int], rows: PackedUnits, drops: DropCounts, shared: SharedTokens) -> dict[str, Any]:
+    """Return the counts of a split; for tokens, read + mismatched = tokens + dropped + truncated + shared."""
     return {
         "read": read["rows"],
         "read_tokens": read["tokens"],
-        "kept": read["rows"] - losses.dropped_rows.total(),
+        "kept": read["rows"] - drops.dropped_rows.total(),
         "pieces": rows.documents,
-        "tokens": int(rows.pieces.tokens.sum(dtype=np.int64)),
-        "supervised_tokens": int(rows.pieces.supervised.sum(dtype=np.int64)),
-        "dropped": {reason: n for reason, n in sorted(losses.dropped_rows.items()) if n},
-        "dropped_tokens": {reason: n for reason, n in sorted(losses.dropped_tokens.items()) if n},
-        "truncated": {"rows": losses.truncated_rows, "tokens": losses.truncated_tokens},
-        "split": {"rows": losses.split_rows, "pieces": losses.split_pieces},
+        "tokens": int(rows.segments.tokens.sum(dtype=np.int64)),
+        "supervised_tokens": int(rows.segments.supervised.sum(dtype=np.int64)),
+        "dropped": {reason: n for reason, n in sorted(drops.dropped_rows.items()) if n},
+        "dropped_tokens": {reason: n for reason, n in sorted(drops.dropped_tokens.items()) if n},
+        "truncated": {"rows": drops.truncated_rows, "tokens": drops.truncated_tokens},
+        "split": {"rows": drops.split_rows, "pieces": drops.split_pieces},
         "shared_prompt_tokens": shared.prompts,
         "shared_answer_tokens": shared.answers,
         "mismatched_tokens": shared.mismatched,
     }
 
 
-def _write(work: WorkFolder, split: str, rows: Placed) -> None:
-    pairs = np.zeros(rows.rows, np.int32) if rows.pair_starts is None else np.diff(rows.pair_starts)
+def _write(work: WorkFolder, split: str, rows: PackedUnits) -> None:
+    pairs = np.zeros(rows.rows, np.int32) if rows.pair_offsets is None else np.diff(rows.pair_offsets)
     columns = {
-        "rows": (ROWS, [rows.capacities, np.diff(rows.starts), pairs]),
-        "pieces": (PIECES, [getattr(rows.pieces, name) for name in COLUMNS]),
+        "rows": (ROWS, [rows.capacities, np.diff(rows.offsets), pairs]),
+        "pieces": (SEGMENTS, [getattr(rows.segments, name) for name in COLUMNS]),
     }
     if rows.completions is not None:
         columns["pairs"] = (PAIRS, [rows.completions.sequence, *rows.completions.ends.T])
@@ -167,17 +175,17 @@ def _write(work: WorkFolder, split: str, rows: Placed) -> None:
         write_table(work.payload / f"{split}-{name}.arrow", table, ROWS_PER_BATCH)
 
 
-def _documents(kind: str, split: str, rows: Placed, parts: TokenParts) -> Iterator[pa.RecordBatch]:
-    """What is in which row, in the order of the rows."""
+def _documents(kind: str, split: str, rows: PackedUnits, parts: TokenParts) -> Iterator[pa.RecordBatch]:
+    """Yield record batches of `documents.arrow`, in the order of the rows."""
     schema = documents_schema(kind)
     index = parts.index(split)
-    told = {name: index[name].combine_chunks() for name in schema.names if name in ("id", *TOLD)}
-    sequence, starts = rows.pieces.sequence, rows.starts
-    tokens, supervised = rows.pieces.tokens, rows.pieces.supervised
+    from_index = {name: index[name].combine_chunks() for name in schema.names if name in ("id", *PAIR_COLUMNS)}
+    sequence, offsets = rows.segments.sequence, rows.offsets
+    tokens, supervised = rows.segments.tokens, rows.segments.supervised
     if rows.completions is not None:
-        sequence, starts = rows.completions.sequence, rows.pair_starts
+        sequence, offsets = rows.completions.sequence, rows.pair_offsets
         tokens, supervised = rows.by_pair(tokens), rows.by_pair(supervised)
-    row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(starts))
+    row_of = np.repeat(np.arange(rows.rows, dtype=np.int32), np.diff(offsets))
     for start in range(0, len(sequence), ROWS_PER_BATCH):
         some = slice(start, start + ROWS_PER_BATCH)
         of = pa.array(sequence[some])
@@ -187,5 +195,5 @@ def _documents(kind: str, split: str, rows: Placed, parts: TokenParts) -> Iterat
             "tokens": tokens[some],
             "supervised": supervised[some],
         }
-        columns |= {name: column.take(of) for name, column in told.items()}
+        columns |= {name: column.take(of) for name, column in from_index.items()}
         yield pa.record_batch([pa.array(columns[name]) for name in schema.names], schema=schema)

@@ -1,9 +1,9 @@
-"""A digest of the pairs that lie in rows, whatever rows they lie in: by which a log-probability that was computed on other rows
-of the same pairs is known to be the same.
+"""A digest of the packed pairs that doesn't depend on the rows: log-probabilities that were computed on other rows of the same
+pairs can be reused if the digests are equal.
 
-It is over every pair's split, id, and the tokens and supervision of both completions with their prompt, as a model sees them
-(what was truncated is another pair). Order, row lengths and what pairs share in a row don't count. A copy that the weight of a
-source made has an id of its own, so it is a pair of its own.
+It covers each pair's split, its id, and the tokens and supervision of both completions with their prompt, as a model sees them
+(a truncated pair is another pair). Order, row lengths and sharing within a row don't count. A copy made by the weight of a
+source has an id of its own, so it counts as a pair of its own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,18 +19,18 @@ from snaketune.packing.shards import IGNORED, SPLITS
 from snaketune.tables import read_table
 
 COLUMNS = ("segment_lengths", "prefix_lengths", "prefix_segments", "completions")
-ROWS_AT_ONCE = 256
+ROWS_PER_BATCH = 256
 
 
 def digest_pairs(shards: Iterable[Path], documents: Path) -> str:
-    """32 hex digits; some 25 microseconds per completion of 400 tokens, and 100 bytes of memory per pair.
+    """Return 32 hex digits; costs some 25 microseconds per completion of 400 tokens, and 100 bytes of memory per pair.
 
     Args:
-        shards: of all splits, in order of name.
-        documents: which pair is where.
+        shards: the shards of all splits, in order of name.
+        documents: the path of `documents.arrow`, which says which pair is in which row.
     """
     shards, table = list(shards), read_table(documents).select(["split", "id"])
-    found: set[bytes] = set()
+    digests: set[bytes] = set()
     for split in SPLITS:
         ids = iter(table.filter(np.array(table["split"]) == split)["id"].to_pylist())
         of_split = (path for path in shards if path.name.startswith(f"{split}-"))
@@ -39,28 +39,28 @@ def digest_pairs(shards: Iterable[Path], documents: Path) -> str:
                 pair = xxhash.xxh3_128(f"{split}\0{next(ids)}\0".encode())
                 pair.update(chosen)
                 pair.update(rejected)
-                found.add(pair.digest())
-    return xxhash.xxh3_128(b"".join(sorted(found))).hexdigest()
+                digests.add(pair.digest())
+    return xxhash.xxh3_128(b"".join(sorted(digests))).hexdigest()
 
 
 def _completions(shards: Iterable[Path]) -> Iterator[list[bytes]]:
-    """Of some rows at a time, what each of their completions is to a model."""
+    """Yield digests of the completions, each with its prompt, batch by batch of rows."""
     for path in shards:
-        for batch in read_table(path).to_batches(ROWS_AT_ONCE):
-            seen = views_of(batch, COLUMNS)
-            yield list(_in_rows([_row(seen, number) for number in range(len(batch))]))
+        for batch in read_table(path).to_batches(ROWS_PER_BATCH):
+            views = views_of(batch, COLUMNS)
+            yield list(_completion_digests([_row(views, number) for number in range(len(batch))]))
 
 
-def _row(seen: dict[str, Any], number: int) -> dict[str, np.ndarray]:
-    lists = {name: seen[name][1][slice(*seen[name][0][number : number + 2])] for name in COLUMNS}
-    return {"input_ids": seen["input_ids"][number], "labels": seen["labels"][number]} | lists
+def _row(views: dict[str, Any], number: int) -> dict[str, np.ndarray]:
+    lists = {name: views[name][1][slice(*views[name][0][number : number + 2])] for name in COLUMNS}
+    return {"input_ids": views["input_ids"][number], "labels": views["labels"][number]} | lists
 
 
-def _in_rows(rows: list[dict[str, np.ndarray]]) -> Iterator[bytes]:
-    placed = layout_of(rows)
+def _completion_digests(rows: list[dict[str, np.ndarray]]) -> Iterator[bytes]:
+    layout = layout_of(rows)
     ids_T, labels_T = (np.concatenate([row[name] for row in rows]) for name in ("input_ids", "labels"))
-    for segment in placed.completions:
-        tokens = placed.sequence_tokens(segment, np.arange(placed.sequence_lengths[segment]))
+    for segment in layout.completions:
+        tokens = layout.sequence_tokens(segment, np.arange(layout.sequence_lengths[segment]))
         content = xxhash.xxh3_128(ids_T[tokens].tobytes())
         content.update((labels_T[tokens] != IGNORED).tobytes())
         yield content.digest()

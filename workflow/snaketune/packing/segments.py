@@ -1,4 +1,4 @@
-"""Segments: who attends to whom in a packed row, and everything that follows from it, in one place.
+"""Segments: which tokens of a packed row attend to which, and the positions, masks and kernel inputs that follow from it.
 
 A row is a list of segments. A segment's sequence is its prefix and its own tokens; the prefix is the beginning of another
 segment's sequence, so segments form trees. A token attends causally to its sequence. The attention mask of one preference
@@ -13,17 +13,17 @@ prefix_segments [0, 0] (query down, key across):
         E x x . . x .          2      b      <- the prompt is computed once, and both continue it
         F x x . . x x          3      E
 
-SFT rows are segments without prefixes. Several completions of one prompt are a tree in which every token stands once. With
+SFT rows are segments without prefixes. Several completions of one prompt are a tree in which every token is stored once. With
 completions CDE, CDF, CG and CDE again of the prompt ab, the segments are [abCDE][F][G], prefix_lengths [0, 4, 3]:
 
         a - b - C - D - E     completions, by the segment that each ends with: 0, 1, 2, 0
                 |   ` - F     prefix_segments [0, 0, 0]; H after abCDF would see five tokens of segment 1
                 ` - G
 
-The free tokens at a row's end form a segment of their own, so that shapes stay the same and nothing sees
-them; all of them have position 0, since some models scale positions by the largest one in the batch. All arrays here are
-numpy; the cost is a few microseconds per segment. Kernels are told of it as a mask, or as keys with their cumulative
-lengths; a CPU's by the layout itself.
+The padding at a row's end is a segment of its own, so that shapes stay the same and no other token attends to it; its positions
+are all 0, since some models scale positions by the largest one in the batch. All arrays here are numpy; the cost is a few
+microseconds per segment. Kernels take the layout as a mask (`mask`) or as keys with cumulative lengths (`varlen_keys`); the
+kernel for CPUs takes the layout itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,28 +35,28 @@ import numpy as np
 
 from snaketune.errors import SnaketuneError
 
-# Free tokens are handed to varlen kernels in segments of at most so many: attention costs the square of a segment's length.
+# Varlen kernels get padding in segments of at most so many tokens: attention costs the square of a segment's length.
 PADDING_SEGMENT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The segments of B rows, the rows laid end to end (T tokens in all, S segments, D of them documents).
+    """The segments of B concatenated rows (T tokens in all, S segments, D of them documents).
 
-    The pair of the picture with two free tokens after it, a b C D E F . . in one row of eight:
+    The pair of the picture with two tokens of padding, a b C D E F . . in one row of eight:
 
         starts [0, 4, 6]   prefix_segments [0, 0, 2]   segment_of [0, 0, 0, 0, 1, 1, 2, 2]   documents [0, 1]
         lengths [4, 2, 2]  prefix_lengths  [0, 2, 0]   positions  [0, 1, 2, 3, 2, 3, 0, 0]   parents [-1, 0, 1, 2, 1, 4, -1, 6]
 
     Attributes:
-        starts, lengths: int64[S], where a segment's own tokens are.
-        prefix_segments, prefix_lengths: int64[S], its prefix: so many leading tokens of that segment's sequence (itself and 0:
-            none).
-        documents: int64[D], the segments that hold what was packed; the others are free tokens.
+        starts, lengths: int64[S], the range of each segment's own tokens.
+        prefix_segments, prefix_lengths: int64[S], the prefix of each segment: so many leading tokens of that segment's sequence
+            (the segment itself and 0 if it has none).
+        documents: int64[D], the segments that hold packed tokens; the others are padding.
         segment_of: int64[T], the segment that each token belongs to.
-        positions: int64[T], position ids; 0 for free tokens.
+        positions: int64[T], position ids; 0 for padding.
         parents: int64[T], the token that each token is predicted from, or -1.
-        completions: int64[C], the segment that each completion of preferences ends with.
+        completions: int64[C], of preferences, the segment that each completion ends with.
     """
 
     starts: np.ndarray
@@ -75,33 +75,33 @@ class Layout:
 
     @property
     def document_tokens(self) -> int:
-        """Tokens without the free ones."""
+        """The number of tokens without padding."""
         return int(self.lengths[self.documents].sum())
 
     @property
     def document_of(self) -> np.ndarray:
-        """int64[T]: the number of the document that each token belongs to, -1 for free tokens."""
+        """int64[T]: the number of the document that each token belongs to, -1 for padding."""
         number_S = np.full(len(self.starts), -1)
         number_S[self.documents] = np.arange(len(self.documents))
         return number_S[self.segment_of]
 
     @property
     def prefixed(self) -> bool:
-        """Whether segments share prefixes."""
+        """Whether any segment has a prefix."""
         return bool(self.prefix_lengths.any())
 
     @cached_property
     def sequence_lengths(self) -> np.ndarray:
-        """int64[S]: tokens of each segment with its prefix."""
+        """int64[S]: tokens of each segment including its prefix."""
         return self.prefix_lengths + self.lengths
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest document with its prefix; 0 if there is none."""
+        """The tokens of the longest document including its prefix; 0 if there is none."""
         return int(self.sequence_lengths[self.documents].max(initial=0))
 
     def sequence_tokens(self, segments: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """The tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast.
+        """Return the tokens at `columns` of the sequences of `segments`, which begin with the prefix; shapes broadcast.
 
         >>> tree = layout([[5, 1, 1]], [[0, 4, 5]], row_lengths=[7], prefix_segments=[[0, 0, 1]])
         >>> tree.sequence_tokens(np.array(2), np.arange(6)).tolist()
@@ -109,14 +109,14 @@ class Layout:
         """
         segments, columns = np.broadcast_arrays(segments, columns)
         above = columns < self.prefix_lengths[segments]
-        # A step up the tree at a time.
+        # Each iteration climbs one level of the tree.
         while above.any():
             segments = np.where(above, self.prefix_segments[segments], segments)
             above = columns < self.prefix_lengths[segments]
         return self.starts[segments] + columns - self.prefix_lengths[segments]
 
     def sequences(self) -> list[tuple[np.ndarray, int]]:
-        """What the documents stand for, one by one: the tokens of each with its prefix, int64[L], and the prefix's length.
+        """Return, for each document, its tokens including its prefix, int64[L], and the length of the prefix.
 
         >>> layout([[4, 2]], [[0, 2]], row_lengths=[8]).sequences()
         [(array([0, 1, 2, 3]), 0), (array([0, 1, 4, 5]), 2)]
@@ -128,7 +128,7 @@ class Layout:
 
 
 def layout_of(rows: Sequence[Mapping[str, Any]]) -> Layout:
-    """Lay out rows as `packing.reader` gives them."""
+    """Return the layout of rows as `packing.reader` returns them."""
     return layout(
         [row["segment_lengths"] for row in rows],
         [row["prefix_lengths"] for row in rows],
@@ -145,12 +145,12 @@ def layout(
     prefix_segments: Sequence[Sequence[int]] | None = None,
     completions: Sequence[Sequence[int]] | None = None,
 ) -> Layout:
-    """Lay out rows.
+    """Return the layout of a batch of rows.
 
     Args:
-        segment_lengths, prefix_lengths, prefix_segments, completions: for each row, the columns of the shard; without
-            prefix_segments, a prefix is of the row's last segment that has none.
-        row_lengths: tokens of each row, free ones counted.
+        segment_lengths, prefix_lengths, prefix_segments, completions: for each row, the columns of the shard; if
+            prefix_segments is None, a prefix is of the row's last segment without a prefix.
+        row_lengths: tokens of each row including padding.
     Raises:
         SnaketuneError: segments longer than the row, or a prefix with nothing before it or longer than that.
 
@@ -160,7 +160,7 @@ def layout(
     >>> pair.parents.tolist()
     [-1, 0, 1, 2, 1, 4, -1, 6]
     """
-    starts, lengths, prefix_of, prefixes, free, ends_with = [], [], [], [], [], []
+    starts, lengths, prefix_of, prefixes, padding, ends_with = [], [], [], [], [], []
     end = 0
     for row, (row_segments, row_prefixes, row_length) in enumerate(
         zip(segment_lengths, prefix_lengths, row_lengths, strict=True)
@@ -169,22 +169,22 @@ def layout(
         for own, (length, prefix) in enumerate(zip(row_segments, row_prefixes, strict=True)):
             if not prefix:
                 base = first + own
-            seen = base if prefix_segments is None or not prefix else first + int(prefix_segments[row][own])
-            room = prefixes[seen] + lengths[seen] if first <= seen < first + own else 0
-            if length < 1 or prefix > room:
+            parent = base if prefix_segments is None or not prefix else first + int(prefix_segments[row][own])
+            available = prefixes[parent] + lengths[parent] if first <= parent < first + own else 0
+            if length < 1 or prefix > available:
                 raise SnaketuneError(
-                    f"row {row} of the batch: a segment of {length} tokens with a prefix of {prefix}, but what the prefix is "
-                    f"of has {room}"
+                    f"row {row} of the batch: a segment of {length} tokens with a prefix of {prefix} tokens, but the sequence "
+                    f"that the prefix is of has {available}"
                 )
             starts.append(at)
             lengths.append(length)
-            prefix_of.append(seen if prefix else first + own)
+            prefix_of.append(parent if prefix else first + own)
             prefixes.append(prefix)
-            free.append(False)
+            padding.append(False)
             at += length
         if at > end:
             raise SnaketuneError(
-                f"row {row} of the batch: segments of {at - end + row_length} tokens, row of {row_length}"
+                f"row {row} of the batch: its segments have {at - end + row_length} tokens, in a row of {row_length}"
             )
         if completions is not None:
             ends_with += [first + int(own) for own in completions[row]]
@@ -193,31 +193,31 @@ def layout(
             lengths.append(end - at)
             prefix_of.append(len(prefix_of))
             prefixes.append(0)
-            free.append(True)
+            padding.append(True)
     start_S, length_S = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
-    prefix_S, free_S = np.array(prefixes, dtype=np.int64), np.array(free, dtype=bool)
+    prefix_S, padding_S = np.array(prefixes, dtype=np.int64), np.array(padding, dtype=bool)
     segment_of_T = np.repeat(np.arange(len(start_S)), length_S)
     index_T = np.arange(len(segment_of_T))
-    positions_T = np.where(free_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
-    placed = Layout(
+    positions_T = np.where(padding_S[segment_of_T], 0, index_T - start_S[segment_of_T] + prefix_S[segment_of_T])
+    batch = Layout(
         starts=start_S,
         lengths=length_S,
         prefix_segments=np.array(prefix_of, dtype=np.int64),
         prefix_lengths=prefix_S,
-        documents=np.flatnonzero(~free_S),
+        documents=np.flatnonzero(~padding_S),
         segment_of=segment_of_T,
         positions=positions_T,
         parents=index_T - 1,
         completions=np.array(ends_with, dtype=np.int64),
     )
     prefixed = np.flatnonzero(prefix_S)
-    placed.parents[start_S] = -1
-    placed.parents[start_S[prefixed]] = placed.sequence_tokens(prefixed, prefix_S[prefixed] - 1)
-    return placed
+    batch.parents[start_S] = -1
+    batch.parents[start_S[prefixed]] = batch.sequence_tokens(prefixed, prefix_S[prefixed] - 1)
+    return batch
 
 
 def mask(rows: Layout) -> np.ndarray:
-    """bool[T, T], True where the query (first axis) may see the key: the slow reference for every kernel."""
+    """Return bool[T, T], True if the query (first axis) attends to the key: the slow reference for every kernel."""
     index = np.arange(rows.tokens)
     visible = (rows.segment_of[:, None] == rows.segment_of) & (index[:, None] >= index)
     for segment in np.flatnonzero(rows.prefix_lengths):
@@ -227,18 +227,19 @@ def mask(rows: Layout) -> np.ndarray:
 
 
 def varlen_keys(rows: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What kernels for sequences of various lengths are told of who sees whom.
+    """Return the keys and cumulative lengths for kernels that take sequences of various lengths.
 
-    Queries are the T tokens in their order, keys those of every segment with its prefix (U in all, prefixes again and again).
-    A kernel aligns the last query of a segment with its last key, and goes back from there:
+    Queries are the T tokens in order; keys are those of every segment with its prefix (U in all, prefixes repeated). A kernel
+    aligns the last query of a segment with its last key (bottom-right):
 
         queries   a b C D   E F          cu_q  [0, 4, 6]
         keys      a b C D   a b E F      cu_k  [0, 4, 8]
 
-    Free tokens, which nothing reads, are cut into segments of at most PADDING_SEGMENT tokens.
+    Padding, which nothing reads, is cut into segments of at most PADDING_SEGMENT tokens.
 
     Returns:
-        int64[U], the tokens whose keys are meant; int32[S + 1] each, where a segment's queries and keys begin.
+        int64[U], the token of each key; cumulative lengths of the segments' queries and keys, int32[S' + 1] each, where S'
+            counts the segments that padding is cut into.
 
     >>> keys, cu_q, cu_k = varlen_keys(layout([[4, 2]], [[0, 2]], row_lengths=[6]))
     >>> keys.tolist(), cu_q.tolist(), cu_k.tolist()
@@ -253,8 +254,8 @@ def varlen_keys(rows: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _cumulative(rows: Layout, lengths_S: np.ndarray) -> np.ndarray:
-    """int32: the beginnings of segments of these lengths laid end to end, and their end; free tokens cut up."""
+    """Return the cumulative lengths of the segments, int32, with padding cut into segments of PADDING_SEGMENT."""
     ends_S = np.cumsum(lengths_S)
-    free = np.setdiff1d(np.arange(len(lengths_S)), rows.documents)
-    cuts = [np.arange(ends_S[one] - lengths_S[one], ends_S[one], PADDING_SEGMENT) for one in free]
+    padding = np.setdiff1d(np.arange(len(lengths_S)), rows.documents)
+    cuts = [np.arange(ends_S[one] - lengths_S[one], ends_S[one], PADDING_SEGMENT) for one in padding]
     return np.unique(np.concatenate([[0], ends_S, *cuts])).astype(np.int32)

@@ -1,6 +1,6 @@
-"""What the `write` stage writes: some of the shards, from the plan.
+"""Writing of the shards of one part of a plan, for the `write` stage.
 
-A batch of rows is in memory at a time. Shards that a killed attempt had finished are kept.
+One batch of rows is in memory at a time. Shards that a killed attempt had finished are reused.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
-from snaketune.packing.sequences import PlannedRows, Sequences
+from snaketune.packing.sequences import PlannedRows, RowBuilder
 from snaketune.packing.shards import (
     RAW_FORMAT_VERSION,
     SPLITS,
@@ -33,7 +33,7 @@ RAW_ROWS_PER_BATCH = 1024
 
 
 class Shard(NamedTuple):
-    """Rows `first` to `last` (not included) of a split, all of `length` tokens."""
+    """Rows `first` to `last` (excluded) of a split, all of `length` tokens."""
 
     split: str
     number: int
@@ -49,11 +49,11 @@ class Shard(NamedTuple):
 def write_shards(
     spec: WriteSpec, work: WorkFolder, *, plan: Artifact, tokens: list[Artifact], corpus: list[Artifact]
 ) -> Outcome:
-    """Fill `work.payload` with this part's shards.
+    """Write this part's shards to `work.payload`.
 
     Args:
         tokens: the parts of the tokenized corpus, in order.
-        corpus: the corpus itself, for raw rows; else nothing.
+        corpus: the corpus itself for raw rows; else empty.
     Raises:
         SnaketuneError: a damaged input.
     """
@@ -62,15 +62,15 @@ def write_shards(
     shards = list(_shards(plan))
     own = shards[len(shards) * (spec.part - 1) // spec.parts : len(shards) * spec.part // spec.parts]
     packed = plan.manifest["format_version"] != RAW_FORMAT_VERSION
-    source = _PackedRows(plan, TokenParts(tokens)) if packed else _RawRows(plan, corpus[0])
+    writer = _PackedShards(plan, TokenParts(tokens)) if packed else _RawShards(plan, corpus[0])
     finished = work.state / "shards"
     finished.mkdir(parents=True, exist_ok=True)
     for shard in progress(own, "writing", "shards", len(own)):
         path = finished / shard.name
         if not path.exists():
             partial = path.with_suffix(".partial")
-            source.write(shard, partial)
-            # What has its name is whole, after a power cut too.
+            writer.write(shard, partial)
+            # Only a complete shard gets its name, even if the machine loses power.
             sync(partial)
             partial.rename(path)
     for shard in own:
@@ -79,7 +79,7 @@ def write_shards(
 
 
 def _shards(plan: Artifact) -> Iterator[Shard]:
-    """All shards of a plan: rows of one length, as many as make some 300 MB."""
+    """Yield all shards of a plan: rows of one length, some 300 MB each."""
     for split in SPLITS:
         lengths = read_table(plan.file(f"{split}-rows.arrow"))["length"].to_numpy()
         number = 0
@@ -91,27 +91,29 @@ def _shards(plan: Artifact) -> Iterator[Shard]:
                 number += 1
 
 
-class _PackedRows:
+class _PackedShards:
+    """Writes shards of packed rows."""
+
     def __init__(self, plan: Artifact, parts: TokenParts):
         self.plan, self.parts = plan, parts
         self.pad_id = plan.manifest["padding_id"]
         self.completions = plan.manifest["kind"] != "sft"
-        self.splits: dict[str, Sequences] = {}
+        self.builders: dict[str, RowBuilder] = {}
 
     def write(self, shard: Shard, path: Path) -> None:
-        if shard.split not in self.splits:
-            self.splits = {shard.split: Sequences(PlannedRows(self.plan, shard.split), self.parts, shard.split)}
-        sequences = self.splits[shard.split]
+        if shard.split not in self.builders:
+            self.builders = {shard.split: RowBuilder(PlannedRows(self.plan, shard.split), self.parts, shard.split)}
+        builder = self.builders[shard.split]
         step = max(1, TOKENS_PER_BATCH // shard.length)
         columns = schema(shard.length, self.completions)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, columns) as writer:
             for first in range(shard.first, shard.last, step):
                 last = min(first + step, shard.last)
-                writer.write_batch(sequences.batch(first, last, shard.length, self.pad_id))
+                writer.write_batch(builder.batch(first, last, shard.length, self.pad_id))
 
 
-class _RawRows:
-    """Rows of the corpus as they are (format v2.0), for TRL's trainer to tokenize."""
+class _RawShards:
+    """Writes shards of unchanged corpus rows (format v2.0), which TRL's trainer tokenizes."""
 
     def __init__(self, plan: Artifact, corpus: Artifact):
         self.plan, self.corpus = plan, corpus
@@ -119,10 +121,10 @@ class _RawRows:
     def write(self, shard: Shard, path: Path) -> None:
         table = read_table(self.corpus.file(f"{shard.split}.arrow"))
         _check_weights(table)
-        pieces, _ = PlannedRows(self.plan, shard.split).pieces(shard.first, shard.last)
+        segments, _ = PlannedRows(self.plan, shard.split).segments(shard.first, shard.last)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            for start in range(0, len(pieces), RAW_ROWS_PER_BATCH):
-                writer.write_table(table.take(pieces.sequence[start : start + RAW_ROWS_PER_BATCH]))
+            for start in range(0, len(segments), RAW_ROWS_PER_BATCH):
+                writer.write_table(table.take(segments.sequence[start : start + RAW_ROWS_PER_BATCH]))
 
 
 def _check_weights(table: pa.Table) -> None:
@@ -132,6 +134,6 @@ def _check_weights(table: pa.Table) -> None:
             and not pc.all(chunk.flatten().field("supervised")).as_py()
         ):
             raise SnaketuneError(
-                "packing.strategy none: some turns have weight 0, and TRL's trainer would learn them all the same; "
-                "choose best-fit-decreasing, or take the weights out of the source"
+                "packing.strategy: none: some turns have weight 0, and TRL's trainer would learn them nevertheless; "
+                "set packing.strategy to best-fit-decreasing, or remove the weights from the source"
             )

@@ -1,4 +1,4 @@
-"""Where sequences are supervised, asked of many places at once."""
+"""The supervised runs of sequences, looked up for many token ranges at a time."""
 
 from dataclasses import dataclass
 
@@ -8,31 +8,31 @@ from snaketune.tokenization.token_store import TokenParts
 
 
 @dataclass(frozen=True)
-class Runs:
-    """The supervised runs of all sequences of a split, as tokens have them: start, end, start, end, ...
+class SupervisedRuns:
+    """The supervised runs of all n sequences of a split, as the token index stores them: start, end, start, end, ...
 
     Attributes:
-        values: int32, laid end to end.
-        offsets: int64[n + 1], of the sequences.
+        values: int32, of all sequences, concatenated.
+        offsets: int64[n + 1], of the sequences in `values`.
     """
 
     values: np.ndarray
     offsets: np.ndarray
 
     @classmethod
-    def of(cls, parts: TokenParts, split: str) -> "Runs":
+    def read(cls, parts: TokenParts, split: str) -> "SupervisedRuns":
         return cls(*parts.lists(split, "supervised_runs"))
 
-    def inside(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, ...]:
-        """What is supervised of K stretches of tokens.
+    def intersect(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Intersect K token ranges with the runs.
 
         Args:
-            sequence, start, stop: int[K].
+            sequence, start, stop: int[K], the ranges.
         Returns:
-            int64[r] each: for every run that reaches into a stretch, the stretch's number, and begin and end within it.
+            int64[r] each: per intersection, the number of its range, and its start and end in the sequence.
 
-        >>> runs = Runs(np.array([2, 5, 7, 9]), np.array([0, 4]))
-        >>> [found.tolist() for found in runs.inside(np.array([0, 0]), np.array([0, 4]), np.array([3, 8]))]
+        >>> runs = SupervisedRuns(np.array([2, 5, 7, 9]), np.array([0, 4]))
+        >>> [column.tolist() for column in runs.intersect(np.array([0, 0]), np.array([0, 4]), np.array([3, 8]))]
         [[0, 1, 1], [2, 4, 7], [3, 5, 8]]
         """
         counts = (self.offsets[sequence + 1] - self.offsets[sequence]) // 2
@@ -44,20 +44,20 @@ class Runs:
         return of[some], begin[some], end[some]
 
     def count(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """int32[K]: how many tokens of each stretch are supervised."""
-        of, begin, end = self.inside(sequence, start, stop)
+        """Return int32[K], the supervised tokens of each range."""
+        of, begin, end = self.intersect(sequence, start, stop)
         return np.bincount(of, end - begin, minlength=len(sequence)).astype(np.int32)
 
     def first_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """int32[K]: where the first supervised token of each stretch ends; its stop if there is none."""
-        of, begin, _ = self.inside(sequence, start, stop)
-        found = stop.astype(np.int32)
-        np.minimum.at(found, of, begin.astype(np.int32) + 1)
-        return found
+        """Return int32[K], the end of the first supervised token of each range; the range's stop if there is none."""
+        of, begin, _ = self.intersect(sequence, start, stop)
+        ends = stop.astype(np.int32)
+        np.minimum.at(ends, of, begin.astype(np.int32) + 1)
+        return ends
 
     def last_end(self, sequence: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """int32[K]: where the last supervised token of each stretch ends; its start if there is none."""
-        of, _, end = self.inside(sequence, start, stop)
-        found = start.astype(np.int32)
-        np.maximum.at(found, of, end.astype(np.int32))
-        return found
+        """Return int32[K], the end of the last supervised token of each range; the range's start if there is none."""
+        of, _, end = self.intersect(sequence, start, stop)
+        ends = start.astype(np.int32)
+        np.maximum.at(ends, of, end.astype(np.int32))
+        return ends

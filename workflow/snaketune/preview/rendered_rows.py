@@ -23,8 +23,8 @@ from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch, concatenated
 from snaketune.tokenization.template import SHIPPED
 from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.token_rows import of_completions, of_conversations, of_pairs
-from snaketune.tokenization.turn_columns import Turns, completed, conversations, pairs
+from snaketune.tokenization.token_rows import completion_rows, conversation_rows, pair_rows
+from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 
 ROWS_AT_ONCE = 64
 # As long as rows are commonly packed.
@@ -221,9 +221,9 @@ def _value(row: Row, column: str) -> Any:
 
 
 def _turns(kind: str, table: pa.Table, train_on: str) -> Turns:
-    by_kind = {"preferences": pairs, "unpaired": completed}
+    by_kind = {"preferences": pair_turns, "unpaired": completion_turns}
     # Documents are supervised as a whole.
-    return by_kind[kind](table) if kind in by_kind else conversations(table, "all" if kind == TEXT else train_on)
+    return by_kind[kind](table) if kind in by_kind else conversation_turns(table, "all" if kind == TEXT else train_on)
 
 
 def _sequences(
@@ -235,11 +235,11 @@ def _sequences(
     names = table["id"].combine_chunks()
     control = holds_control(chat, _turns(kind, table, train_on)).reshape(len(rows), -1).any(1)
     if kind == "preferences":
-        found = of_pairs(names, encoded, control)
+        found = pair_rows(names, encoded, control)
     elif kind == "unpaired":
-        found = of_completions(names, encoded, table["label"].combine_chunks(), control)
+        found = completion_rows(names, encoded, table["label"].combine_chunks(), control)
     else:
-        found = of_conversations(names, encoded, control)
+        found = conversation_rows(names, encoded, control)
     return found.sequences, found.supervised_tokens, control
 
 

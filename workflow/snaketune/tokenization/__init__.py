@@ -1,9 +1,10 @@
 """Tokenizer training and adoption, chat templates, token and loss masks.
 
-    tokenizer   the stage, with making/: trained or adopted, checked before use
-    tokenize    the stage: a corpus in parts to token files (tokens), which packing reads
+    tokenizer   the stage, with vocabulary and creation/: train or adopt a tokenizer, and check it before use
+    tokenize    the stage, with corpus_part: encode a corpus in parts to token files (token_store), which packing reads
 
-A conversation on its ordinary path: turns of the corpus (turns) → text by the chat template (template, or unmarked) → ids and
-what assistants say (chat, token_spans, with control where somebody wrote a control token) → masks (encode) → rows
-(token_rows). Beside it batched/ does the same for many at once.
+The reference path encodes row by row: turns of the corpus (turn_columns) → text by the chat template (template, or
+assistant_spans if the template marks nothing as generated) → ids and assistant spans (chat, token_spans; control if a message
+contains the string of a control token) → loss masks (encode_rows) → stored rows (token_rows). batched/ computes the same for
+whole batches.
 """

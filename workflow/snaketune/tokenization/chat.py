@@ -1,15 +1,16 @@
-"""Conversations to token ids, and which of them are supervised.
+"""Conversations encoded to token ids, with the tokens that are supervised.
 
     <|im_start|> user \\n  Hi  <|im_end|> \\n <|im_start|> assistant \\n  Hello !  <|im_end|> \\n
          3        90   5   71       2     5       3          91     5    72   9       2      5     ids
          0         0   0    0       0     0       0           0     0     1   1       1      0     supervised
 
 A whole batch is rendered (about 50 microseconds per conversation) and goes through `tokenizers` in one call (about 4 MB/s
-per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. What is supervised follows from
-the characters that the template marks as generated or, where it marks nothing, from whose turn it is (see `unmarked`). Rows in
-which somebody wrote a control token are encoded so that it stays text, see `control`. No torch is imported.
+per core, on all cores unless TOKENIZERS_PARALLELISM=false); together 3 MB/s on one core. The supervised
+tokens follow from the characters that the template marks as generated or, if it marks nothing, from the roles (see
+`assistant_spans`). If a message contains the string of a control token, the row is encoded so that it stays text (see
+`control`). No torch is imported.
 
-This is the ordinary path. Whole corpora go a faster one (see `batched`) where that is proved to give the same.
+This is the reference path. Corpora are encoded batch by batch (see `batched`) where that is proved to give the same result.
 """
 
 import json
@@ -26,15 +27,15 @@ from snaketune.tokenization.assistant_spans import render_unmarked
 from snaketune.tokenization.control import ControlTokens, unused_characters
 from snaketune.tokenization.encoded_rows import Encoded
 from snaketune.tokenization.template import Message, Span, marks_generation, render
-from snaketune.tokenization.template_control import LeftOut, TemplateControl
+from snaketune.tokenization.template_control import OmittedTurn, TemplateControl
 from snaketune.tokenization.template_errors import Refused
 from snaketune.tokenization.token_spans import token_spans
-from snaketune.tokenization.tool_calls import HARMLESS, check_marked_calls, reads_calls, said_in, with_calls
+from snaketune.tokenization.tool_calls import PLACEHOLDER, check_marked_calls, message_texts, reads_calls, with_calls
 from snaketune.tokenization.tools_argument import Tools, texts_in, with_texts
 
-# What templates can name, as transformers passes it to them.
+# Variables of templates, as transformers passes them.
 VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# How a document is written, whatever the chat template: as the tokenizer opens a text, and ended by eos.
+# The template of documents, which replaces the chat template: the tokenizer's opening of a text, the text, and eos.
 DOCUMENT = "{{ opening }}{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
 
 
@@ -44,24 +45,25 @@ class ChatTokenizer:
     Attributes:
         pad_id: id of the padding token.
         eos_id: id of the end-of-sequence token.
-        vocab_size: smallest number of embeddings that has a row for every id, added tokens included.
+        vocab_size: the smallest number of embeddings with a row for every id, added tokens included.
         template: the chat template.
-        marked: whether the template marks what is generated; else it is known by roles.
+        marked: whether the template marks what is generated; if not, the assistant's turns are located by role.
         description: `tokenizer.json`, parsed, without post-processor, truncation and padding.
         added: the string of each added token, by id.
         control: the tokens that only the template may write: those marked special, and those that the tokenizer's
-            config lists as `chat_control_tokens`. Other added tokens (Qwen's `<think>`) are words like any other.
+            config lists as `chat_control_tokens`. Other added tokens (Qwen's `<think>`) are ordinary words.
     """
 
     def __init__(self, description: dict[str, Any], config: dict[str, Any], template: str):
-        """
+        """Build from parsed files.
+
         Args:
             description: `tokenizer.json`, parsed.
             config: `tokenizer_config.json`, parsed.
         """
-        # No post-processor: it would only trim the whitespace off the offsets, since the template writes every special
+        # Without the post-processor, which would only trim whitespace from the offsets: the template writes every special
         # token itself.
-        given = description
+        original = description
         description = {**description, "post_processor": None, "truncation": None, "padding": None}
         self._tokenizer = Tokenizer.from_str(json.dumps(description))
         self.description = description
@@ -85,18 +87,18 @@ class ChatTokenizer:
         self.eos_id = self._special_id("eos_token")
         self._is_control = np.zeros(self.vocab_size, bool)
         self._is_control[list(self.control.ids.values())] = True
-        # What the tokenizer doesn't know becomes unk without anybody's doing.
-        self._telling = self._is_control.copy()
+        # Unknown characters of any text become unk.
+        self._template_only = self._is_control.copy()
         if unk := self._variables.get("unk_token"):
-            self._telling[vocab[unk]] = False
+            self._template_only[vocab[unk]] = False
         self._template_control = TemplateControl(
-            template, self._variables, self.render, self.encode_text, self._telling
+            template, self._variables, self.render, self.encode_text, self._template_only
         )
-        self._given = given, config
+        self._original = original, config
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTokenizer":
-        """Load from the folder of a tokenizer artifact; SnaketuneError if a file is missing or unusable."""
+        """Load the folder of a tokenizer artifact; SnaketuneError if a file is missing or unusable."""
         try:
             description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -107,9 +109,11 @@ class ChatTokenizer:
         return cls(description, config, template)
 
     def for_documents(self) -> "ChatTokenizer":
-        """This tokenizer for documents, each a conversation of one turn: its text alone, from what the tokenizer itself
-        puts before a text (bos, or nothing) to eos."""
-        description, config = self._given
+        """Return this tokenizer for documents, each a conversation of one turn.
+
+        A document is what the tokenizer itself puts before a text (bos or nothing), the text, and eos.
+        """
+        description, config = self._original
         bos = self._variables.get("bos_token")
         first = Tokenizer.from_str(json.dumps(description)).encode("").ids[:1]
         opened = bos is not None and first == [self._tokenizer.token_to_id(bos)]
@@ -124,50 +128,50 @@ class ChatTokenizer:
 
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
-        """What ends a turn: eos, and the control token with which the template lets assistants end theirs."""
+        """The ids that end a turn: eos, and the control token with which the template ends assistant turns."""
         if not self.template:
             return (self.eos_id,)
-        probe = [{"role": "user", "content": HARMLESS}, {"role": "assistant", "content": HARMLESS}]
+        probe = [{"role": "user", "content": PLACEHOLDER}, {"role": "assistant", "content": PLACEHOLDER}]
         encoded = self.encode([probe])[0]
         ends = {int(encoded.ids[end - 1]) for start, end in encoded.spans if end > start}
         return tuple(sorted({self.eos_id} | {id for id in ends if self._is_control[id]}))
 
     def is_control(self, ids: np.ndarray) -> np.ndarray:
-        """bool, shaped like `ids`: which of them are control tokens."""
+        """Return bool, shaped like `ids`: which of them are control tokens."""
         return self._is_control[ids]
 
-    def tells(self, ids: np.ndarray) -> np.ndarray:
-        """bool, shaped like `ids`: which of them only a template writes: control tokens without unk."""
-        return self._telling[ids]
+    def written_by_template(self, ids: np.ndarray) -> np.ndarray:
+        """Return bool, shaped like `ids`: which of them only a template can write, the control tokens except unk."""
+        return self._template_only[ids]
 
     def turn_ends(self, messages: list[Message], ids: np.ndarray, tools: str | None = None) -> np.ndarray:
-        """int64[m]: after how many of the tokens a turn is over.
+        """Return int64[m], the ends of turns: the number of tokens up to and including each.
 
-        A turn is over with the first control token after its content; one without (Mistral's system prompt) has no end
-        of its own.
+        A turn ends with the first control token after its content; a turn without one (Mistral's system prompt) has no end of
+        its own.
 
             <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n      5 and 11
 
         Args:
-            ids: int32[n], of these messages.
-            tools: that they offer.
+            ids: int32[n], the encoded messages.
+            tools: the tools of the row, as JSON.
         """
         turns = self._template_control.turns(self._with_calls(messages, tools), tools)
-        control = np.flatnonzero(self._telling[ids])
-        # It is otherwise only where a template writes other control tokens around other words.
+        control = np.flatnonzero(self._template_only[ids])
+        # The counts differ only if the template writes other control tokens around other contents.
         return control[turns.ends] + 1 if len(control) == turns.count else np.zeros(0, np.int64)
 
     def encode_text(self, text: str) -> Encoding:
-        """The encoding of rendered text; whatever looks like a control token is one."""
+        """Encode rendered text; every string of a control token becomes one."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def render(
         self, conversations: Sequence[list[Message]], add_generation_prompt: bool = False, tools: Tools = ()
     ) -> tuple[list[str], list[list[Span]]]:
-        """Per conversation its text, and in characters of it, what assistants say."""
+        """Render conversations; return the text of each, and the character spans of its assistant turns."""
         if not self.template:
             raise SnaketuneError(
-                "the tokenizer has no chat template, so it doesn't say how a conversation is written; name one under "
+                "the tokenizer has no chat template, so conversations can't be rendered; name one under "
                 "tokenizers.NAME.chat_template (resources/chat_templates has some). Only corpora of kind text need none"
             )
         if self.marked:
@@ -180,27 +184,27 @@ class ChatTokenizer:
         )
 
     def encode_prompt(self, messages: list[Message], tools: str | None = None) -> np.ndarray:
-        """int32[n]: the conversation so far, with the tools that it offers, and the frame that the assistant answers in."""
+        """Return int32[n], the ids of the conversation so far, with its tools and the generation prompt."""
         return self.encode([messages], add_generation_prompt=True, tools=[tools])[0].ids
 
-    def strangers(self, vocabulary: dict[str, int]) -> list[str]:
-        """The tokens of a vocabulary that have another id here, or none."""
+    def mismatched_tokens(self, vocabulary: dict[str, int]) -> list[str]:
+        """Return the tokens of `vocabulary` that have another id, or none, in this tokenizer."""
         return [token for token, id in vocabulary.items() if self._tokenizer.id_to_token(id) != token]
 
-    def has(self, token: str) -> bool:
-        """Whether the vocabulary has a token of this spelling."""
+    def has_token(self, token: str) -> bool:
+        """Whether the vocabulary has this token."""
         return self._tokenizer.token_to_id(token) is not None
 
-    def text_of(self, id: int) -> str | None:
-        """A token as the vocabulary spells it; None where it has none of that id."""
+    def id_to_token(self, id: int) -> str | None:
+        """Return the string of a token in the vocabulary; None if no token has this id."""
         return self._tokenizer.id_to_token(id)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`, without special tokens."""
+        """Return the text of `ids` without special tokens."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=True)
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids` with their special tokens, to look at."""
+        """Return the text of `ids` with special tokens, for display."""
         return self._tokenizer.decode([int(id) for id in ids], skip_special_tokens=False)
 
     def encode(
@@ -209,26 +213,26 @@ class ChatTokenizer:
         """Render and encode conversations.
 
         Args:
-            tools: that each of them offers, as JSON; nothing where none does.
+            tools: the tools of each row, as JSON; empty if no row has any.
         Raises:
-            LeftOut: the template leaves turns out.
-            SnaketuneError: the template refuses a conversation, or leaves its tools out.
+            OmittedTurn: the template omits turns.
+            SnaketuneError: the template refuses a conversation, or omits its tools.
         """
         if not conversations:
             return []
         tools = tools if any(tools) else ()
         conversations = [
-            self._with_calls(messages, offered)
-            for messages, offered in zip(conversations, tools or [None] * len(conversations), strict=True)
+            self._with_calls(messages, own_tools)
+            for messages, own_tools in zip(conversations, tools or [None] * len(conversations), strict=True)
         ]
         texts, spans = self.render(conversations, add_generation_prompt, tools)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         encoded: list[Encoded | None] = []
-        for messages, offered, encoding, own in zip(
+        for messages, own_tools, encoding, own in zip(
             conversations, tools or [None] * len(texts), encodings, spans, strict=True
         ):
             ids = np.array(encoding.ids, np.int32)
-            ordinary = self._is_ordinary(messages, offered, ids, add_generation_prompt)
+            ordinary = self._control_tokens_match(messages, own_tools, ids, add_generation_prompt)
             encoded.append(Encoded(ids, token_spans(encoding, own, self._is_control[ids])) if ordinary else None)
         to_guard = [number for number, done in enumerate(encoded) if done is None]
         if to_guard:
@@ -240,53 +244,55 @@ class ChatTokenizer:
             )
             for number, done in zip(to_guard, guarded, strict=True):
                 encoded[number] = done
-        for messages, offered in zip(conversations, tools or [None] * len(texts)):
-            if numbers := self.left_out(messages, offered, add_generation_prompt):
-                raise LeftOut(messages[numbers[0]])
+        for messages, own_tools in zip(conversations, tools or [None] * len(texts)):
+            if numbers := self.omitted_turns(messages, own_tools, add_generation_prompt):
+                raise OmittedTurn(messages[numbers[0]])
         return encoded
 
-    def left_out(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> list[int]:
-        """The numbers of the turns that the template doesn't write."""
-        return self._template_control.turns(self._with_calls(messages, tools), tools, add_generation_prompt).left_out
+    def omitted_turns(
+        self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """Return the numbers of the turns that the template doesn't write."""
+        return self._template_control.turns(self._with_calls(messages, tools), tools, add_generation_prompt).omitted
 
     def _with_calls(self, messages: list[Message], tools: str | None) -> list[Message]:
-        """The messages, with calls apart from texts if the template reads them so."""
+        """Return the messages, with tool calls under `tool_calls` if the template reads that key."""
         return with_calls(messages, tools) if self.reads_calls else messages
 
-    def _is_ordinary(
+    def _control_tokens_match(
         self, messages: list[Message], tools: str | None, ids: np.ndarray, add_generation_prompt: bool
     ) -> bool:
-        """Whether the control tokens among `ids` are those that the template writes around any such messages."""
+        """Whether the control tokens in `ids` are exactly those that the template writes around any such messages."""
         expected = self._template_control.ids(messages, tools, add_generation_prompt)
-        if any(self.control.written_in(text) for message in messages for text in said_in(message)):
+        if any(self.control.written_in(text) for message in messages for text in message_texts(message)):
             return False
         if tools and any(map(self.control.written_in, texts_in(tools))):
             return False
-        return np.array_equal(ids[self._telling[ids]], expected)
+        return np.array_equal(ids[self._template_only[ids]], expected)
 
     def _guarded(
         self, conversations: list[list[Message]], plain: list[str], add_generation_prompt: bool, tools: Tools
     ) -> list[Encoded]:
-        """Render and encode conversations whose contents, or tools, look like control tokens.
+        """Render and encode conversations whose contents or tools contain strings of control tokens.
 
         Args:
             plain: the conversations rendered without guards.
         """
         lead, guard = unused_characters(plain, 2)
         texts, spans = [], []
-        for messages, expected, offered in zip(conversations, plain, tools, strict=True):
-            # A template asks tools for their keys, which a guard at the ends would hide from it.
-            offered = with_texts(offered, partial(self.control.guarded, guard=guard, ends=False))
+        for messages, expected, own_tools in zip(conversations, plain, tools, strict=True):
+            # Templates look up keys of tools, which guards at the ends would change.
+            own_tools = with_texts(own_tools, partial(self.control.guard_text, guard=guard, ends=False))
             for ends in (True, False):
                 guarded = self.control.guard(messages, guard, ends)
-                (text,), (own,) = self.render([guarded], add_generation_prompt, [offered])
+                (text,), (own,) = self.render([guarded], add_generation_prompt, [own_tools])
                 if text.replace(guard, "") == expected:
                     break
             else:
                 raise Refused(
                     "control_text",
-                    "the chat template treats text that looks like a control token in its own way, so that it can't be "
-                    f"kept apart from one, in {expected[:200]!r}; drop such rows from the corpus or use another template",
+                    "the chat template changes text that looks like a control token, so it can't be distinguished "
+                    f"from one, in {expected[:200]!r}; drop such rows from the corpus or use another template",
                 )
             texts.append(text)
             spans.append(own)
@@ -299,7 +305,9 @@ class ChatTokenizer:
         token = self._variables.get(key)
         id = self._tokenizer.token_to_id(token) if token is not None else None
         if id is None:
-            raise SnaketuneError(f"tokenizer_config.json names no {key} that the tokenizer has: found {token!r}")
+            raise SnaketuneError(
+                f"tokenizer_config.json: {key} is {token!r}, which is no token of the tokenizer; set it to one of its tokens"
+            )
         return id
 
 

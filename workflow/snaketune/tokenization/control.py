@@ -1,18 +1,19 @@
 """Encoding in which only the template writes control tokens.
 
-A tokenizer finds `<|im_end|>` wherever it stands, so a user who types it ends the turn. The way out is a second tokenizer
-that is the same but for the names of its control tokens: each is called by a string that occurs in no text. Where the
-template wrote `<|im_end|>`, that name is put into the rendered text; the user's `<|im_end|>` stays, and means nothing to
-this tokenizer. All else (normalizing, prefix spaces, merges) is as ever, across the user's `<|im_end|>` too.
+A tokenizer encodes `<|im_end|>` as a control token wherever it occurs, so a user who types it would end the turn. Such rows are
+encoded with a second tokenizer that differs only in the names of its control tokens, which are strings that occur in no text.
+Each `<|im_end|>` of the template is replaced by that name in the rendered text; the user's `<|im_end|>` stays, and is ordinary
+text for this tokenizer. Everything else (normalization, prefix spaces, merges) is unchanged, also across the user's
+`<|im_end|>`.
 
     rendered   <|im_start|>user\\nsay <|im_end|> now<|im_end|>\\n
     swapped    ①user\\nsay <|im_end|> now②\\n
 
-Which ones the template wrote is known because the messages are rendered with a guard (another character that occurs
-nowhere) inside every control string of theirs, and at both their ends so that none forms across the seam either.
+To tell the two apart, the messages are rendered with a guard (another character that occurs in no text) inside each of their
+control strings, and at both ends of each message, so that no control string forms across the boundary either.
 
-Only rows with something to guard come this way. Such a row costs two to three times the plain way, and the second
-tokenizer is built when the first one comes (as long as loading the first: 2 to 3 s for 150,000 pieces).
+Only rows that contain control strings are encoded this way. Such a row costs two to three times as much as others, and the
+second tokenizer is built for the first of them (which takes as long as loading the first: 2 to 3 s for 150,000 pieces).
 """
 
 import json
@@ -28,19 +29,19 @@ from tokenizers import Encoding, Tokenizer
 
 from snaketune.tokenization.template import Message, Span
 from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tool_calls import with_said
+from snaketune.tokenization.tool_calls import replace_texts
 
-# Private-use characters, from which those that occur in no text of a batch are taken.
+# Private-use characters; those that occur in no text of a batch are used as guards.
 PRIVATE_USE = range(0x10FFFD, 0xFFFFF, -1)
 
 
 def any_of(strings: Iterable[str]) -> str:
-    """Pattern that matches the longest of `strings`, as tokenizers do."""
+    """Return a pattern that matches the longest of `strings`, as tokenizers do."""
     return "|".join(re.escape(string) for string in sorted(strings, key=len, reverse=True)) or r"(?!)"
 
 
 def unused_characters(texts: Iterable[str], count: int) -> list[str]:
-    """`count` private-use characters that occur in none of `texts`."""
+    """Return `count` private-use characters that occur in none of `texts`."""
     used = set().union(*map(set, texts))
     free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
     return [next(free) for _ in range(count)]
@@ -48,7 +49,13 @@ def unused_characters(texts: Iterable[str], count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A text in the renamed tokenizer: `ids` are real ones, `spans` are in characters of what `encoding` encodes."""
+    """A text encoded by the renamed tokenizer.
+
+    Attributes:
+        ids: int32, the ids of the original tokenizer.
+        encoding: of the renamed tokenizer.
+        spans: in characters of the text that `encoding` encodes.
+    """
 
     ids: np.ndarray
     encoding: Encoding
@@ -56,14 +63,15 @@ class Guarded:
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, and how to keep them to the template.
+    """The control tokens of a tokenizer; encodes rows such that only the template's control strings become control tokens.
 
     Attributes:
-        ids: id of each control token, by its string.
+        ids: the id of each control token, by its string.
     """
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], names: Iterable[str]):
-        """
+        """Set up for a tokenizer.
+
         Args:
             description: `tokenizer` as parsed from `tokenizer.json`.
             names: the control tokens, all among its added tokens.
@@ -71,29 +79,31 @@ class ControlTokens:
         self.ids = {name: tokenizer.token_to_id(name) for name in sorted(names)}
         self._tokenizer, self._description = tokenizer, description
         self._added = [token["content"] for token in description["added_tokens"]]
-        self._somewhere = re.compile(any_of(self.ids))
-        # A lookahead consumes nothing, so that overlapping ones are all found.
-        self._everywhere = re.compile(f"(?=({any_of(self.ids)}))")
+        self._any = re.compile(any_of(self.ids))
+        # A lookahead consumes nothing, so overlapping strings all match.
+        self._overlapping = re.compile(f"(?=({any_of(self.ids)}))")
         self._renamed: dict[str, _Renamed] = {}
 
     def written_in(self, text: str) -> bool:
-        """Whether `text` holds a control token's string."""
-        return self._somewhere.search(text) is not None
+        """Whether `text` contains the string of a control token."""
+        return self._any.search(text) is not None
 
     def guard(self, messages: list[Message], guard: str, ends: bool = True) -> list[Message]:
-        """The messages with a guard inside every control string, and at both ends of what is visible.
+        """Insert guards inside every control string of the messages, and at both ends of their visible text.
 
-        With guard `!`, the content ` a</s> ` becomes ` !a<!/s>! `: outside the ends there is only whitespace, which
-        forms no control token, and a template that trims finds what to trim.
+        With guard `!`, the content ` a</s> ` becomes ` !a<!/s>! `: outside the guards there is only whitespace, which forms no
+        control token, and which a template that trims still trims.
         """
-        # Names and arguments of calls are put into JSON or the like, where guards at the ends would be in the way.
-        inside = partial(self.guarded, guard=guard, ends=False)
-        return [with_said(message, self.guarded(message["content"], guard, ends), inside) for message in messages]
+        # Templates write names and arguments of calls into JSON or the like, which guards at the ends would break.
+        inside = partial(self.guard_text, guard=guard, ends=False)
+        return [
+            replace_texts(message, self.guard_text(message["content"], guard, ends), inside) for message in messages
+        ]
 
-    def guarded(self, text: str, guard: str, ends: bool) -> str:
-        """One text with its guards."""
+    def guard_text(self, text: str, guard: str, ends: bool) -> str:
+        """Insert guards into one text; `ends`: also at both ends of its visible part."""
         inserts = []
-        for match in self._everywhere.finditer(text):
+        for match in self._overlapping.finditer(text):
             # A control token of one character has no inside: two guards before it mark it.
             if text[match.start()] in self.ids:
                 inserts.append((match.start(), guard * 2))
@@ -102,21 +112,21 @@ class ControlTokens:
         if ends and (visible := text.strip()):
             start = len(text) - len(text.lstrip())
             inserts += [(start, guard), (start + len(visible), guard)]
-        pieces, cursor = [], 0
+        parts, cursor = [], 0
         for position, insert in sorted(inserts):
-            pieces += [text[cursor:position], insert]
+            parts += [text[cursor:position], insert]
             cursor = position
-        return "".join([*pieces, text[cursor:]])
+        return "".join([*parts, text[cursor:]])
 
     def encode(self, texts: list[str], spans: list[list[Span]], lead: str, guard: str) -> Iterator[Guarded]:
         """Encode texts rendered from guarded messages.
 
         Args:
             spans: per text, character spans in it.
-            lead: a character that the texts don't hold.
-            guard: the one that their messages were guarded with.
+            lead: a character that doesn't occur in the texts.
+            guard: the character that their messages are guarded with.
         Raises:
-            SnaketuneError: the tokenizer doesn't see a control token where its template writes one.
+            SnaketuneError: the tokenizer doesn't encode a control token that its template writes as one.
         """
         if lead not in self._renamed:
             self._renamed = {lead: _Renamed(self._tokenizer, self._description, self.ids, lead)}
@@ -131,25 +141,28 @@ class ControlTokens:
 
         changed = [_substitute(pattern, swapped, text, own) for text, own in zip(texts, spans, strict=True)]
         encodings = renamed.tokenizer.encode_batch([text for text, _ in changed], add_special_tokens=False)
-        for (text, moved), encoding in zip(changed, encodings, strict=True):
-            found = np.array(encoding.ids, np.int64)
-            # The names start and end with `lead`, once each.
-            if 2 * int(np.isin(found, renamed.told_apart).sum()) != text.count(lead) - 2 * renamed.count_unk(text):
+        for (text, shifted), encoding in zip(changed, encodings, strict=True):
+            renamed_ids = np.array(encoding.ids, np.int64)
+            # Each name contains `lead` twice.
+            if 2 * int(np.isin(renamed_ids, renamed.template_ids).sum()) != text.count(lead) - 2 * renamed.count_unk(
+                text
+            ):
                 raise Refused(
                     "control_text",
-                    f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so a text that "
-                    "looks like one can't be told from one; drop such rows from the corpus or use another tokenizer",
+                    f"the tokenizer misses control tokens that its chat template writes, in {text[:80]!r}, so text that "
+                    "looks like one can't be distinguished; drop such rows from the corpus or use another tokenizer",
                 )
-            yield Guarded(renamed.back[found].astype(np.int32), encoding, moved)
+            yield Guarded(renamed.original_ids[renamed_ids].astype(np.int32), encoding, shifted)
 
 
 class _Renamed:
     """The tokenizer with other names for its control tokens: `lead` + number + `lead`.
 
     Attributes:
-        names: new name by old name.
-        back: real id by id in `tokenizer`.
-        told_apart: ids in `tokenizer` of the control tokens, without unk, which unknown characters become too.
+        names: the new name by the old name.
+        tokenizer: the renamed tokenizer.
+        original_ids: the id in the original tokenizer, by the id in the renamed one.
+        template_ids: the renamed ids of the control tokens except unk, which unknown characters become too.
     """
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any], control: dict[str, int], lead: str):
@@ -165,28 +178,28 @@ class _Renamed:
         if "unk_token" in model and self._unk is None:
             model["unk_token"] = None
         if "merges" in model:
-            # No text becomes a control token by merging.
-            model["merges"] = [merge for merge in model["merges"] if self.names.keys().isdisjoint(_parts(merge))]
+            # Text must not become a control token by merging.
+            model["merges"] = [merge for merge in model["merges"] if self.names.keys().isdisjoint(_merge_parts(merge))]
         added = [{**token, "content": self._new(token["content"])} for token in description["added_tokens"]]
         self.tokenizer = Tokenizer.from_str(json.dumps({**description, "model": model, "added_tokens": added}))
 
         old = {new: name for name, new in self.names.items()}
-        real = tokenizer.get_vocab(with_added_tokens=True)
-        here = self.tokenizer.get_vocab(with_added_tokens=True)
-        self.back = np.zeros(max(here.values()) + 1, np.int64)
-        for piece, id in here.items():
-            self.back[id] = real[old.get(piece, piece)]
-        self.told_apart = np.array([here[new] for name, new in self.names.items() if name != self._unk], np.int64)
+        original_vocab = tokenizer.get_vocab(with_added_tokens=True)
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.original_ids = np.zeros(max(vocab.values()) + 1, np.int64)
+        for piece, id in vocab.items():
+            self.original_ids[id] = original_vocab[old.get(piece, piece)]
+        self.template_ids = np.array([vocab[new] for name, new in self.names.items() if name != self._unk], np.int64)
 
     def _new(self, name: str | None) -> str | None:
         return self.names.get(name, name)
 
     def count_unk(self, text: str) -> int:
-        """How often the template wrote unk."""
+        """Return how often the template wrote unk."""
         return text.count(self.names[self._unk]) if self._unk in self.names else 0
 
 
-def _parts(merge: str | list[str]) -> tuple[str, str, str]:
+def _merge_parts(merge: str | list[str]) -> tuple[str, str, str]:
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right, left + right
 
@@ -194,22 +207,22 @@ def _parts(merge: str | list[str]) -> tuple[str, str, str]:
 def _substitute(
     pattern: re.Pattern[str], swapped: Callable[[re.Match[str]], str], text: str, spans: list[Span]
 ) -> tuple[str, list[Span]]:
-    """`pattern.sub`, and the spans moved along.
+    """Return the result of `pattern.sub`, and the spans in it.
 
-    Replacing `bb` by `x` in `a bb ccc` moves the span (5, 8) of `ccc` to (4, 7).
+    Replacing `bb` by `x` in `a bb ccc` shifts the span (5, 8) of `ccc` to (4, 7).
     """
-    pieces, cursor, shift = [], 0, 0
+    parts, cursor, shift = [], 0, 0
     ends, shifts = [0], [0]
     for match in pattern.finditer(text):
         new = swapped(match)
-        pieces += [text[cursor : match.start()], new]
+        parts += [text[cursor : match.start()], new]
         cursor = match.end()
         shift += len(new) - (match.end() - match.start())
         ends.append(cursor)
         shifts.append(shift)
-    pieces.append(text[cursor:])
+    parts.append(text[cursor:])
 
-    def moved(position: int) -> int:
+    def shifted(position: int) -> int:
         return position + shifts[bisect_right(ends, position) - 1]
 
-    return "".join(pieces), [(moved(start), moved(end)) for start, end in spans]
+    return "".join(parts), [(shifted(start), shifted(end)) for start, end in spans]

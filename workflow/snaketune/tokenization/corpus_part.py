@@ -1,11 +1,11 @@
-"""What the `tokenize` stage does: one part of a corpus to token ids, and which of them are supervised.
+"""Work of the `tokenize` stage: encode one part of a corpus to token ids and loss masks.
 
-Parts are cut by bytes between record batches, so that they can be made side by side; laid end to end they are the corpus,
-however many there are. Batches are encoded at once (see `batched`) where that is proved to give what the ordinary path
-(`encode`) gives, and compared with it on the way: the first COMPARED_FIRST conversations of each split, and COMPARED of
-every COMPARED_EVERY-th group. One difference, and the whole part is encoded again, one by one.
+Parts are cut by bytes between record batches, so that they can be encoded in parallel; concatenated they are the corpus,
+however many there are. Rows are encoded in batches (see `batched`) if that is proved to equal the reference path
+(`encode_rows`), and compared with it on samples: the first COMPARED_FIRST conversations of each split, and COMPARED of every
+COMPARED_EVERY-th group. If a sample differs, the whole part is encoded again row by row.
 
-Measured on one core, with writing and comparing: 35 MB/s of text over 212 MB; one by one 2.7.
+Measured on one core, including writing and comparing: 35 MB/s of text over 212 MB; row by row 2.7.
 """
 
 import re
@@ -34,28 +34,34 @@ from snaketune.tokenization.encode_rows import encode_turns, holds_control
 from snaketune.tokenization.encoded_rows import EncodedBatch
 from snaketune.tokenization.row_groups import groups_of, part_of
 from snaketune.tokenization.template import TEXT
-from snaketune.tokenization.template_control import LeftOut
+from snaketune.tokenization.template_control import OmittedTurn
 from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.token_rows import TokenRows, of_completions, of_conversations, of_pairs, spread
+from snaketune.tokenization.token_rows import (
+    TokenRows,
+    completion_rows,
+    conversation_rows,
+    insert_empty_rows,
+    pair_rows,
+)
 from snaketune.tokenization.token_store import SPLITS, TokenWriter
-from snaketune.tokenization.turn_columns import Turns, completed, conversations, pairs
+from snaketune.tokenization.turn_columns import Turns, completion_turns, conversation_turns, pair_turns
 
 COMPARED_FIRST, COMPARED, COMPARED_EVERY = 256, 64, 8
 SAMPLES, SAMPLE_TOKENS = 5, 256
 COUNTED = ("rows", "refused", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
 QUARANTINE = "quarantine.jsonl"
-# Tokens on both sides of an end of a supervised span, of rows that are too long to be shown whole.
+# In samples too long to be shown whole: the tokens shown on both sides of the ends of supervised spans.
 AROUND = 32
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
-    """Fill the payload with the files of `tokens`.
+    """Write the token files to the payload.
 
     Raises:
-        SnaketuneError: the template refuses a row, or leaves a turn out; where such rows are quarantined, too many of them.
+        SnaketuneError: the template refuses a row, or omits a turn; or, if such rows are quarantined, too many of them.
     """
-    # An earlier attempt's.
+    # It may be from an earlier attempt.
     (work.folder / QUARANTINE).unlink(missing_ok=True)
     tokenizer.files()
     chat = ChatTokenizer.load(tokenizer.folder)
@@ -64,17 +70,17 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
     corpus = corpus.for_part(spec.part)
     tables = {split: read_table(corpus.file(f"{split}.arrow")) for split in SPLITS}
     try:
-        encoder, counts, samples = _encoded(spec, work, tables, chat)
+        encoder, counts, samples = _encode(spec, work, tables, chat)
     except Refused as first:
-        if isinstance(first, LeftOut):
+        if isinstance(first, OmittedTurn):
             template = f"the chat template {tokenizer.folder}/chat_template.jinja"
-            first = LeftOut(first.turn, template, _count_left_out(spec, tables, chat))
+            first = OmittedTurn(first.turn, template, _count_omitted(spec, tables, chat))
         raise SnaketuneError(
-            f"{first}. Or have such rows listed and left out: tokenizers.NAME.on_template_error: quarantine"
+            f"{first}. Or list and drop such rows: tokenizers.NAME.on_template_error: quarantine"
         ) from None
     for sample in samples:
         shown = "".join(f"⟦{text}⟧" if supervised else text for text, supervised in sample)
-        print("what is supervised, in brackets: " + CONTROL_CHARACTER.sub(_escaped, shown), flush=True)
+        print("sample, with supervised text in brackets: " + CONTROL_CHARACTER.sub(_escaped, shown), flush=True)
     return Outcome(
         counts=counts,
         about={
@@ -82,32 +88,32 @@ def tokenize_part(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tok
             "pad_id": chat.pad_id,
             "train_on": spec.train_on,
             "path": "fast" if encoder.batched else "reference",
-            "why": encoder.why,
+            "why": encoder.reason,
             "parity_rows": encoder.compared,
-            "rows_by_reference": encoder.left,
+            "rows_by_reference": encoder.fallback_rows,
             "samples": samples,
         },
         records=() if spec.most_refused is None else (QUARANTINE,),
     )
 
 
-def _encoded(
+def _encode(
     spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], chat: ChatTokenizer
 ) -> tuple["_Encoder", dict[str, Any], list[list[tuple[str, bool]]]]:
-    """All written; with the encoder that did it, counts by split, and samples."""
+    """Encode and write all rows; return the encoder, counts by split, and samples."""
     encoder = _Encoder(spec, chat)
     try:
         return encoder, *_write(spec, work, tables, encoder)
-    except _Differs as difference:
-        print(f"batched encoding differs, so that all is encoded again one by one: {difference}", flush=True)
-        encoder = _Encoder(spec, chat, unbatched_because=str(difference))
+    except _Mismatch as mismatch:
+        print(f"batched encoding differs, so all rows are encoded again one by one: {mismatch}", flush=True)
+        encoder = _Encoder(spec, chat, unbatched_because=str(mismatch))
         return encoder, *_write(spec, work, tables, encoder)
 
 
 def _write(
     spec: TokenizeSpec, work: WorkFolder, tables: dict[str, pa.Table], encoder: "_Encoder"
 ) -> tuple[dict[str, Any], list[list[tuple[str, bool]]]]:
-    """Counts by split, and samples."""
+    """Encode and write all rows; return counts by split, and samples."""
     if spec.most_refused is None:
         return _write_splits(spec, work, tables, encoder, None)
     with (work.payload / QUARANTINE).open("w", encoding="utf-8") as file:
@@ -138,9 +144,9 @@ def _write_splits(
                     rows, refused = encoder.encode(group, number), []
                 else:
                     rows, refused = encoder.encode_or_refuse(group, number)
-                for place, why in refused:
-                    raw = RawRow("row", earlier + own["rows"] + place + 1, group.slice(place, 1).to_pylist()[0])
-                    quarantine.add(split, raw, Malformed(why.reason, str(why)))
+                for at, error in refused:
+                    raw = RawRow("row", earlier + own["rows"] + at + 1, group.slice(at, 1).to_pylist()[0])
+                    quarantine.add(split, raw, Malformed(error.reason, str(error)))
                 own["refused"] += len(refused)
                 writer.write(rows)
                 supervised = rows.supervised_tokens
@@ -155,57 +161,58 @@ def _write_splits(
     return counts, samples
 
 
-def _count_left_out(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTokenizer) -> str:
-    """Of how many rows of this part the template leaves a turn out."""
-    found = rows = 0
+def _count_omitted(spec: TokenizeSpec, tables: dict[str, pa.Table], chat: ChatTokenizer) -> str:
+    """Return how many rows of this part have a turn that the template omits, as "m of n rows"."""
+    count = rows = 0
     for table in tables.values():
         for group in groups_of(part_of(table.to_batches(), spec.part, spec.parts), table.schema):
             turns = _turns(spec, group)
-            left_out = [
-                bool(chat.left_out(*row)) for row in zip(turns.messages(), turns.tools.to_pylist(), strict=True)
+            omitted = [
+                bool(chat.omitted_turns(*row)) for row in zip(turns.messages(), turns.tools.to_pylist(), strict=True)
             ]
-            found += int(np.array(left_out).reshape(len(group), -1).any(1).sum())
+            count += int(np.array(omitted).reshape(len(group), -1).any(1).sum())
             rows += len(group)
-    return f"{found} of {rows} rows"
+    return f"{count} of {rows} rows"
 
 
 def _turns(spec: TokenizeSpec, table: pa.Table) -> Turns:
-    by_kind = {"preference": pairs, "unpaired": completed}
-    return by_kind[spec.kind](table) if spec.kind in by_kind else conversations(table, spec.train_on)
+    by_kind = {"preference": pair_turns, "unpaired": completion_turns}
+    return by_kind[spec.kind](table) if spec.kind in by_kind else conversation_turns(table, spec.train_on)
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """A character that a terminal might obey, as one would write it down."""
+    """Return the escape sequence of a character that a terminal might interpret."""
     return match[0].encode("unicode_escape").decode()
 
 
-class _Differs(Exception):
-    """Batched encoding and the ordinary path give different tokens; the message says where."""
+class _Mismatch(Exception):
+    """The batched and the reference path differ; the message is the first difference."""
 
 
 class _Encoder:
-    """Tables to rows of tokens.
+    """Encodes tables to rows of tokens.
 
     Attributes:
-        batched: encodes batches at once, where that is proved.
-        why: why it isn't.
-        compared: conversations that were encoded both ways.
-        left: conversations that `batched` left to the ordinary path.
+        batched: the batched encoder, or None if it isn't proved for this tokenizer and template.
+        reason: why `batched` is None.
+        compared: conversations that were encoded on both paths.
+        fallback_rows: conversations that `batched` passed to the reference path.
     """
 
     def __init__(self, spec: TokenizeSpec, chat: ChatTokenizer, unbatched_because: str = ""):
         self._spec, self._chat = spec, chat
-        self.batched, self.why = (None, unbatched_because) if unbatched_because else batched_encoder(chat)
-        self.compared = self.left = 0
+        self.batched, self.reason = (None, unbatched_because) if unbatched_because else batched_encoder(chat)
+        self.compared = self.fallback_rows = 0
         if self.batched is None:
-            print(f"encoded row by row: {self.why}", flush=True)
+            print(f"encoded row by row: {self.reason}", flush=True)
 
     def encode(self, table: pa.Table, number: int) -> TokenRows:
-        """
+        """Encode a table.
+
         Args:
-            number: of the table among those of its split.
+            number: the index of the table in its split.
         Raises:
-            _Differs: see there.
+            _Mismatch: the batched and the reference path differ on a sample.
         """
         kind = self._spec.kind
         turns = _turns(self._spec, table)
@@ -214,80 +221,80 @@ class _Encoder:
             encoded, one_by_one = encode_turns(self._chat, turns), np.arange(len(turns))
         else:
             encoded, one_by_one = self.batched.encode(turns)
-            self.left += len(one_by_one)
+            self.fallback_rows += len(one_by_one)
             self._compare(turns, encoded, number)
-        # What holds a control token is never encoded otherwise.
+        # Rows with the string of a control token are always encoded on the reference path.
         control[one_by_one] = holds_control(self._chat, turns.rows(one_by_one))
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
         if kind not in ("preference", "unpaired"):
-            return of_conversations(names, encoded, control)
+            return conversation_rows(names, encoded, control)
         if kind == "preference":
-            rows = of_pairs(names, encoded, control.reshape(-1, 2).any(1))
+            rows = pair_rows(names, encoded, control.reshape(-1, 2).any(1))
         else:
-            rows = of_completions(names, encoded, table["label"].combine_chunks(), control)
+            rows = completion_rows(names, encoded, table["label"].combine_chunks(), control)
         return replace(rows, source=table["source"].combine_chunks())
 
     def encode_or_refuse(self, table: pa.Table, number: int) -> tuple[TokenRows, list[tuple[int, Refused]]]:
-        """The same; a row that the template refuses is a sequence without tokens, and comes back with the reason."""
+        """Encode a table; a row that the template refuses becomes a sequence without tokens, and is returned with its error."""
         try:
             return self.encode(table, number), []
         except Refused:
             refused = list(self._refused(table))
-        kept = np.delete(np.arange(len(table)), [place for place, _ in refused])
+        accepted = np.delete(np.arange(len(table)), [at for at, _ in refused])
         names = pa.concat_arrays([chunk.cast(pa.string()) for chunk in table.column("id").chunks])
-        return spread(self.encode(table.take(kept), number), kept, names), refused
+        return insert_empty_rows(self.encode(table.take(accepted), number), accepted, names), refused
 
     def _refused(self, table: pa.Table) -> Iterator[tuple[int, Refused]]:
-        for place in range(len(table)):
+        for at in range(len(table)):
             try:
-                encode_turns(self._chat, _turns(self._spec, table.slice(place, 1)))
-            except Refused as why:
-                yield place, why
+                encode_turns(self._chat, _turns(self._spec, table.slice(at, 1)))
+            except Refused as error:
+                yield at, error
 
     def _compare(self, turns: Turns, encoded: EncodedBatch, number: int) -> None:
         if number % COMPARED_EVERY:
             return
         count = min(COMPARED if number else COMPARED_FIRST, len(turns))
-        # The first ones of the split, later a sample of the group.
+        # The first conversations of the split; in later groups a sample.
         rows = np.linspace(0, len(turns) - 1, count).astype(np.int64) if number else np.arange(count)
-        expected, found = encode_turns(self._chat, turns.rows(rows)), encoded.rows(rows)
+        expected, batched = encode_turns(self._chat, turns.rows(rows)), encoded.rows(rows)
         self.compared += count
         for at, row in enumerate(rows.tolist()):
-            (a, b), (c, d) = expected.offsets[at : at + 2], found.offsets[at : at + 2]
+            (a, b), (c, d) = expected.offsets[at : at + 2], batched.offsets[at : at + 2]
             for what in ("ids", "supervised", "ends_turn"):
-                right, ours = getattr(expected, what)[a:b], getattr(found, what)[c:d]
+                right, ours = getattr(expected, what)[a:b], getattr(batched, what)[c:d]
                 if not np.array_equal(right, ours):
                     least = min(len(right), len(ours))
                     token = int(np.append(right[:least] != ours[:least], True).argmax())
                     start = turns.rows(np.array([row])).messages()[0][0]["content"][:80]
-                    raise _Differs(
+                    raise _Mismatch(
                         f"{what} of the conversation that starts with {start!r}, from token {token}: "
                         f"{ours[token : token + 5].tolist()} instead of {right[token : token + 5].tolist()}"
                     )
 
     def samples(self, rows: TokenRows, count: int) -> list[list[tuple[str, bool]]]:
-        """`count` rows as texts, each with whether it is supervised: first short ones, then long ones in excerpts."""
+        """Return up to `count` rows as (text, is supervised): short rows first, then excerpts of long rows."""
         sequences = rows.sequences
-        found = []
+        samples = []
         order = np.argsort(sequences.lengths > SAMPLE_TOKENS, kind="stable")
         for number in order[sequences.lengths[order] > 0][:count].tolist():
             start, end = sequences.offsets[number : number + 2]
             ids, supervised = sequences.ids[start:end], sequences.supervised[start:end]
             shown = _shown(supervised)
             edges = np.flatnonzero(np.diff(supervised) | np.diff(shown)) + 1
-            found.append(
+            samples.append(
                 [
                     (self._chat.text(ids[a:b]) if shown[a] else f"[… {b - a} tokens …]", bool(supervised[a]))
                     for a, b in pairwise([0, *edges.tolist(), len(ids)])
                     if a < b
                 ]
             )
-        return found
+        return samples
 
 
 def _shown(supervised: np.ndarray) -> np.ndarray:
-    """Which tokens of a row are shown: all of a short one; of a long one those around the ends of its first and its last
-    supervised span, or its own where it has none.
+    """Return bool, the tokens of a row that are shown: all of a short row; of a long row those around the ends of its first and
+    last supervised spans, or around the row's own ends if it has none.
 
     >>> _shown(np.repeat([False, True, False], [400, 500, 60])).nonzero()[0][[0, -1]].tolist()
     [368, 931]

@@ -1,12 +1,12 @@
-"""Conversations to tokens and the mask of those that are supervised, one by one: the ordinary path.
+"""Conversations encoded row by row to token ids and loss masks: the reference path.
 
-`ChatTokenizer` renders and encodes a conversation and knows what assistants say in it; here that becomes a mask, by which of
-the turns are wanted (see `turns`):
+`ChatTokenizer` renders and encodes a conversation and returns its assistant spans; the mask follows from these and from which
+turns are wanted (see `turn_columns`):
 
                  user    assistant   user    assistant
     wanted        1          1        1          0
-    supervised               x                               the assistant's wanted turns
-    supervised    x          x        x                      all that is wanted (`everything`)
+    supervised               x                               the wanted assistant turns
+    supervised    x          x        x                      all wanted turns (`everything`)
 """
 
 import numpy as np
@@ -20,11 +20,11 @@ from snaketune.tokenization.turn_columns import Turns
 
 
 def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
-    """Encode all.
+    """Encode all conversations.
 
     Raises:
-        SnaketuneError: the template refuses a conversation, or marks other turns than the assistant's where some of
-            them aren't supervised.
+        SnaketuneError: the template refuses a conversation; or some turns aren't supervised, and the template doesn't mark one
+            block per assistant turn.
     """
     parts = []
     messages, tools = turns.messages(), turns.tools.to_pylist()
@@ -33,9 +33,9 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
         turn_ends = chat.turn_ends(own, encoded.ids, tools[number])
         wanted = turns.wanted[bounds[number] : bounds[number + 1]]
         if turns.everything[number]:
-            supervised = _everything(own, wanted, encoded, turn_ends)
+            supervised = _all_turns_mask(own, wanted, encoded, turn_ends)
         else:
-            supervised = _of_assistants(own, wanted, encoded)
+            supervised = _assistant_mask(own, wanted, encoded)
         ends_turn = np.zeros(len(encoded.ids), bool)
         ends_turn[turn_ends - 1] = True
         parts.append(EncodedBatch(encoded.ids, np.array([0, len(encoded.ids)]), supervised, ends_turn))
@@ -43,7 +43,7 @@ def encode_turns(chat: ChatTokenizer, turns: Turns) -> EncodedBatch:
 
 
 def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
-    """bool[n]: whether somebody wrote a control token."""
+    """Return bool[n], whether a content or the tools of a row contain the string of a control token."""
     written = chat.control.written_in
     return np.array(
         [
@@ -54,8 +54,8 @@ def holds_control(chat: ChatTokenizer, turns: Turns) -> np.ndarray:
     )
 
 
-def _of_assistants(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """bool: the tokens of the assistant's turns that are wanted."""
+def _assistant_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded) -> np.ndarray:
+    """Return bool, the tokens of the wanted assistant turns."""
     own = wanted[[message["role"] == "assistant" for message in messages]]
     if own.all():
         return encoded.supervised
@@ -63,23 +63,22 @@ def _of_assistants(messages: list[Message], wanted: np.ndarray, encoded: Encoded
         raise Refused(
             "unmarked_turns",
             f"the chat template marks {len(encoded.spans)} generated blocks where the assistant has {len(own)} turns, so "
-            "it can't be told which of them are to be supervised; that needs a template with one "
-            "{% generation %} block per assistant turn",
+            "the supervised tokens aren't known; use a template with one {% generation %} block per assistant turn",
         )
-    return encoded.mask([span for span, kept in zip(encoded.spans, own) if kept])
+    return encoded.mask([span for span, is_wanted in zip(encoded.spans, own) if is_wanted])
 
 
-def _everything(messages: list[Message], wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
-    """bool: all tokens but those of the turns that aren't wanted, from the end of the turn before to their own."""
+def _all_turns_mask(messages: list[Message], wanted: np.ndarray, encoded: Encoded, turn_ends: np.ndarray) -> np.ndarray:
+    """Return bool, all tokens except those of unwanted turns, which reach from the end of the turn before to their own end."""
     supervised = np.ones(len(encoded.ids), bool)
     if wanted.all():
         return supervised
     if len(turn_ends) != len(messages):
         raise Refused(
             "turns_without_ends",
-            "some turns of a row have weight 0, and the chat template ends turns without control tokens of their own, so that "
-            "with train_on: all it can't be told where they are; use train_on: assistant, or a template that ends every turn",
+            "some turns of a row have weight 0, and the chat template doesn't end every turn with a control token, so with "
+            "train_on: all their tokens aren't known; use train_on: assistant, or a template that ends every turn",
         )
-    for start, end, kept in zip([0, *turn_ends[:-1]], turn_ends, wanted):
-        supervised[start:end] &= kept
+    for start, end, is_wanted in zip([0, *turn_ends[:-1]], turn_ends, wanted):
+        supervised[start:end] &= is_wanted
     return supervised

@@ -1,4 +1,4 @@
-"""Encoded conversations: one with what assistants say in it, and many laid end to end with where loss is taken."""
+"""Encoded conversations: a single one with its assistant spans, and a batch with its loss mask."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,23 @@ from snaketune.tokenization.ragged import gather, offsets_of
 
 @dataclass(frozen=True)
 class Encoded:
-    """A conversation's ids (int32[n]) and, per assistant turn, the tokens [start, end) that it says, its end included."""
+    """An encoded conversation of n tokens.
+
+    Attributes:
+        ids: int32[n].
+        spans: for each assistant turn, its supervised tokens [start, end), including the end of turn.
+    """
 
     ids: np.ndarray
     spans: list[tuple[int, int]]
 
     @property
     def supervised(self) -> np.ndarray:
-        """bool[n]: the tokens of all of its spans."""
+        """bool[n]: the tokens of all spans."""
         return self.mask(self.spans)
 
     def mask(self, spans: list[tuple[int, int]]) -> np.ndarray:
-        """bool[n]: the tokens of these of the spans."""
+        """Return bool[n], the tokens of the given spans."""
         mask = np.zeros(len(self.ids), bool)
         for start, end in spans:
             mask[start:end] = True
@@ -29,7 +34,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """n encoded conversations of t tokens, laid end to end.
+    """n encoded conversations of t tokens in total, concatenated.
 
     Attributes:
         ids: int32[t].
@@ -45,26 +50,26 @@ class EncodedBatch:
 
     @property
     def starts(self) -> np.ndarray:
-        """int64[n]."""
+        """int64[n], the start of each conversation."""
         return self.offsets[:-1]
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64[n]."""
+        """int64[n], the tokens of each conversation."""
         return np.diff(self.offsets)
 
     def rows(self, rows: np.ndarray) -> "EncodedBatch":
-        """Some of them, in the order asked for."""
-        return self.pieces(self.starts[rows], self.lengths[rows])
+        """Return some of the conversations, in the given order."""
+        return self.slices(self.starts[rows], self.lengths[rows])
 
-    def pieces(self, starts: np.ndarray, lengths: np.ndarray) -> "EncodedBatch":
-        """Stretches of tokens as conversations of their own; int64[m] each."""
+    def slices(self, starts: np.ndarray, lengths: np.ndarray) -> "EncodedBatch":
+        """Return token ranges as conversations of their own; starts and lengths are int64[m]."""
         at, offsets = gather(starts, lengths)
         return EncodedBatch(self.ids[at], offsets, self.supervised[at], self.ends_turn[at])
 
 
 def concatenated(parts: list[EncodedBatch]) -> EncodedBatch:
-    """All conversations of all parts, in order; of no parts, none."""
+    """Return the conversations of all parts, in order; an empty batch for no parts."""
     parts = [EncodedBatch(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, bool), np.zeros(0, bool)), *parts]
     return EncodedBatch(
         np.concatenate([part.ids for part in parts]),

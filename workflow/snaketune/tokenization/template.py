@@ -1,8 +1,8 @@
-"""Chat templates: conversation to text, and which characters of it are supervised.
+"""Rendering of chat templates: conversations to text, with the character spans that are supervised.
 
-A template marks what the assistant generates with `{% generation %}`; rendering gives the text and the character spans of
-those blocks. transformers' own renderer does the work (about 30 microseconds per conversation; importing it takes a
-second and no torch), so a template means here what it means wherever else the tokenizer is used.
+A template marks what the assistant generates with `{% generation %}`; rendering returns the text and the character spans of
+those blocks. transformers' own renderer is used (about 30 microseconds per conversation; importing it takes a second and no
+torch), so templates behave as everywhere else that the tokenizer is used.
 """
 
 import re
@@ -15,28 +15,28 @@ from typing import Any
 
 from snaketune.errors import SnaketuneError
 from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tools_argument import Tools, parsed, runs
+from snaketune.tokenization.tools_argument import Tools, group_by_tools, parse
 
 Message = dict[str, Any]
 Span = tuple[int, int]
-# The role of a document's one turn.
+# The role of the only turn of a document.
 TEXT = "text"
 
 GENERATION_MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 SHIPPED = "resources/chat_templates"
-# Of CPU time, for all conversations of one call; a thousand of them take a twentieth of one.
+# The limit of CPU time for one call of `render`; a thousand conversations take a twentieth of a second.
 SECONDS = 60.0
 
 
-def shipped() -> str:
-    """The templates that ship, for messages."""
+def shipped_templates() -> str:
+    """Return the paths of the shipped templates, for error messages."""
     folder = Path(__file__).resolve().parents[3] / SHIPPED
-    found = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
-    return ", ".join(found) or f"one of {SHIPPED}"
+    paths = sorted(f"{SHIPPED}/{path.name}" for path in folder.glob("*.jinja"))
+    return ", ".join(paths) or f"one of {SHIPPED}"
 
 
 def marks_generation(template: str) -> bool:
-    """Whether the template says what is generated.
+    """Whether the template marks what is generated.
 
     >>> marks_generation("{%- generation -%}{{ m }}{% endgeneration %}")
     True
@@ -44,22 +44,22 @@ def marks_generation(template: str) -> bool:
     return GENERATION_MARKER.search(template) is not None
 
 
-class Endless(Exception):
-    """A template that loops on and on."""
+class TemplateTimeout(Exception):
+    """A template takes longer than the limit; it may never end."""
 
 
 @contextmanager
-def _in_time() -> Iterator[None]:
-    """Raise Endless where this takes too long. Templates come with models, and their sandbox lets them loop.
+def _time_limit() -> Iterator[None]:
+    """Raise TemplateTimeout if the block takes too long: templates come with models, and their sandbox lets them loop.
 
-    Signals arrive in the main thread alone; in others there is no limit.
+    Signals are delivered to the main thread only; in other threads there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_: Any) -> None:
-        raise Endless
+        raise TemplateTimeout
 
     before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
@@ -79,21 +79,21 @@ def render(
 ) -> tuple[list[str], list[list[Span]]]:
     """Render conversations.
 
-    With ChatML, `[{"role": "assistant", "content": "Hi"}]` gives `<|im_start|>assistant\\nHi<|im_end|>\\n` and the span
+    With ChatML, `[{"role": "assistant", "content": "Hi"}]` becomes `<|im_start|>assistant\\nHi<|im_end|>\\n` and the span
     (22, 34), which is `Hi<|im_end|>`.
 
     Args:
-        variables: what the template can name besides the messages: `bos_token`, `eos_token` and so on.
-        tools: of each conversation, where there are any.
+        variables: the variables of the template besides the messages: `bos_token`, `eos_token` and so on.
+        tools: the tools of each conversation, as JSON; empty if none has any.
     Returns:
-        Per conversation its text and its generation spans (start, end) in characters.
+        The text of each conversation, and its generation spans (start, end) in characters.
     Raises:
-        SnaketuneError: the template refuses a conversation, or takes far too long.
+        SnaketuneError: the template refuses a conversation, or takes longer than SECONDS.
     """
     try:
-        with _in_time():
+        with _time_limit():
             return _rendered(template, conversations, variables, add_generation_prompt, tools)
-    except Endless:
+    except TemplateTimeout:
         raise SnaketuneError(
             f"the chat template takes more than {SECONDS:.0f} s for {len(conversations)} conversations, and may never end; "
             f"name another one under `chat_template` ({SHIPPED} has some)"
@@ -109,10 +109,10 @@ def _rendered(
 ) -> tuple[list[str], list[list[Span]]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def rendered(some: Sequence[list[Message]], offered: str | None) -> tuple[list[str], list[list[Span]]]:
+    def rendered(some: Sequence[list[Message]], own_tools: str | None) -> tuple[list[str], list[list[Span]]]:
         texts, spans = render_jinja_template(
             conversations=some,
-            tools=parsed(offered),
+            tools=parse(own_tools),
             chat_template=template,
             return_assistant_tokens_mask=marked,
             add_generation_prompt=add_generation_prompt,
@@ -122,17 +122,17 @@ def _rendered(
 
     marked = marks_generation(template)
 
-    # A template is a program, and can fail in every way that a program can.
+    # A template is a program, so any exception can occur.
     try:
-        parts = [rendered(*run) for run in runs(conversations, tools)]
+        parts = [rendered(*run) for run in group_by_tools(conversations, tools)]
         return [text for texts, _ in parts for text in texts], [own for _, spans in parts for own in spans]
-    except Endless:
+    except TemplateTimeout:
         raise
     except Exception as error:
-        for conversation, offered in zip(conversations, tools or [None] * len(conversations)):
+        for conversation, own_tools in zip(conversations, tools or [None] * len(conversations)):
             try:
-                rendered([conversation], offered)
-            except Endless:
+                rendered([conversation], own_tools)
+            except TemplateTimeout:
                 raise
             except Exception as own:
                 roles = ", ".join(str(message.get("role")) for message in conversation)

@@ -1,4 +1,4 @@
-"""The control tokens that a template writes around turns: which ones, and which of them end a turn, by the turns' roles.
+"""The control tokens that a template writes around turns, and which of them end a turn, by the roles of the turns.
 
 <|im_start|> user \\n Hi <|im_end|> \\n <|im_start|> assistant \\n Hello <|im_end|> \\n
 
@@ -16,29 +16,29 @@ from tokenizers import Encoding
 from snaketune.tokenization.control import unused_characters
 from snaketune.tokenization.template import SHIPPED, Message, Span, render
 from snaketune.tokenization.template_errors import Refused
-from snaketune.tokenization.tool_calls import harmless, shape
-from snaketune.tokenization.tools_argument import Tools, not_written
+from snaketune.tokenization.tool_calls import blank_message, shape
+from snaketune.tokenization.tools_argument import Tools, tools_omitted
 
 Render = Callable[[Sequence[list[Message]], bool, Tools], tuple[list[str], list[list[Span]]]]
-MAX_KNOWN = 4096
+MAX_CACHED = 4096
 
 
 @dataclass(frozen=True)
-class Turns:
-    """What becomes of the turns of conversations of one shape.
+class TurnEnds:
+    """The ends of turns in conversations of one shape.
 
     Attributes:
         count: how many control tokens the template writes.
-        ends: the numbers of those that end a turn.
-        left_out: the numbers of the turns that it doesn't write.
+        ends: the indices of the control tokens that end a turn.
+        omitted: the indices of the turns that the template doesn't write.
     """
 
     count: int
     ends: list[int]
-    left_out: list[int]
+    omitted: list[int]
 
 
-class LeftOut(Refused):
+class OmittedTurn(Refused):
     """A turn that a template doesn't write.
 
     Attributes:
@@ -49,14 +49,14 @@ class LeftOut(Refused):
         self.turn = turn
         super().__init__(
             "turn_left_out",
-            f"{template} leaves out the {turn['role']} turn of {rows} (of the first: {turn['content'][:80]!r}), so that the "
-            f"model would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has "
-            "some), or take such turns out of the corpus",
+            f"{template} leaves out the {turn['role']} turn of {rows} (of the first: {turn['content'][:80]!r}), so the model "
+            f"would never see it. Name a template that writes it under tokenizers.NAME.chat_template ({SHIPPED} has some), "
+            "or take such turns out of the corpus",
         )
 
 
 class TemplateControl:
-    """Finds them out by rendering contents that hold none, and remembers."""
+    """Determines the control tokens of a template by rendering contents without any, and caches them by shape."""
 
     def __init__(
         self,
@@ -64,72 +64,73 @@ class TemplateControl:
         variables: dict[str, Any],
         render: Render,
         encode: Callable[[str], Encoding],
-        telling: np.ndarray,
+        template_only: np.ndarray,
     ):
-        """
+        """Set up for a template.
+
         Args:
-            variables: what the template can name.
-            render: `ChatTokenizer.render`, which knows spans.
-            encode: of rendered text.
-            telling: bool, by id: which tokens only a template writes.
+            variables: the variables of the template.
+            render: `ChatTokenizer.render`, which also returns spans.
+            encode: encodes rendered text.
+            template_only: bool, by id: which tokens only a template can write.
         """
         self._template, self._variables, self._render = template, variables, render
-        self._encode, self._telling = encode, telling
+        self._encode, self._template_only = encode, template_only
         self._ids: dict[tuple, np.ndarray] = {}
-        self._turns: dict[tuple, Turns] = {}
+        self._turns: dict[tuple, TurnEnds] = {}
 
     def ids(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> np.ndarray:
-        """int32: the control tokens around such messages, whatever they say.
+        """Return int32, the control tokens around messages of this shape, whatever their contents.
 
         Raises:
-            SnaketuneError: the template leaves the tools out.
+            SnaketuneError: the template omits the tools.
         """
         key = (add_generation_prompt, tools, *map(shape, messages))
         if key not in self._ids:
-            _make_room(self._ids)
-            said = [harmless(message) for message in messages]
-            text = self._text(said, tools, add_generation_prompt)
-            if tools and text == self._text(said, None, add_generation_prompt):
-                raise not_written([message["role"] for message in messages], tools)
+            _limit_size(self._ids)
+            blank = [blank_message(message) for message in messages]
+            text = self._text(blank, tools, add_generation_prompt)
+            if tools and text == self._text(blank, None, add_generation_prompt):
+                raise tools_omitted([message["role"] for message in messages], tools)
             ids = np.array(self._encode(text).ids, np.int32)
-            self._ids[key] = ids[self._telling[ids]]
+            self._ids[key] = ids[self._template_only[ids]]
         return self._ids[key]
 
-    def turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> Turns:
-        """What becomes of the turns of such messages."""
+    def turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool = False) -> TurnEnds:
+        """Return the ends of turns of messages of this shape."""
         key = (add_generation_prompt, tools, *map(shape, messages))
         if key not in self._turns:
-            _make_room(self._turns)
-            self._turns[key] = self._found_turns(messages, tools, add_generation_prompt)
+            _limit_size(self._turns)
+            self._turns[key] = self._find_turns(messages, tools, add_generation_prompt)
         return self._turns[key]
 
-    def _found_turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> Turns:
+    def _find_turns(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> TurnEnds:
         left, right = unused_characters([self._template, tools or ""], 2)
         marks = [f"{left}{number}{right}" for number in range(len(messages))]
-        marked = [harmless(message, mark) for message, mark in zip(messages, marks)]
+        marked = [blank_message(message, mark) for message, mark in zip(messages, marks)]
         (text,), (spans,) = self._render([marked], add_generation_prompt, [tools])
         encoding = self._encode(text)
-        control = [span for span, id in zip(encoding.offsets, encoding.ids) if self._telling[id]]
+        control = [span for span, id in zip(encoding.offsets, encoding.ids) if self._template_only[id]]
         starts = [*(text.find(mark) for mark in marks), len(text)]
         speaking = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        said = dict(zip(speaking, spans)) if len(spans) == len(speaking) else {}
-        ends, left_out = [], []
+        span_of = dict(zip(speaking, spans)) if len(spans) == len(speaking) else {}
+        ends, omitted = [], []
         for number, (message, mark, start, following) in enumerate(zip(messages, marks, starts, starts[1:])):
             if start < 0:
-                left_out.append(number)
+                omitted.append(number)
             elif "tool_calls" in message:
-                # Control tokens may stand between the parts of a call, too.
-                ends += [place for place, (_, end) in enumerate(control) if number in said and end == said[number][1]]
+                # There may be control tokens between the parts of a call, too.
+                ends += [at for at, (_, end) in enumerate(control) if number in span_of and end == span_of[number][1]]
             else:
-                ends += [place for place, (at, _) in enumerate(control) if start + len(mark) <= at < following][:1]
-        return Turns(len(control), ends, left_out)
+                ends += [at for at, (begin, _) in enumerate(control) if start + len(mark) <= begin < following][:1]
+        return TurnEnds(len(control), ends, omitted)
 
     def _text(self, messages: list[Message], tools: str | None, add_generation_prompt: bool) -> str:
         (text,), _ = render(self._template, [messages], self._variables, add_generation_prompt, [tools])
         return text
 
 
-def _make_room(known: dict[Any, Any]) -> None:
-    """Forget all where there may be no end of them, as with tools that are another set in every row."""
-    if len(known) >= MAX_KNOWN:
-        known.clear()
+def _limit_size(cache: dict[Any, Any]) -> None:
+    """Clear a full cache; it has no natural bound, for example if every row has other tools."""
+    if len(cache) >= MAX_CACHED:
+        cache.clear()

@@ -1,13 +1,13 @@
-"""Rows that a chat template can't write as they are."""
+"""Errors of rows that a chat template can't render."""
 
 from snaketune.errors import SnaketuneError
 
 
 class Refused(SnaketuneError):
-    """Of one row, what its template can't do with it; other rows may be written all the same.
+    """A chat template can't render a row; other rows may be fine.
 
     Attributes:
-        reason: a short stable name, counted and listed.
+        reason: a short, stable name, for counts and lists.
     """
 
     def __init__(self, reason: str, message: str):

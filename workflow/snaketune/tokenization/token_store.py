@@ -1,15 +1,15 @@
-"""Tokenized parts of a corpus on disk: an index that plans are made from, and the ids, which are only moved.
+"""Tokenized parts of a corpus on disk: an index, from which rows are planned, and the ids, which are only copied.
 
     <split>-index.arrow   one row per sequence, without its tokens; see INDEX
     <split>-ids.arrow     list of int32, in the same record batches: row i of batch b is the same sequence in both
 
-A conversation is a sequence. So is a prompt with a completion that has a label, and a pair, its prompt, its chosen and its
-rejected completion laid end to end:
+A sequence is a conversation, a prompt with a labelled completion, or a pair: its prompt, chosen and rejected completion,
+concatenated:
 
     prompt 9 tokens, chosen 4, rejected 5     length 18, prompt 9, chosen 4, supervised_runs [9 12 13 17]
 
-Parts laid end to end are the corpus, so sequences are numbered through all parts. Writing and reading keep one record batch
-in memory; reading maps the files.
+The concatenated parts are the corpus, so sequences are numbered through all parts. Writing and reading hold one record batch in
+memory; files are memory-mapped for reading.
 """
 
 import mmap
@@ -26,13 +26,14 @@ from snaketune.tokenization.token_rows import TokenRows
 
 SPLITS = ("train", "held_out")
 ROWS_PER_BATCH = 4096
-# supervised_runs: where loss is taken, as start, end, start, end, ...; never the first token, which nothing predicts.
-# turn_ends: after how many tokens a turn of a conversation is over, ascending; nothing for pairs.
-# prompt, chosen, common, prompt_hash: 0 for conversations. Both completions of a pair begin with the same `common` tokens, of
-# which the same are supervised.
-# label: of a completion that has one, whether it is good; else null. It is called `chosen` as that of a pair.
-# source: the number of a pair's or completion's source among those of its corpus; null for conversations.
-# control_text: whether somebody wrote what looks like a control token.
+# supervised_runs: the tokens where loss is taken, as start, end, start, end, ...; never the first, which nothing predicts.
+# turn_ends: the ends of a conversation's turns, in tokens, ascending; empty for pairs.
+# prompt, chosen: tokens of the prompt and of the chosen (or labelled) completion; 0 for conversations.
+# common: leading tokens of both completions of a pair that are equal in id and supervision; else 0.
+# prompt_hash: equal for equal prompts; 0 for conversations.
+# label: whether a labelled completion is good; else null.
+# source: the number of a pair's or completion's source in its corpus; null for conversations.
+# control_text: whether the row contains the string of a control token.
 INDEX = pa.schema(
     [
         ("id", pa.string()),
@@ -54,14 +55,14 @@ IDS = pa.schema([("ids", pa.large_list(pa.int32()))])
 
 
 class TokenWriter:
-    """Writes one split of a part, batch by batch; use as a context."""
+    """Writes one split of a part, batch by batch; a context manager."""
 
     def __init__(self, folder: Path, split: str):
         self._sinks = [pa.OSFile(str(folder / f"{split}-{part}.arrow"), "wb") for part in ("index", "ids")]
         self._index, self._ids = (pa.ipc.new_file(sink, schema) for sink, schema in zip(self._sinks, (INDEX, IDS)))
 
     def write(self, rows: TokenRows) -> None:
-        """Write sequences after those before."""
+        """Append sequences."""
         sequences = rows.sequences
         columns = {
             "id": rows.names,
@@ -97,45 +98,45 @@ def _list_array(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
 
 @dataclass(frozen=True)
 class IdViews:
-    """The ids of all sequences of a split, mapped; sequence `first[b] + i` is row i of batch b.
+    """The memory-mapped ids of all sequences of a split; sequence `first[b] + i` is row i of batch b.
 
     Attributes:
         values: int32[t] per batch.
-        offsets: int64[rows + 1] per batch, into its values.
-        first: int64[batches + 1], sequences before each batch, and in all.
+        offsets: int64[rows + 1] per batch, of the rows in its values.
+        first: int64[batches + 1], the number of sequences before each batch, and in total.
     """
 
     values: list[np.ndarray]
     offsets: list[np.ndarray]
     first: np.ndarray
 
-    def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Per sequence: the batch that holds it, int32[n], and where it begins there, int64[n]."""
+    def locations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the batch of each sequence, int32[n], and its start in the batch's values, int64[n]."""
         batch = np.repeat(np.arange(len(self.values), dtype=np.int32), np.diff(self.first))
         return batch, np.concatenate([np.empty(0, np.int64), *(offsets[:-1] for offsets in self.offsets)])
 
 
 class TokenParts:
-    """All parts of a tokenized corpus, in order, read as one. A file's digest is verified when it is first asked for."""
+    """All parts of a tokenized corpus, in order, read as one. The digest of a file is verified when it is first opened."""
 
     def __init__(self, parts: list[Artifact]):
         self._parts = parts
         self._maps: dict[tuple[int, str], mmap.mmap] = {}
 
     def index(self, split: str, columns: list[str] | None = None) -> pa.Table:
-        """The index of a split, mapped; `columns` of INDEX, or all."""
+        """Return the memory-mapped index of a split, with all columns of INDEX or the given ones."""
         batches = [batch for file in self._open(f"{split}-index.arrow") for batch in _batches(file)]
         if other := next((batch.schema.names for batch in batches if batch.schema != INDEX), None):
             manifest = self._parts[0].manifest_path
             raise SnaketuneError(
-                f"{manifest}: tokens of another version, with {', '.join(other)}, expected {', '.join(INDEX.names)}; "
-                f"rebuild them with: {rebuild_command(manifest)}"
+                f"{manifest}: tokens of another version, with the columns {', '.join(other)}, expected "
+                f"{', '.join(INDEX.names)}; rebuild them with: {rebuild_command(manifest)}"
             )
         table = pa.Table.from_batches(batches, INDEX)
         return table if columns is None else table.select(columns)
 
     def lists(self, split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A column of lists: int32 values laid end to end, and int64[n + 1] offsets."""
+        """Return a column of lists as int32 values, concatenated, and int64[n + 1] offsets."""
         chunks = self.index(split, [name]).column(0).chunks
         values = [chunk.flatten().to_numpy() for chunk in chunks]
         lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
@@ -145,7 +146,7 @@ class TokenParts:
         )
 
     def views(self, split: str) -> IdViews:
-        """The ids of a split, without a copy."""
+        """Return views of the ids of a split."""
         values, offsets = [], []
         for file in self._open(f"{split}-ids.arrow"):
             for batch in _batches(file):
@@ -155,7 +156,7 @@ class TokenParts:
         return IdViews(values, offsets, offsets_of(np.array([len(some) - 1 for some in offsets], np.int64)))
 
     def release(self) -> None:
-        """Let the system have back the memory of what was read; what is still viewed is read again from the files."""
+        """Release the memory of mapped pages; views stay valid and read the pages again."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -172,4 +173,4 @@ def _batches(file: mmap.mmap) -> list[pa.RecordBatch]:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(file)))
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
     except pa.ArrowInvalid as error:
-        raise SnaketuneError(f"a file of tokens can't be read: {error}") from None
+        raise SnaketuneError(f"a token file can't be read: {error}") from None

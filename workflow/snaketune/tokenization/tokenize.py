@@ -1,4 +1,4 @@
-"""The `tokenize` stage: one part of a corpus to token ids, and which of them are supervised (`tokenization.corpus_part`)."""
+"""The `tokenize` stage: encode one part of a corpus to token ids and loss masks (`tokenization.corpus_part`)."""
 
 from snaketune.artifacts.manifest import Artifact
 from snaketune.stages.cache import libraries
@@ -22,7 +22,7 @@ STAGE = Stage(
 
 
 def build(spec: TokenizeSpec, work: WorkFolder, *, corpus: Artifact, tokenizer: Artifact) -> Outcome:
-    """Fill the payload with the files of `tokens`; see `tokenize_part`."""
+    """Write the token files to the payload; see `tokenize_part`."""
     from snaketune.tokenization.corpus_part import tokenize_part
 
     return tokenize_part(spec, work, corpus=corpus, tokenizer=tokenizer)

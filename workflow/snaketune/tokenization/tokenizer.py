@@ -1,4 +1,4 @@
-"""The `tokenizer` stage: train a vocabulary or adopt one, prove it, and ship it with its template
+"""The `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its chat template
 (`tokenization.vocabulary`)."""
 
 from pathlib import Path
@@ -26,7 +26,7 @@ STAGE = Stage(
 def build(
     spec: TokenizerSpec, work: WorkFolder, *, corpora: list[Artifact], chat_template: list[Path], base: list[Path]
 ) -> Outcome:
-    """Fill the payload with a folder for AutoTokenizer; see `make_tokenizer`."""
+    """Write a folder for AutoTokenizer to the payload; see `make_tokenizer`."""
     from snaketune.tokenization.vocabulary import make_tokenizer
 
     return make_tokenizer(spec, work, corpora=corpora, chat_template=chat_template, base=base)

@@ -1,13 +1,13 @@
-"""Tool calls of assistants, as chat templates take them.
+"""Tool calls of assistants in the form that chat templates expect.
 
-A row holds a call in the assistant's text. A template that reads `tool_calls` has a form of its own for calls, which its prompt
-asks the model to write; such a template gets the calls apart from the text:
+In a row, a call is part of the assistant's text. A template that reads `tool_calls` writes calls in a form of its own, which
+its prompt requests of the model; such a template gets the calls apart from the text:
 
     row        {"content": "Wait.\\n<tool_call>\\n{"name": "now", "arguments": {"zone": "UTC"}}\\n</tool_call>"}
     template   {"content": "Wait.", "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "now", ...}}]}
 
-Any other template writes the text as it is. Rows without tools whose system or user turn speaks of `<tool_call>` keep the
-text too: it is the form that their prompt asks for.
+Any other template writes the text unchanged. In rows without tools whose system or user turn contains `<tool_call>`, the text
+is unchanged too: it is the form that their prompt requests.
 """
 
 import json
@@ -25,12 +25,12 @@ from snaketune.tokenization.tools_argument import strings_in, with_strings
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OPENING, CLOSING = re.compile(rf"{OPEN}\s*"), re.compile(rf"\s*{CLOSE}\s*")
 DECODER = json.JSONDecoder()
-HARMLESS = "x"
+PLACEHOLDER = "x"
 
 
 @cache
 def reads_calls(template: str) -> bool:
-    """Whether the template looks at a message's `tool_calls`.
+    """Whether the template reads the key `tool_calls` of messages.
 
     >>> reads_calls("{% if message.tool_calls %}{% endif %}"), reads_calls("{# no tool_calls #}{{ messages[0].content }}")
     (True, False)
@@ -46,40 +46,40 @@ def reads_calls(template: str) -> bool:
 
 
 def with_calls(messages: list[dict[str, Any]], tools: str | None) -> list[dict[str, Any]]:
-    """The messages with the calls of assistants under `tool_calls`, and with each result the id and the name of its call.
+    """Move the calls of assistants to `tool_calls`, and give each result the id and the name of its call.
 
-    Ids are numbered through the conversation, in nine letters and digits, which is what Mistral's templates take.
+    Ids are numbered through the conversation and have nine letters and digits, as Mistral's templates require.
 
     Raises:
-        SnaketuneError: the conversation offers tools, and a turn has a call that can't be taken out of its text.
+        SnaketuneError: the row has tools, and a turn has a call that can't be extracted from its text.
     """
     if not any(OPEN in message["content"] for message in messages if message["role"] == "assistant"):
         return messages
     if not tools and any(OPEN in message["content"] for message in messages if message["role"] in ("system", "user")):
         return messages
     changed: list[dict[str, Any]] = []
-    waiting: list[dict[str, Any]] = []
+    pending: list[dict[str, Any]] = []
     count = 0
     for number, message in enumerate(messages, start=1):
         if message["role"] == "assistant":
             text, functions = _parts(message["content"])
             if tools and not functions and OPEN in text and CLOSE in text:
-                raise _not_taken_out(number, text)
-            waiting = [
-                {"id": f"call{count + place:05d}", "type": "function", "function": function}
-                for place, function in enumerate(functions, start=1)
+                raise _not_extracted(number, text)
+            pending = [
+                {"id": f"call{count + nth:05d}", "type": "function", "function": function}
+                for nth, function in enumerate(functions, start=1)
             ]
             count += len(functions)
-            message = {**message, "content": text, "tool_calls": list(waiting)} if functions else message
-        elif message["role"] == "tool" and waiting:
-            call = waiting.pop(0)
+            message = {**message, "content": text, "tool_calls": list(pending)} if functions else message
+        elif message["role"] == "tool" and pending:
+            call = pending.pop(0)
             message = {**message, "tool_call_id": call["id"], "name": call["function"]["name"]}
         changed.append(message)
     return changed
 
 
 def _parts(content: str) -> tuple[str, list[dict[str, Any]]]:
-    """The text before the calls, and the calls that it ends with; all of it and none where it doesn't end with calls.
+    """Split a content into its text and the calls that it ends with; if it doesn't end with calls, return it and no calls.
 
     >>> _parts('Wait.\\n<tool_call>\\n{"name": "now", "arguments": {}}\\n</tool_call>')
     ('Wait.', [{'name': 'now', 'arguments': {}}])
@@ -88,13 +88,13 @@ def _parts(content: str) -> tuple[str, list[dict[str, Any]]]:
         functions = _calls_from(content, opening.start())
         if functions:
             text = content[: opening.start()]
-            # A line break stands between text and calls; those after reasoning belong to it.
+            # The line break between text and calls belongs to neither; line breaks after reasoning belong to it.
             return text if text.endswith("</think>\n\n") else text.removesuffix("\n"), functions
     return content, []
 
 
 def _calls_from(content: str, at: int) -> list[dict[str, Any]]:
-    """The calls that all of `content` from `at` on consists of; or none."""
+    """Return the calls in `content[at:]` if it consists of calls only; else an empty list."""
     functions = []
     while opening := OPENING.match(content, at):
         try:
@@ -111,94 +111,95 @@ def _calls_from(content: str, at: int) -> list[dict[str, Any]]:
     return functions if at == len(content) else []
 
 
-def _not_taken_out(number: int, text: str) -> Refused:
+def _not_extracted(number: int, text: str) -> Refused:
     start = text.find(OPEN)
     return Refused(
         "tool_call_in_another_form",
-        f"turn {number} of a row has a tool call in another form than a call's, or with text after it, so that the chat "
-        f"template, which has its own form for calls, can't write it: {text[start : start + 160]!r}. Calls end a turn, each "
-        'as <tool_call>, a line of JSON {"name": ..., "arguments": {...}} and </tool_call>; mend or drop such rows, or name '
+        f"turn {number} of a row has a tool call in an unknown form, or with text after it, so that the chat template, which "
+        f"has its own form for calls, can't write it: {text[start : start + 160]!r}. Calls must end a turn, each as "
+        '<tool_call>, a line of JSON {"name": ..., "arguments": {...}} and </tool_call>; correct or drop such rows, or name '
         "a template that leaves calls as they are under tokenizers.NAME.chat_template (resources/chat_templates/chatml.jinja)",
     )
 
 
-def said_in(message: dict[str, Any]) -> Iterator[str]:
-    """All texts of a message: its content, the strings of its calls, the name of the function whose result it is."""
+def message_texts(message: dict[str, Any]) -> Iterator[str]:
+    """Yield all texts of a message: its content, the strings of its calls, the name of the function whose result it is."""
     yield message["content"]
     yield from strings_in([message.get("name"), [call["function"] for call in message.get("tool_calls", ())]])
 
 
-def with_said(message: dict[str, Any], content: str, change: Callable[[str], str]) -> dict[str, Any]:
-    """The message with another content, and with the strings beside it changed."""
-    beside = {key: change(message[key]) for key in ("name",) if key in message}
+def replace_texts(message: dict[str, Any], content: str, change: Callable[[str], str]) -> dict[str, Any]:
+    """Return the message with another content, and with all its other texts changed by `change`."""
+    changed = {key: change(message[key]) for key in ("name",) if key in message}
     if "tool_calls" in message:
         calls = [{**call, "function": with_strings(call["function"], change)} for call in message["tool_calls"]]
-        beside["tool_calls"] = calls
-    return {**message, **beside, "content": content}
+        changed["tool_calls"] = calls
+    return {**message, **changed, "content": content}
 
 
-def harmless(message: dict[str, Any], text: str = HARMLESS) -> dict[str, Any]:
-    """A message of the same kind that says nothing: `text`, and calls of functions `text` with arguments of the same types."""
+def blank_message(message: dict[str, Any], text: str = PLACEHOLDER) -> dict[str, Any]:
+    """Return a message of the same shape whose content and function names are `text`, with arguments of the same types."""
     calls = message.get("tool_calls", ())
-    beside: dict[str, Any] = {"name": HARMLESS} if "name" in message else {}
+    changed: dict[str, Any] = {"name": PLACEHOLDER} if "name" in message else {}
     if calls:
-        beside["tool_calls"] = [
-            {**call, "function": {"name": text, "arguments": _blank(call["function"]["arguments"])}} for call in calls
+        changed["tool_calls"] = [
+            {**call, "function": {"name": text, "arguments": _blank_value(call["function"]["arguments"])}}
+            for call in calls
         ]
-    return {**message, **beside, "content": HARMLESS * bool(message["content"]) if calls else text}
+    return {**message, **changed, "content": PLACEHOLDER * bool(message["content"]) if calls else text}
 
 
-def _blank(value: Any) -> Any:
+def _blank_value(value: Any) -> Any:
     match value:
         case dict():
-            return {f"{HARMLESS}{number}": _blank(part) for number, part in enumerate(value.values())}
+            return {f"{PLACEHOLDER}{number}": _blank_value(part) for number, part in enumerate(value.values())}
         case list():
-            return [_blank(part) for part in value]
+            return [_blank_value(part) for part in value]
         case str():
-            return HARMLESS
+            return PLACEHOLDER
         case bool() | None:
             return value
     return 0
 
 
 def shape(message: dict[str, Any]) -> str:
-    """What a template may know of a message besides its texts.
+    """Return what a template can see of a message besides its texts, as a cache key.
 
     >>> shape({"role": "user", "content": "Hi"})
     'user'
     """
     if "tool_calls" not in message:
         return message["role"]
-    blank = harmless(message)
+    blank = blank_message(message)
     return json.dumps(
         [blank["role"], blank["content"], [call["function"]["arguments"] for call in blank["tool_calls"]]]
     )
 
 
 def check_written(message: dict[str, Any], text: str) -> None:
-    """Check that a turn with calls is written whole.
+    """Check that the template writes a turn with calls completely.
 
     Args:
-        text: what the template writes for it.
+        text: the turn as rendered.
     Raises:
-        SnaketuneError: the text beside the calls, a name, or a part of the arguments is left out.
+        SnaketuneError: the text beside the calls, a name, or a part of the arguments is missing.
     """
     functions = [call["function"] for call in message["tool_calls"]]
-    if (beside := message["content"].strip()) and beside not in text:
-        raise _left_out(f"the text beside tool calls, {beside[:80]!r}", functions)
+    if (content := message["content"].strip()) and content not in text:
+        raise _omitted(f"the text beside tool calls, {content[:80]!r}", functions)
     for (value, _), count in Counter(_leaves(functions)).items():
-        spelled = {str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)}
+        forms = {str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)}
         if isinstance(value, str):
-            spelled = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
-        if max(map(text.count, spelled)) < count:
-            raise _left_out(f"{value!r} of a tool call"[:120], functions)
+            forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+        if max(map(text.count, forms)) < count:
+            raise _omitted(f"{value!r} of a tool call"[:120], functions)
 
 
 def check_marked_calls(messages: list[dict[str, Any]], text: str, spans: list[tuple[int, int]]) -> None:
-    """Check that a template with {% generation %} markers writes turns with calls whole, and within markers.
+    """Check that a template with {% generation %} markers writes turns with calls completely, and inside markers.
 
     Args:
-        text, spans: what it writes, and what it marks.
+        text, spans: the rendered conversation, and its marked spans.
     """
     if not any("tool_calls" in message for message in messages):
         return
@@ -215,23 +216,23 @@ def check_marked_calls(messages: list[dict[str, Any]], text: str, spans: list[tu
 
 
 def _leaves(functions: list[dict[str, Any]]) -> Iterator[tuple[Any, type]]:
-    """All that is said in calls: names, the keys of arguments and their values, each with its type, since 1 equals True."""
-    waiting: list[Any] = [part for function in functions for part in (function["name"], function["arguments"])]
-    while waiting:
-        match waiting.pop():
+    """Yield all values in calls (names, keys and values of arguments), each with its type, since 1 equals True."""
+    pending: list[Any] = [part for function in functions for part in (function["name"], function["arguments"])]
+    while pending:
+        match pending.pop():
             case dict() as some:
-                waiting += [*some, *some.values()]
+                pending += [*some, *some.values()]
             case list() as some:
-                waiting += some
+                pending += some
             case leaf:
                 yield leaf, type(leaf)
 
 
-def _left_out(what: str, functions: list[dict[str, Any]]) -> Refused:
+def _omitted(what: str, functions: list[dict[str, Any]]) -> Refused:
     names = ", ".join(function["name"] for function in functions)
     return Refused(
         "tool_call_left_out",
-        f"the chat template doesn't write {what}, in a turn that calls {names[:80]}, so that the model would never learn it; "
+        f"the chat template doesn't write {what}, in a turn that calls {names[:80]}, so the model would never learn it; "
         "drop such rows from the corpus, or name a template that writes all of it under tokenizers.NAME.chat_template "
         "(resources/chat_templates/chatml.jinja does)",
     )

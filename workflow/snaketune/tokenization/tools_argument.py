@@ -1,7 +1,7 @@
-"""The tools that a prompt offers, as a chat template takes them.
+"""The tools of a row in the form that chat templates expect.
 
-A row holds them as JSON text (see `corpus.tools`); a template writes them somewhere into the prompt, and what stands in them
-is as much somebody's text as what a user says.
+A row stores them as JSON text (see `corpus.layouts.tools`). A template writes them into the prompt, so their strings are
+untrusted text like a user's message.
 """
 
 import json
@@ -11,17 +11,17 @@ from typing import Any
 
 from snaketune.tokenization.template_errors import Refused
 
-# For each conversation its tools, or None where it has none; or nothing, where no conversation has any.
+# The tools of each conversation, None if it has none; empty if no conversation has any.
 Tools = Sequence[str | None]
 
 
-def parsed(tools: str | None) -> list[dict[str, Any]] | None:
-    """As templates take them."""
+def parse(tools: str | None) -> list[dict[str, Any]] | None:
+    """Return the tools as templates expect them."""
     return json.loads(tools) if tools else None
 
 
-def runs(conversations: Sequence[Any], tools: Tools) -> Iterator[tuple[list[Any], str | None]]:
-    """Neighbours with the same tools, which can be rendered together."""
+def group_by_tools(conversations: Sequence[Any], tools: Tools) -> Iterator[tuple[list[Any], str | None]]:
+    """Yield runs of conversations with the same tools, which can be rendered in one call."""
     if not tools:
         yield list(conversations), None
         return
@@ -30,30 +30,30 @@ def runs(conversations: Sequence[Any], tools: Tools) -> Iterator[tuple[list[Any]
 
 
 def texts_in(tools: str | None) -> Iterator[str]:
-    """All strings in some tools, names of keys included."""
-    return strings_in(parsed(tools))
+    """Yield all strings in the tools, keys included."""
+    return strings_in(parse(tools))
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """All strings in a value, names of keys included."""
-    waiting: list[Any] = [value]
-    while waiting:
-        match waiting.pop():
+    """Yield all strings in a value, keys included."""
+    pending: list[Any] = [value]
+    while pending:
+        match pending.pop():
             case str() as text:
                 yield text
             case dict() as some:
-                waiting += [*some, *some.values()]
+                pending += [*some, *some.values()]
             case list() as some:
-                waiting += some
+                pending += some
 
 
 def with_texts(tools: str | None, change: Callable[[str], str]) -> str | None:
-    """The tools with all their strings changed."""
-    return json.dumps(with_strings(parsed(tools), change), ensure_ascii=False) if tools else None
+    """Return the tools with all strings changed by `change`."""
+    return json.dumps(with_strings(parse(tools), change), ensure_ascii=False) if tools else None
 
 
 def with_strings(value: Any, change: Callable[[str], str]) -> Any:
-    """A value with all its strings changed."""
+    """Return a value with all strings changed by `change`."""
     match value:
         case str():
             return change(value)
@@ -64,12 +64,12 @@ def with_strings(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def not_written(roles: list[str], tools: str) -> Refused:
-    """What to say where a template leaves tools out."""
-    names = ", ".join(tool["function"]["name"] for tool in parsed(tools) or [])
+def tools_omitted(roles: list[str], tools: str) -> Refused:
+    """Return the error for a template that omits the tools."""
+    names = ", ".join(tool["function"]["name"] for tool in parse(tools) or [])
     return Refused(
         "tools_left_out",
-        f"a row offers tools ({names[:80]}), and the chat template doesn't write them, so that the model would never see them; "
+        f"a row offers tools ({names[:80]}), and the chat template doesn't write them, so the model would never see them; "
         f"its roles are [{', '.join(roles)}]. Name a template that writes `tools` under tokenizers.NAME.chat_template "
         "(resources/chat_templates/chatml.jinja does; or add them to a copy of the model's own), or take the column `tools` "
         "out of the source",

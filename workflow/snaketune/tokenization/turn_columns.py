@@ -1,4 +1,4 @@
-"""Arrow columns of conversations and pairs as turns, and which of them are to be supervised."""
+"""Turns of conversations and pairs in Arrow columns, with the turns that are to be supervised."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,11 @@ class Turns:
 
     Attributes:
         roles, contents: strings, of all turns.
-        index, offsets: int64.
-        wanted: bool, like `index`: which turns are to be supervised, if they are the assistant's.
-        everything: bool[n]: whether all other tokens of the conversation are supervised too, except unwanted turns.
-        tools: strings[n], null where a conversation offers none.
+        index: int64, the turns of all conversations, concatenated.
+        offsets: int64[n + 1], of the conversations in `index`.
+        wanted: bool, shaped like `index`: which assistant turns are supervised; with `everything`, which turns of any role.
+        everything: bool[n]: whether all tokens of the conversation are supervised, except those of unwanted turns.
+        tools: strings[n], null if a conversation has none.
     """
 
     roles: pa.StringArray
@@ -34,7 +35,7 @@ class Turns:
         return len(self.everything)
 
     def rows(self, rows: np.ndarray) -> "Turns":
-        """Some of the conversations."""
+        """Return some of the conversations, in the given order."""
         at, offsets = gather(self.offsets[rows], np.diff(self.offsets)[rows])
         return Turns(
             self.roles,
@@ -48,19 +49,23 @@ class Turns:
 
     @property
     def assistants(self) -> np.ndarray:
-        """bool, like `index`: which turns are the assistant's."""
+        """bool, shaped like `index`: which turns are the assistant's."""
         return pc.equal(self.roles, "assistant").to_numpy(zero_copy_only=False)[self.index]
 
     def messages(self) -> list[list[Message]]:
-        """As templates take them."""
+        """Return the turns of each conversation as templates expect them."""
         turns = pa.array(self.index)
         roles, contents = self.roles.take(turns).to_pylist(), self.contents.take(turns).to_pylist()
         flat = [{"role": role, "content": content} for role, content in zip(roles, contents)]
         return [flat[start:end] for start, end in zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist())]
 
 
-def conversations(table: pa.Table, train_on: str) -> Turns:
-    """The column `messages`, of which assistant, last, or all is supervised; never a turn that the corpus leaves out."""
+def conversation_turns(table: pa.Table, train_on: str) -> Turns:
+    """Return the turns of the column `messages`.
+
+    Args:
+        train_on: which turns are supervised: `assistant`, `last` or `all`; never those with weight 0.
+    """
     roles, contents, wanted, offsets = _column(table, "messages")
     if train_on == "last":
         assistants = np.flatnonzero(pc.equal(roles, "assistant").to_numpy(zero_copy_only=False))
@@ -71,23 +76,23 @@ def conversations(table: pa.Table, train_on: str) -> Turns:
     return Turns(roles, contents, np.arange(len(roles)), offsets, wanted, everything, _tools(table))
 
 
-def pairs(table: pa.Table) -> Turns:
-    """Prompt and chosen, prompt and rejected, of each row in turn: 2n conversations, whose completions are supervised."""
-    return _completed(table, "chosen", "rejected")
+def pair_turns(table: pa.Table) -> Turns:
+    """Return prompt + chosen and prompt + rejected of each row in turn: 2n conversations, whose completions are supervised."""
+    return _prompt_with(table, "chosen", "rejected")
 
 
-def completed(table: pa.Table) -> Turns:
-    """Prompt and completion of each row, whose completion is supervised."""
-    return _completed(table, "completion")
+def completion_turns(table: pa.Table) -> Turns:
+    """Return prompt + completion of each row, whose completion is supervised."""
+    return _prompt_with(table, "completion")
 
 
-def _completed(table: pa.Table, *completions: str) -> Turns:
-    """The prompt with each of its completions in turn."""
+def _prompt_with(table: pa.Table, *completions: str) -> Turns:
+    """Return the prompt of each row with each of its completions in turn."""
     columns = [_column(table, name) for name in ("prompt", *completions)]
     columns[0][2][:] = False
     bases = offsets_of(np.array([len(roles) for roles, *_ in columns]))
     starts, lengths = [], []
-    for column in (place for completion in range(1, len(columns)) for place in (0, completion)):
+    for column in (part for completion in range(1, len(columns)) for part in (0, completion)):
         offsets = columns[column][3]
         starts.append(bases[column] + offsets[:-1])
         lengths.append(np.diff(offsets))
@@ -100,15 +105,14 @@ def _completed(table: pa.Table, *completions: str) -> Turns:
 
 
 def _tools(table: pa.Table) -> pa.StringArray:
-    """strings[n]; rows that were never said to have any have none."""
+    """Return strings[n], the tools of each row; all null if the table has no such column."""
     if "tools" not in table.column_names:
         return pa.nulls(len(table), pa.string())
     return pa.concat_arrays([pa.array([], pa.string()), *table.column("tools").chunks])
 
 
 def _column(table: pa.Table, name: str) -> tuple[pa.StringArray, pa.StringArray, np.ndarray, np.ndarray]:
-    """Of all turns the roles, the contents, and whether they are supervised (bool); and int64[n + 1], where the rows start
-    among them."""
+    """Return roles, contents and supervision (bool) of all turns of a column, and int64[n + 1], the offsets of the rows."""
     column = table.column(name).combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

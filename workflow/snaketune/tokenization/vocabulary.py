@@ -1,4 +1,4 @@
-"""What the `tokenizer` stage does: train a vocabulary or adopt one, prove it, and ship it with its chat template.
+"""Work of the `tokenizer` stage: train or adopt a tokenizer, check it, and write it with its chat template.
 
 Payload: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja` (a folder for AutoTokenizer), and
 `sentencepiece.model` if it was trained.
@@ -21,14 +21,14 @@ from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.tokenization.control import any_of
 from snaketune.tokenization.creation.adopt import adopt
 from snaketune.tokenization.creation.check import PROBES, check, check_mistral_frame
-from snaketune.tokenization.creation.from_sentencepiece import converted, save
+from snaketune.tokenization.creation.from_sentencepiece import convert, save
 from snaketune.tokenization.creation.parity import compare
 from snaketune.tokenization.creation.train import CONTROL, PAD, TURN_END, UNK, Texts, train
-from snaketune.tokenization.template import TEXT, Message, render, shipped
+from snaketune.tokenization.template import TEXT, Message, render, shipped_templates
 from snaketune.tokenization.template_errors import Refused
 
 SAMPLES = 3
-# Characters of a conversation that is short enough to be shown.
+# The most characters of a conversation that is shown as a sample.
 SHORT = 1000
 ROWS_PER_BATCH = 1000
 
@@ -36,13 +36,13 @@ ROWS_PER_BATCH = 1000
 def make_tokenizer(
     spec: TokenizerSpec, work: WorkFolder, *, corpora: list[Artifact], chat_template: list[Path], base: list[Path]
 ) -> Outcome:
-    """Fill the payload.
+    """Write the tokenizer to the payload.
 
     Args:
-        corpora: to train on; only their train splits are read.
-        chat_template: the template's file, or nothing for an adopted tokenizer's own.
-        base: the files of an adopted local folder. It is read through `spec.adopt`; they are named so that a change of
-            them is noticed.
+        corpora: the corpora to train on; only their train splits are read.
+        chat_template: the template's file; empty for an adopted tokenizer's own template.
+        base: the files of an adopted local folder. The folder is read through `spec.adopt`; its files are inputs so that
+            changes are detected.
     Raises:
         SnaketuneError: see `train`, `adopt` and `check`.
     """
@@ -53,11 +53,13 @@ def make_tokenizer(
         samples = list(PROBES)
     else:
         if template is None:
-            raise SnaketuneError(f"tokenizers.chat_template: a trained tokenizer needs one; there are {shipped()}")
+            raise SnaketuneError(
+                f"tokenizers.chat_template: a trained tokenizer needs one; there are {shipped_templates()}"
+            )
         tables = [artifact.file("train.arrow") for artifact in corpora]
         texts = Texts(_texts(tables, template))
         model = train(texts, spec)
-        tokenizer = converted(model)
+        tokenizer = convert(model)
         parity = compare(tokenizer, model, _texts(tables))
         print(f"the fast tokenizer equals sentencepiece on {parity} texts", flush=True)
         (work.payload / "sentencepiece.model").write_bytes(model)
@@ -70,7 +72,7 @@ def make_tokenizer(
     if template is not None:
         check_mistral_frame(chat)
     if chat.template and not chat.marked:
-        print("the chat template marks nothing as generated; what is supervised is found by roles", flush=True)
+        print("the chat template marks nothing as generated; the supervised tokens are found by roles", flush=True)
     about |= {
         "spans": "none" if not chat.template else "markers" if chat.marked else "roles",
         "samples": check(chat, samples) if chat.template else [],
@@ -88,7 +90,7 @@ def _read_template(files: list[Path]) -> str | None:
         template = files[0].read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SnaketuneError(
-            f"tokenizers.chat_template: {files[0]} can't be read: {error}; there are {shipped()}"
+            f"tokenizers.chat_template: {files[0]} can't be read: {error}; there are {shipped_templates()}"
         ) from None
     try:
         render(template, [PROBES[0]], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK, "bos_token": ""})
@@ -110,10 +112,9 @@ def _rows(tables: list[Path]) -> Iterator[dict[str, list[Message]]]:
 
 
 def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
-    """All contents, a preference pair's prompt once; with `template`, also what it writes around them.
+    """Yield all contents, the prompt of a preference pair once; with `template`, also the text that it writes around them.
 
-    Role names and newlines stand in every turn. A vocabulary that has seen them spends one token where it would spend
-    five.
+    Role names and newlines are in every turn. A vocabulary that was trained on them encodes them as one token instead of five.
     """
 
     @cache
@@ -122,7 +123,7 @@ def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
         try:
             (text,), _ = render(template, [empty], {"eos_token": TURN_END, "pad_token": PAD, "unk_token": UNK})
         except Refused:
-            # Whether such rows end the run is for the `tokenize` stage to decide.
+            # The `tokenize` stage decides whether such rows are an error.
             return ()
         return tuple(chunk for chunk in re.split(any_of(CONTROL), text) if chunk)
 
@@ -133,7 +134,7 @@ def _texts(tables: list[Path], template: str | None = None) -> Iterator[str]:
             yield from (message["content"] for message in messages)
         if template is not None:
             roles = tuple(message["role"] for message in _conversation(row))
-            # No template is written around documents.
+            # Documents have no template.
             yield from () if roles == (TEXT,) else frame(roles)
 
 

@@ -1,18 +1,18 @@
-"""Text to ids by parts that have been seen before.
+"""Text to ids, chunk by chunk, with a table of the chunks encoded so far.
 
-A batch of text is one run of bytes. It is cut wherever its tokenizer allows (see `separable`), into chunks of mostly one
-word, and each distinct chunk is encoded once, by `tokenizers`; the rest is a look in a table. Everything that depends on the
-amount of text is numpy or Arrow over the whole batch; Python sees each distinct chunk of a batch once.
+A batch of text is one byte string. It is cut wherever its tokenizer allows (see `separable`), into chunks of mostly one word;
+each distinct chunk is encoded once, by `tokenizers`, and then looked up. All work per byte is numpy or Arrow over the whole
+batch; Python handles each distinct chunk of a batch once.
 
     bytes     ff .. fe  u s e r \\n H i  20 t h e r e  .  ff f9 fe
     chunks    0         1              2              3  4
     ids       [3]       [90 5 71]      [284]         [7] [2 5]
 
-A stretch of control tokens is a chunk too: FIXED, a number, FIXED_END, in bytes that no text has, since UTF-8 doesn't.
+A run of control tokens is a chunk too: FIXED, a number, FIXED_END, in bytes that don't occur in UTF-8.
 
-Measured on one core with a vocabulary of 16,000, 10.6 MB of chats, in MB/s: 65 when all chunks had been seen, 32 when none
-had; with roles, masks and a template around them 46 and 20. sentencepiece's own encoder on the same texts: 5.8 for BPE, 18
-for unigram, which is as fast here as BPE.
+Measured on one core with a vocabulary of 16,000 and 10.6 MB of chats, in MB/s: 65 if all chunks are in the table, 32 if none
+are; including roles, masks and a template 46 and 20. sentencepiece's own encoder on the same texts: 5.8 for BPE, 18 for
+unigram, which is as fast as BPE here.
 """
 
 from collections.abc import Sequence
@@ -24,81 +24,81 @@ from snaketune.tokenization.batched.separable import Separable
 from snaketune.tokenization.ragged import gather, offsets_of
 
 FIXED, FIXED_END = b"\xff", b"\xfe"
-# About 150 bytes each. When there are more, all are forgotten.
+# Chunks in the table, about 150 bytes each; when there are more, the table is cleared.
 MAX_KNOWN = 400_000
 
 
-class Chunks:
-    """Encodes bytes chunk by chunk, and remembers."""
+class ChunkEncoder:
+    """Encodes bytes chunk by chunk, and caches the ids of each chunk."""
 
     def __init__(self, separable: Separable):
         self._separable = separable
-        self._fixed: list[tuple[int, ...]] = []
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._forget()
+        self._fixed_ids: list[tuple[int, ...]] = []
+        self._fixed_numbers: dict[tuple[int, ...], int] = {}
+        self._reset()
 
-    def _forget(self) -> None:
-        self._known: dict[bytes, int] = {}
+    def _reset(self) -> None:
+        self._number_of: dict[bytes, int] = {}
         self._names: list[bytes] = []
         self._values = np.zeros(1 << 16, np.int32)
-        self._starts = np.zeros(1 << 14, np.int64)
-        self._foreign = np.zeros(1 << 14, bool)
-        self._before: dict[int, int] = {}
-        for number in range(len(self._fixed)):
+        self._offsets = np.zeros(1 << 14, np.int64)
+        self._reserved = np.zeros(1 << 14, bool)
+        self._counts_before: dict[int, int] = {}
+        for number in range(len(self._fixed_ids)):
             self._add_fixed(number)
 
     def fixed(self, ids: tuple[int, ...]) -> bytes:
-        """The bytes that stand for these ids."""
-        if ids not in self._numbers:
-            self._numbers[ids] = len(self._fixed)
-            self._fixed.append(ids)
-            self._add_fixed(self._numbers[ids])
-        return _name(self._numbers[ids])
+        """Return the bytes that encode to these ids."""
+        if ids not in self._fixed_numbers:
+            self._fixed_numbers[ids] = len(self._fixed_ids)
+            self._fixed_ids.append(ids)
+            self._add_fixed(self._fixed_numbers[ids])
+        return _name(self._fixed_numbers[ids])
 
     def encode(self, data: pa.Buffer, forced: Sequence[np.ndarray]) -> "ChunkedTokens":
         """Encode a batch.
 
         Args:
-            data: UTF-8, and fixed ids.
-            forced: int64, where else to cut: at least before and after fixed ids, and where each text starts and ends.
+            data: UTF-8, and fixed ids as bytes.
+            forced: int64, further positions to cut at: at least before and after fixed ids, and at the ends of each text.
         """
-        if len(self._known) > MAX_KNOWN:
-            self._forget()
+        if len(self._number_of) > MAX_KNOWN:
+            self._reset()
         cuts = self._cuts(np.frombuffer(data, np.uint8), forced)
         offsets = pa.py_buffer(cuts.astype(np.int32))
         distinct = pa.Array.from_buffers(pa.binary(), len(cuts) - 1, [None, offsets, data]).dictionary_encode()
         numbers = self._numbers_of(distinct.dictionary.to_numpy(zero_copy_only=False).tolist())
-        at, ends = gather(self._starts[numbers], self._starts[numbers + 1] - self._starts[numbers])
+        at, ends = gather(self._offsets[numbers], self._offsets[numbers + 1] - self._offsets[numbers])
         rows = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(self._values[at]))
         return ChunkedTokens(
-            rows.take(distinct.indices), cuts, distinct.indices.to_numpy(), numbers, self._foreign[numbers]
+            rows.take(distinct.indices), cuts, distinct.indices.to_numpy(), numbers, self._reserved[numbers]
         )
 
     def _cuts(self, data: np.ndarray, forced: Sequence[np.ndarray]) -> np.ndarray:
-        """int64, sorted: where chunks start, and where the last one ends."""
+        """Return int64, ascending: the start of each chunk, and the end of the last one."""
         size = len(data)
         marked = np.zeros(size + 1, bool)
-        # All pairs of neighbours, read as 16-bit numbers from the even places and from the odd ones.
+        # All pairs of neighbouring bytes, read as 16-bit numbers from the even positions and from the odd ones.
         for first in (0, 1):
             pairs = data[first : first + (size - first) // 2 * 2].view("<u2")
             marked[first + 1 : first + 2 * len(pairs) : 2] = self._separable.cuts[pairs]
         if self._separable.spaces is not None:
-            places = np.flatnonzero(marked)
-            places = places[places >= 2]
-            before = data[places - 1].astype(np.uint16) << 8 | data[places - 2]
-            marked[places[self._separable.spaces[before]]] = False
+            positions = np.flatnonzero(marked)
+            positions = positions[positions >= 2]
+            before = data[positions - 1].astype(np.uint16) << 8 | data[positions - 2]
+            marked[positions[self._separable.spaces[before]]] = False
         marked[0] = marked[size] = True
-        for places in forced:
-            marked[places] = True
+        for positions in forced:
+            marked[positions] = True
         return np.flatnonzero(marked)
 
     def _numbers_of(self, names: list[bytes]) -> np.ndarray:
-        """int64, the number of each chunk in the tables."""
-        numbers = list(map(self._known.get, names))
+        """Return int64, the number of each chunk in the tables."""
+        numbers = list(map(self._number_of.get, names))
         new = [name for name, number in zip(names, numbers) if number is None]
         if new:
             self._add(new)
-            numbers = list(map(self._known.__getitem__, names))
+            numbers = list(map(self._number_of.__getitem__, names))
         return np.array(numbers, np.int64)
 
     def _add(self, names: list[bytes]) -> None:
@@ -109,47 +109,47 @@ class Chunks:
         self._append(names, np.array(encoding.ids, np.int32), lengths)
 
     def _append(self, names: list[bytes], values: np.ndarray, lengths: np.ndarray) -> None:
-        known = len(self._names)
-        ends = self._starts[known] + offsets_of(lengths)
-        self._values = _with_room(self._values, int(ends[-1]))
-        self._starts = _with_room(self._starts, known + len(names) + 1)
-        self._foreign = _with_room(self._foreign, known + len(names))
+        count = len(self._names)
+        ends = self._offsets[count] + offsets_of(lengths)
+        self._values = _grown(self._values, int(ends[-1]))
+        self._offsets = _grown(self._offsets, count + len(names) + 1)
+        self._reserved = _grown(self._reserved, count + len(names))
         self._values[ends[0] : ends[-1]] = values
-        self._starts[known : known + len(names) + 1] = ends
-        foreign = self._separable.foreign
-        self._foreign[known : known + len(names)] = [
-            foreign.search(name) is not None and not name.startswith(FIXED) for name in names
+        self._offsets[count : count + len(names) + 1] = ends
+        reserved = self._separable.reserved
+        self._reserved[count : count + len(names)] = [
+            reserved.search(name) is not None and not name.startswith(FIXED) for name in names
         ]
-        self._known.update(zip(names, range(known, known + len(names))))
+        self._number_of.update(zip(names, range(count, count + len(names))))
         self._names += names
 
     def _add_fixed(self, number: int) -> None:
-        ids = self._fixed[number]
+        ids = self._fixed_ids[number]
         self._append([_name(number)], np.array(ids, np.int32), np.array([len(ids)]))
 
-    def tokens_before(self, chunks: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """int64[n]: of each chunk, how many tokens end at or before a place (in bytes) inside it.
+    def tokens_before(self, chunks: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return int64[n], the number of tokens of each chunk that end at or before a position (in bytes) inside it.
 
-        Of ` hello`, the tokens ` he` and `llo`, none ends at or before place 1, and one at or before place 3.
+        Of ` hello`, the tokens ` he` and `llo`, none ends at or before position 1, and one at or before position 3.
 
         Args:
             chunks: int64[n], their numbers in the tables.
-            places: int64[n], at character boundaries.
+            positions: int64[n], at character boundaries.
         """
         counts = np.zeros(len(chunks), np.int64)
-        inside = np.flatnonzero(places)
-        distinct, back = np.unique(chunks[inside] << 32 | places[inside], return_inverse=True)
-        found = []
+        inside = np.flatnonzero(positions)
+        distinct, inverse = np.unique(chunks[inside] << 32 | positions[inside], return_inverse=True)
+        before = []
         for key in distinct.tolist():
-            if key not in self._before:
-                self._before[key] = self._count_before(self._names[key >> 32], key & 0xFFFFFFFF)
-            found.append(self._before[key])
-        counts[inside] = np.array(found, np.int64)[back]
+            if key not in self._counts_before:
+                self._counts_before[key] = self._count_before(self._names[key >> 32], key & 0xFFFFFFFF)
+            before.append(self._counts_before[key])
+        counts[inside] = np.array(before, np.int64)[inverse]
         return counts
 
-    def _count_before(self, name: bytes, place: int) -> int:
+    def _count_before(self, name: bytes, position: int) -> int:
         encoding = self._separable.bare.encode(name.decode(), add_special_tokens=False)
-        for character in range(len(name[:place].decode()), len(name.decode())):
+        for character in range(len(name[:position].decode()), len(name.decode())):
             if (token := encoding.char_to_token(character)) is not None:
                 return token
         return len(encoding.ids)
@@ -160,44 +160,45 @@ class ChunkedTokens:
 
     Attributes:
         ids: int32[t].
-        cuts: int64[c + 1], where in the bytes each chunk starts, and the end.
-        tokens: int32[c + 1], how many tokens there are before each chunk, and in all.
+        cuts: int64[c + 1], the start of each chunk in bytes, and the end of the last one.
+        tokens: int32[c + 1], the number of tokens before each chunk, and in total.
     """
 
     def __init__(
-        self, rows: pa.ListArray, cuts: np.ndarray, which: np.ndarray, numbers: np.ndarray, foreign: np.ndarray
+        self, rows: pa.ListArray, cuts: np.ndarray, which: np.ndarray, numbers: np.ndarray, reserved: np.ndarray
     ):
-        """
+        """Build from encoded chunks.
+
         Args:
             rows: the ids of each chunk.
-            which: int32[c], which of the distinct chunks each is.
-            numbers, foreign: of the distinct chunks, the number in the tables and whether it holds what is foreign.
+            which: int32[c], the index of each chunk among the distinct chunks.
+            numbers, reserved: of the distinct chunks, the number in the tables, and whether it contains a reserved string.
         """
         self.ids, self.tokens, self.cuts = rows.values.to_numpy(), rows.offsets.to_numpy(), cuts
-        self._which, self._numbers, self._foreign = which, numbers, foreign
+        self._which, self._numbers, self._reserved = which, numbers, reserved
 
-    def chunk_at(self, places: np.ndarray) -> np.ndarray:
-        """int64: the chunk that holds each place (in bytes)."""
-        return np.searchsorted(self.cuts, places, side="right") - 1
+    def chunk_at(self, positions: np.ndarray) -> np.ndarray:
+        """Return int64, the chunk at each position (in bytes)."""
+        return np.searchsorted(self.cuts, positions, side="right") - 1
 
     def numbers(self, chunks: np.ndarray) -> np.ndarray:
-        """int64: the numbers in the tables of some chunks; valid until the next batch is encoded."""
+        """Return int64, the numbers in the tables of the given chunks; valid until the next batch is encoded."""
         return self._numbers[self._which[chunks]]
 
-    def foreign(self) -> np.ndarray:
-        """int64: where in the bytes the chunks start that must be looked at as a whole."""
-        if not self._foreign.any():
+    def reserved(self) -> np.ndarray:
+        """Return int64, the start in bytes of each chunk that contains a reserved string."""
+        if not self._reserved.any():
             return self.cuts[:0]
-        return self.cuts[:-1][self._foreign[self._which]]
+        return self.cuts[:-1][self._reserved[self._which]]
 
 
 def _name(number: int) -> bytes:
-    """In base 4; the digits are f8 to fb."""
+    """Return the name of fixed ids: their number in base 4, with the digits f8 to fb."""
     return FIXED + bytes(0xF8 + (number >> shift & 3) for shift in range(14, -2, -2)) + FIXED_END
 
 
-def _with_room(array: np.ndarray, size: int) -> np.ndarray:
-    """`array`, or a copy that has room for `size` elements and as many again."""
+def _grown(array: np.ndarray, size: int) -> np.ndarray:
+    """Return `array`, or a copy with space for twice `size` elements if it has fewer than `size`."""
     if size <= len(array):
         return array
     larger = np.zeros(2 * size, array.dtype)

@@ -1,17 +1,17 @@
-"""Whether a chat template writes what people say as it is, whatever they say.
+"""Proof that a chat template writes the contents of messages unchanged, whatever they are.
 
-If it does, what it writes around the words depends on nothing but the roles, and rendering one conversation tells how all
-with the same roles are rendered. A template is a program, so this is read off its syntax tree. Every expression is of one of
-four kinds, and of the last three only certain uses are let through:
+If it does, the text around the contents depends only on the roles, so one rendering shows how all conversations with the same
+roles are rendered. A template is a program, so its syntax tree is checked. Every expression is of one of four kinds, and for
+the last three only certain uses are allowed:
 
-    plain      anything that no message's content is in
+    plain      any expression without a message's content
     messages   the conversation, or a part of it: sliced, indexed, looped over, counted, filtered by role
-    message    one turn: asked for its role, its content, or what else it has (nothing, in our rows)
-    content    what somebody said: written out, trimmed, put together with other text, kept in a variable
+    message    one turn: its role, its content, or another key (which rows of a corpus don't have)
+    content    the text of a turn: written out, trimmed, concatenated with other text, assigned to a variable
 
-A content, or what is put together from it, may also stand in a condition, as itself (`if message.content`): then rows with
-an empty content go the ordinary path. Where a variable is assigned twice, it is of the more delicate kind throughout.
-Anything else (comparing, searching, slicing or measuring a content, passing it to a macro, an unknown filter) is refused.
+A content, or a text concatenated from it, may also be a condition by itself (`if message.content`); rows with an empty content
+therefore go to the reference path. A variable that is assigned several times has the kind with fewer allowed uses throughout.
+Any other use (comparing, searching, slicing or measuring a content, passing it to a macro, an unknown filter) is refused.
 """
 
 from functools import cache
@@ -25,30 +25,30 @@ MAX_ROUNDS = 20
 
 
 class NotVerbatim(Exception):
-    """What a content may change is more than its own place; the message says how."""
+    """A content may change more of the text than its own part; the message is the reason."""
 
 
 @cache
 def check_verbatim(template: str) -> None:
-    """Read the template.
+    """Check a template.
 
     Raises:
-        NotVerbatim: it does with a content what isn't known to leave everything else as it is.
+        NotVerbatim: it uses a content in a way that may change other text.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     tree = _compile_jinja_template(template).environment.parse(template)
-    reading = _Reading()
+    kinds = _Kinds()
     for _ in range(MAX_ROUNDS):
-        before = dict(reading.kinds)
-        reading.statements(tree.body)
-        if reading.kinds == before:
+        before = dict(kinds.kinds)
+        kinds.statements(tree.body)
+        if kinds.kinds == before:
             return
-    raise NotVerbatim("its variables depend on each other in too long a circle")
+    raise NotVerbatim("the chat template's variables depend on each other in too long a chain")
 
 
-class _Reading:
-    """Kinds of all variables; a namespace's are under (name, attribute)."""
+class _Kinds:
+    """The kinds of all variables; those of a namespace are under (name, attribute)."""
 
     def __init__(self):
         self.kinds: dict[str | tuple[str, str], str] = {"messages": MESSAGES}
@@ -62,7 +62,7 @@ class _Reading:
             case nodes.Output():
                 for part in node.nodes:
                     if self._kind(part) not in (PLAIN, CONTENT):
-                        raise NotVerbatim(f"it writes out a whole message (line {part.lineno})")
+                        raise NotVerbatim(f"the chat template writes out a whole message (line {part.lineno})")
             case nodes.If():
                 self._kind(node.test)
                 for body in (node.body, node.elif_, node.else_):
@@ -77,12 +77,14 @@ class _Reading:
             case nodes.Break() | nodes.Continue():
                 pass
             case _:
-                raise NotVerbatim(f"it has a {type(node).__name__} block (line {node.lineno})")
+                raise NotVerbatim(f"the chat template has a {type(node).__name__} block (line {node.lineno})")
 
     def _loop(self, node: nodes.For) -> None:
         kind = self._kind(node.iter)
         if kind in (CONTENT, MESSAGE) or node.recursive:
-            raise NotVerbatim(f"it loops over what a message holds, or recursively (line {node.lineno})")
+            raise NotVerbatim(
+                f"the chat template loops over a message or a content, or recursively (line {node.lineno})"
+            )
         self._assign(node.target, MESSAGE if kind == MESSAGES else PLAIN)
         if node.test is not None:
             self._kind(node.test)
@@ -100,11 +102,11 @@ class _Reading:
                     self._assign(item, PLAIN)
                 return
             case _:
-                raise NotVerbatim(f"it unpacks messages (line {target.lineno})")
+                raise NotVerbatim(f"the chat template unpacks messages (line {target.lineno})")
         self.kinds[key] = _joined(self.kinds.get(key, PLAIN), kind, target)
 
     def _kind(self, node: nodes.Node) -> str:
-        """The kind of an expression; what is wrong with it is raised."""
+        """Return the kind of an expression; raise NotVerbatim if it isn't allowed."""
         match node:
             case nodes.Const() | nodes.TemplateData():
                 return PLAIN
@@ -120,7 +122,7 @@ class _Reading:
                 kind = self._kind(node.node)
                 self._all_plain(node.args, node)
                 if kind != PLAIN and node.name not in TYPE_TESTS:
-                    raise NotVerbatim(f"it tests whether a content is {node.name} (line {node.lineno})")
+                    raise NotVerbatim(f"the chat template tests whether a content is {node.name} (line {node.lineno})")
                 return PLAIN
             case nodes.Call():
                 return self._call(node)
@@ -128,7 +130,7 @@ class _Reading:
                 parts = node.nodes if isinstance(node, nodes.Concat) else [node.left, node.right]
                 kinds = {self._kind(part) for part in parts}
                 if not kinds <= {PLAIN, CONTENT}:
-                    raise NotVerbatim(f"it adds to a list of messages (line {node.lineno})")
+                    raise NotVerbatim(f"the chat template adds to a list of messages (line {node.lineno})")
                 return CONTENT if CONTENT in kinds else PLAIN
             case nodes.And() | nodes.Or():
                 return _joined(self._kind(node.left), self._kind(node.right), node)
@@ -139,13 +141,13 @@ class _Reading:
                 self._kind(node.test)
                 otherwise = PLAIN if node.expr2 is None else self._kind(node.expr2)
                 return _joined(self._kind(node.expr1), otherwise, node)
-            case nodes.Compare() if self._asks_for_a_key(node):
+            case nodes.Compare() if self._tests_key(node):
                 return PLAIN
         self._all_plain(list(node.iter_child_nodes()), node)
         return PLAIN
 
-    def _asks_for_a_key(self, node: nodes.Compare) -> bool:
-        """`'tool_calls' in message`."""
+    def _tests_key(self, node: nodes.Compare) -> bool:
+        """Whether a comparison tests for a key of a message, as `'tool_calls' in message` does."""
         return (
             isinstance(node.expr, nodes.Const)
             and len(node.ops) == 1
@@ -168,7 +170,7 @@ class _Reading:
         if kind == MESSAGES and not isinstance(name, str):
             self._all_plain(list(key.iter_child_nodes()) if isinstance(key, nodes.Slice) else [key], node)
             return MESSAGES if isinstance(key, nodes.Slice) else MESSAGE
-        raise NotVerbatim(f"it takes a part of a content, or a method of a message (line {node.lineno})")
+        raise NotVerbatim(f"the chat template takes a part of a content, or a method of a message (line {node.lineno})")
 
     def _filter(self, node: nodes.Filter) -> str:
         kind = self._kind(node.node)
@@ -187,7 +189,7 @@ class _Reading:
                 return MESSAGES
             case ("messages", "selectattr" | "rejectattr") if by_role:
                 return MESSAGES
-        raise NotVerbatim(f"it passes a {kind} through the filter {node.name} (line {node.lineno})")
+        raise NotVerbatim(f"the chat template passes a {kind} through the filter {node.name} (line {node.lineno})")
 
     def _call(self, node: nodes.Call) -> str:
         arguments = [*node.args, *node.kwargs, *filter(None, (node.dyn_args, node.dyn_kwargs))]
@@ -200,14 +202,16 @@ class _Reading:
             return CONTENT
         if kind == MESSAGE and called.attr == "get" and arguments and isinstance(arguments[0], nodes.Const):
             return CONTENT if arguments[0].value == "content" else PLAIN
-        raise NotVerbatim(f"it calls the method {called.attr} of a {kind} (line {node.lineno})")
+        raise NotVerbatim(f"the chat template calls the method {called.attr} of a {kind} (line {node.lineno})")
 
     def _all_plain(self, parts: list[nodes.Node], node: nodes.Node) -> None:
         if any(self._kind(part) != PLAIN for part in parts):
-            raise NotVerbatim(f"it does more with a content than to write it (line {node.lineno})")
+            raise NotVerbatim(f"the chat template does more with a content than write it (line {node.lineno})")
 
 
 def _joined(one: str, other: str, node: nodes.Node) -> str:
     if PLAIN in (one, other) or one == other:
         return other if one == PLAIN else one
-    raise NotVerbatim(f"it takes now a {one}, now a {other} (line {node.lineno})")
+    raise NotVerbatim(
+        f"the chat template uses a variable or expression as a {one} and as a {other} (line {node.lineno})"
+    )

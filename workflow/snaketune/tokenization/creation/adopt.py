@@ -1,6 +1,6 @@
-"""A base model's own tokenizer, with its own chat template or another.
+"""Adoption of a base model's tokenizer, with its own chat template or another.
 
-Loaded through AutoTokenizer, which is the one import of torch (about 2 s) among the data stages.
+AutoTokenizer loads it, which is the only import of torch (about 2 s) in the data stages.
 """
 
 from pathlib import Path
@@ -8,16 +8,16 @@ from pathlib import Path
 from snaketune.errors import SnaketuneError
 from snaketune.stages.specs import TokenizerSpec
 from snaketune.tokenization.creation.train import PAD
-from snaketune.tokenization.template import shipped
+from snaketune.tokenization.template import shipped_templates
 
 
 def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, str | None]:
     """Write the tokenizer of `spec.adopt`, with `template` or its own, to `folder`.
 
     Returns:
-        Where the chat template is from, which token pads, and which did before.
+        The source of the chat template, the pad token, and the base's own pad token if it was replaced.
     Raises:
-        SnaketuneError: it can't be loaded, or has no fast version.
+        SnaketuneError: it can't be loaded, or has no fast version or no eos token.
     """
     from transformers import AutoTokenizer
 
@@ -43,17 +43,17 @@ def adopt(spec: TokenizerSpec, template: str | None, folder: Path) -> dict[str, 
     if isinstance(own, dict):
         own = own.get("default")
     if template is None and own is None:
-        # Documents need none; what holds conversations is refused when it is tokenized.
+        # Documents need none; conversations are refused by the `tokenize` stage.
         print(
             f"{name} has no chat template, so only corpora of kind text can be tokenized. For conversations and pairs, name "
-            f"one under `chat_template`: {shipped()}",
+            f"one under `chat_template`: {shipped_templates()}",
             flush=True,
         )
     tokenizer.chat_template = template or own
 
     own_pad = tokenizer.pad_token
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
-        # Padding with eos hides the end of turn from the loss.
+        # If eos also pads, masking padding by its id would exclude the end of turn from the loss.
         if tokenizer.unk_token is not None and tokenizer.unk_token != tokenizer.eos_token:
             tokenizer.pad_token = tokenizer.unk_token
         else:

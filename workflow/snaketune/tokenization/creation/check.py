@@ -1,7 +1,7 @@
-"""What is supervised, looked at before anybody trains on it.
+"""Checks of what a chat template supervises, before anything is trained.
 
-The commonest mistake of a chat template is that the end of turn isn't supervised; the model then never stops.
-The next is a marker around too much. Both stop the build here.
+The most common mistake of chat templates is an unsupervised end of turn, after which the model never stops generating; the
+second is a marker around too much text. Both are errors here.
 """
 
 from typing import Any
@@ -28,29 +28,29 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
     """Check the template on probes and samples, and print what is supervised of the samples.
 
     Returns:
-        Of each sample the supervised texts, shortened.
+        The supervised texts of each sample, shortened.
     Raises:
-        SnaketuneError: an assistant turn that isn't supervised, or not to its end; something supervised that others said; a
-            template that writes the date.
+        SnaketuneError: an assistant turn isn't supervised, or not to its end; text of another role is supervised; the template
+            writes the date.
     """
     if "strftime_now" in chat.template:
         raise SnaketuneError(
-            "the chat template writes today's date (strftime_now), so that the same corpus would give other tokens "
+            "the chat template writes today's date (strftime_now), so the same corpus would give other tokens "
             "tomorrow; put a fixed date there, in a copy that `chat_template` names"
         )
     for messages, encoded in zip(PROBES, chat.encode(PROBES), strict=True):
         _check_spans(chat, messages, encoded)
         texts = _supervised_texts(chat, encoded)
-        together = "".join(texts)
+        joined = "".join(texts)
         said = {who: [turn["content"] for turn in messages if turn["role"] == who] for who in ("user", "assistant")}
-        if missing := [words for words in said["assistant"] if words not in together]:
+        if missing := [words for words in said["assistant"] if words not in joined]:
             raise SnaketuneError(
                 f"the chat template doesn't mark all that assistants say: of {missing[0]!r} only {texts} is supervised; put "
                 "{% generation %} around the assistant's content and its end of turn"
                 if chat.marked
                 else f"the chat template changes what assistants say: of {missing[0]!r}, {texts} is supervised; use another"
             )
-        if leaked := [words for words in said["user"] if words in together]:
+        if leaked := [words for words in said["user"] if words in joined]:
             raise SnaketuneError(
                 f"the chat template marks the user's words {leaked[0]!r} as generated; put {{% generation %}} around what "
                 "the assistant says and nothing else"
@@ -60,7 +60,7 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
         try:
             (encoded,) = chat.encode([messages])
         except Refused:
-            # Whether such rows end the run is for the `tokenize` stage to decide.
+            # The `tokenize` stage decides whether such rows are an error.
             continue
         _check_spans(chat, messages, encoded)
         texts = [_shortened(text) for text in _supervised_texts(chat, encoded)]
@@ -71,15 +71,15 @@ def check(chat: ChatTokenizer, samples: list[list[Message]]) -> list[dict[str, A
                 "supervised_text": texts,
             }
         )
-        print(f"what is supervised of a conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
+        print(f"supervised in a sample conversation of {len(encoded.ids)} tokens: {texts}", flush=True)
     return shown
 
 
 def check_mistral_frame(chat: ChatTokenizer) -> None:
-    """Check that a template of Mistral's is the one for this vocabulary, of which there are two kinds.
+    """Check that a template of Mistral's fits the vocabulary, of which there are two kinds.
 
-    sentencepiece   [INST] ▁Quartz ▁jum bles ▁vex ? [/INST]     a space in the template makes the first piece
-    tekken          [INST] Quartz Ġjum bles Ġvex ? [/INST]      a space would be one more than Mistral's models learned with
+    sentencepiece   [INST] ▁Quartz ▁jum bles ▁vex ? [/INST]     the template's space is part of the first piece
+    tekken          [INST] Quartz Ġjum bles Ġvex ? [/INST]      Mistral's models were trained without a space here
 
     Raises:
         SnaketuneError: the template writes a space too many or too few after [INST].
@@ -88,15 +88,15 @@ def check_mistral_frame(chat: ChatTokenizer) -> None:
     ids = chat.encode(PROBES[:1])[0].ids.tolist()
     if start not in ids or end not in ids:
         return
-    question = "".join(chat.text_of(id) or "" for id in ids[ids.index(start) + 1 : ids.index(end)])
+    question = "".join(chat.id_to_token(id) or "" for id in ids[ids.index(start) + 1 : ids.index(end)])
     if any(step["type"] == "ByteLevel" for step in _pre_tokenizers(chat.description["pre_tokenizer"])):
         kind, template, space, expected = "a tekken one", "mistral-tekken.jinja", "Ġ", 0
     else:
         kind, template, space, expected = "of sentencepiece", "mistral.jinja", "▁", 1
-    if (found := len(question) - len(question.lstrip(space))) != expected:
+    if (spaces := len(question) - len(question.lstrip(space))) != expected:
         raise SnaketuneError(
             "tokenizers.chat_template: the template is for another vocabulary of Mistral's: with it, the question after [INST] "
-            f"begins with {found} spaces ({question!r}), where models with this vocabulary, which is {kind}, have learned "
+            f"begins with {spaces} spaces ({question!r}), but models with this vocabulary, which is {kind}, were trained with "
             f"{expected}; name {SHIPPED}/{template}, or leave chat_template out for the model's own"
         )
 
@@ -130,6 +130,6 @@ def _supervised_texts(chat: ChatTokenizer, encoded: Encoded) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    """The start and the end, which is where templates go wrong."""
+    """Return the start and the end of a text, where mistakes of templates show."""
     half = SHOWN_CHARACTERS // 2
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} … {text[-half:]}"

@@ -1,7 +1,7 @@
-"""Proof on the corpus that the fast tokenizer is the sentencepiece model: same ids, and every text comes back.
+"""Comparison of the fast tokenizer with the sentencepiece model on the corpus: equal ids, and lossless decoding.
 
-sentencepiece can't tell `▁` from a space; there it is asked for the text before and after, and `▁` counts as its three
-bytes. About 3 MB/s; at most MAX_BYTES are compared.
+sentencepiece doesn't distinguish `▁` from a space; so texts are split at `▁`, which is expected as its three bytes. About
+3 MB/s; at most MAX_BYTES are compared.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,9 +13,9 @@ from snaketune.tokenization.creation.from_sentencepiece import METASPACE
 
 MAX_TEXTS, MAX_BYTES = 20_000, 20_000_000
 BATCH = 1000
-# Beyond this many characters sentencepiece's own sums are no longer exact.
+# Longer texts are cut, because sentencepiece's sums of scores aren't exact for them.
 SLICE = 20_000
-NASTY = (
+EDGE_CASES = (
     "",
     " ",
     "   leading and trailing   ",
@@ -45,38 +45,40 @@ NASTY = (
 
 
 def compare(tokenizer: Tokenizer, model: bytes, texts: Iterable[str]) -> int:
-    """Compare on the nasty texts and on `texts`, up to the limits.
+    """Compare on EDGE_CASES and on `texts`, up to the limits.
 
     Returns:
         The number of texts compared.
     Raises:
-        SnaketuneError: a text whose ids differ, or that doesn't come back.
+        SnaketuneError: the ids of a text differ, or it isn't decoded to itself.
     """
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    spelled = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in METASPACE.encode()]
-    # Control tokens are the template's; here all is text.
+    metaspace_ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in METASPACE.encode()]
+    # Only templates write control tokens; here their strings are text.
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.encode_special_tokens = True
     compared = 0
     for batch in _batches(texts):
         for text, encoding in zip(batch, tokenizer.encode_batch_fast(batch, add_special_tokens=False), strict=True):
             before, *after = processor.encode(text.split(METASPACE))
-            expected = before + [id for part in after for id in (*spelled, *part)]
+            expected = before + [id for part in after for id in (*metaspace_ids, *part)]
             if encoding.ids != expected:
                 raise SnaketuneError(
                     f"the fast tokenizer and sentencepiece disagree on {_excerpt(text, encoding.ids, expected)}; please "
-                    "report this, and train with another vocab_size or model until it is mended"
+                    "report this, and train with another vocab_size or model until it is fixed"
                 )
             if tokenizer.decode(encoding.ids, skip_special_tokens=False) != text:
-                raise SnaketuneError(f"the trained tokenizer doesn't give back {text[:200]!r}; please report this")
+                raise SnaketuneError(
+                    f"the trained tokenizer doesn't decode to the text that it encoded, {text[:200]!r}; please report this"
+                )
         compared += len(batch)
     return compared
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    yield list(NASTY)
+    yield list(EDGE_CASES)
     batch, compared, size = [], 0, 0
     for text in texts:
         for start in range(0, len(text), SLICE):
@@ -91,6 +93,6 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _excerpt(text: str, found: list[int], expected: list[int]) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(found, expected)) if a != b), min(len(found), len(expected)))
-    return f"{text[:200]!r}: from token {at} on {found[at : at + 5]}, expected {expected[at : at + 5]}"
+def _excerpt(text: str, ids: list[int], expected: list[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(ids, expected)) if a != b), min(len(ids), len(expected)))
+    return f"{text[:200]!r}: from token {at} on {ids[at : at + 5]}, expected {expected[at : at + 5]}"

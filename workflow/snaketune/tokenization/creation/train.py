@@ -1,11 +1,10 @@
-"""A new sentencepiece vocabulary, trained on messages.
+"""Training of a sentencepiece vocabulary on messages.
 
-Speeds for a vocabulary of 32,000 on 97 MB: BPE 8 s, unigram 67 s. All texts are in memory, about three times their size.
+Time for a vocabulary of 32,000 on 97 MB: BPE 8 s, unigram 67 s. All texts are in memory, about three times their size.
 
-Settings that matter: nothing is normalized, no space is added or removed, and what the vocabulary lacks is spelled in
-bytes, so that decoding gives back what was encoded. The trainer's reserved characters (U+2047, U+2581, U+2585 and NUL),
-for which sentencepiece would skip a whole text, are left out of what it learns from, and counted; in use they are
-spelled in bytes.
+The settings make the tokenizer lossless: nothing is normalized, no space is added or removed, and characters outside the
+vocabulary are encoded in bytes. sentencepiece would skip a whole text with one of the trainer's reserved characters (U+2047,
+U+2581, U+2585 and NUL), so these are removed from the training texts and counted; the tokenizer encodes them in bytes.
 """
 
 import io
@@ -18,15 +17,16 @@ from snaketune.stages.specs import TokenizerSpec
 UNK, PAD, TURN_START, TURN_END = "<unk>", "<|pad|>", "<|im_start|>", "<|im_end|>"
 CONTROL = (UNK, PAD, TURN_END, TURN_START)
 RESERVED = re.compile("[\\x00\\u2047\\u2581\\u2585]")
-# Unigram scores are rounded to this, so that their sums are exact in sentencepiece's 32 bits as in the fast tokenizer's 64,
-# and ties are ties in both (44 of 5,649 texts differed without). Exact up to sums of 2**24 / 2**7, some 15,000 tokens.
+# Unigram scores are rounded to multiples of this, so that their sums are exact both in sentencepiece's 32 bits and in the fast
+# tokenizer's 64, and ties are ties in both (otherwise 44 of 5,649 texts differed). Exact up to sums of 2**24 / 2**7, some
+# 15,000 tokens.
 SCORE_STEP = 1 / 128
-# The sums over threads are rounded in their order: as many on every machine, whatever its cores.
+# The rounding of sums depends on the number of threads, so the number is the same on every machine.
 THREADS = 8
 
 
 class Texts:
-    """The texts to learn from, and how many reserved characters were left out of them."""
+    """The training texts without reserved characters, with counts of texts, bytes and removed characters."""
 
     def __init__(self, texts: Iterable[str]):
         self._texts = texts
@@ -50,7 +50,8 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
     """
     import sentencepiece
 
-    # In a unigram model the control and byte pieces must cost more than their spelling, so that has to exist (see `convert`).
+    # In a unigram model control and byte pieces must score below their spelling, so their characters must be in the vocabulary
+    # (see `from_sentencepiece`).
     required = set("".join(CONTROL) + "<0x0123456789ABCDEF>") if spec.model == "unigram" else set()
     model = io.BytesIO()
     try:
@@ -76,15 +77,15 @@ def train(texts: Texts, spec: TokenizerSpec) -> bytes:
             pad_piece=PAD,
             eos_piece=TURN_END,
             control_symbols=[TURN_START],
-            # It ends every template's role line. A piece across it would make the first token of an answer one that
-            # generation, which begins after the line, could never write.
+            # A newline ends the role line of templates. A piece across it would be the first token of answers in training, but
+            # can't be generated, because generation starts after the newline.
             user_defined_symbols=["\n"],
             max_sentence_length=1 << 30,
             num_threads=THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explained(str(error), spec, texts) from None
+        raise _training_error(str(error), spec, texts) from None
     return _with_rounded_scores(model.getvalue()) if spec.model == "unigram" else model.getvalue()
 
 
@@ -97,17 +98,17 @@ def _with_rounded_scores(model: bytes) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _explained(message: str, spec: TokenizerSpec, texts: Texts) -> SnaketuneError:
-    if found := re.search(r"value <= (\d+)", message):
+def _training_error(message: str, spec: TokenizerSpec, texts: Texts) -> SnaketuneError:
+    if numbers := re.search(r"value <= (\d+)", message):
         return SnaketuneError(
             f"tokenizers.train.vocab_size: {spec.vocab_size} is more than {texts.bytes / 1e6:.2f} MB of text can fill; "
-            f"the largest that works is {found[1]}"
+            f"the largest that works is {numbers[1]}"
         )
-    if found := re.search(r"required_chars\. (\d+) vs (\d+)", message):
+    if numbers := re.search(r"required_chars\. (\d+) vs (\d+)", message):
         return SnaketuneError(
-            f"tokenizers.train.vocab_size: {found[1]} is too small for the characters of the corpora; the smallest that "
-            f"works is {found[2]}, or lower train.character_coverage"
+            f"tokenizers.train.vocab_size: {numbers[1]} is too small for the characters of the corpora; the smallest that "
+            f"works is {numbers[2]}, or lower train.character_coverage"
         )
     if not texts.count or "sentences_.empty()" in message:
-        return SnaketuneError("tokenizers.train.corpora: their train splits hold no text to learn from")
+        return SnaketuneError("tokenizers.train.corpora: their train splits have no text to learn from")
     return SnaketuneError(f"tokenizers.train: sentencepiece can't train on these texts: {message}")

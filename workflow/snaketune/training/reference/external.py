@@ -30,10 +30,10 @@ def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterabl
     if chat.pad_id not in chat.stop_ids:
         # Free places of rows hold it, and no document does.
         used.discard(chat.pad_id)
-    if other := sorted(id for id in used if own.id_to_token(id) != chat.text_of(id)):
+    if other := sorted(id for id in used if own.id_to_token(id) != chat.id_to_token(id)):
         first = other[0]
         raise SnaketuneError(
             f"dpo.reference: {len(other)} of {len(used)} tokens in the pairs are others to {reference.path!r}, for instance "
-            f"{first}, which is {chat.text_of(first)!r} here and {own.id_to_token(first)!r} there; a reference needs the same "
-            "vocabulary as the SFT run"
+            f"{first}, which is {chat.id_to_token(first)!r} here and {own.id_to_token(first)!r} there; a reference needs the "
+            "same vocabulary as the SFT run"
         )
