@@ -153,7 +153,7 @@ def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:
 def environment() -> Environment:
     """What renders templates of this folder: escaped throughout, and nothing undefined."""
     environment = Environment(
-        loader=PackageLoader("snaketune", "report"),
+        loader=PackageLoader("snaketune", "report/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
