@@ -4,15 +4,15 @@ import csv
 
 from invented_results import Results
 
-from snaketune.report.data.results import Findings
+from snaketune.report.data.results import ResultSet
 
 # Margins per token of held-out pairs before and after a run, of which one is won and one lost.
 MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}
 MOVED = {"up": 0.3, "down": -0.1, "high": 1.5, "low": -0.2}
 
 
-def findings(results: Results) -> Findings:
-    return Findings(results.named(), **results.files())
+def result_set(results: Results) -> ResultSet:
+    return ResultSet(results.named(), **results.files())
 
 
 def begun(results: Results) -> tuple[str, str]:

@@ -19,17 +19,17 @@ from snaketune.report.data.dropped_examples import records
 from snaketune.report.data.histograms import distribution
 from snaketune.report.data.job_table import job_rows
 from snaketune.report.data.packing_flow import pack_flows, training_flows
-from snaketune.report.data.results import Findings
+from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import choose
 from snaketune.report.data.supervised_spans import tokenized_rows
 from snaketune.report.judge import facts
-from snaketune.report.judge.headline import cards, lineage
+from snaketune.report.judge.headline import cards, model_lineage
 from snaketune.report.text import short
 from snaketune.tables import read_table
 
 
-def findings(results) -> Findings:
-    return Findings(results.named(), **results.files())
+def result_set(results) -> ResultSet:
+    return ResultSet(results.named(), **results.files())
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -81,8 +81,8 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
 )
 def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
     results.corpus("chat", **counts)
-    (flow,) = corpus_flows(findings(results))
-    assert gap in flow.gaps
+    (flow,) = corpus_flows(result_set(results))
+    assert gap in flow.count_errors
     _, pages = results.report()
     for name in ("index.html", "corpus.html"):
         page = (pages / name).read_text("utf-8")
@@ -103,9 +103,9 @@ def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
 )
 def test_a_pack_that_does_not_add_up_is_called_out(results, packed, gap):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), **packed)
-    (flow,) = pack_flows(findings(results))
-    assert any(gap in found for found in flow.gaps)
-    assert not flow.splits[1].gaps
+    (flow,) = pack_flows(result_set(results))
+    assert any(gap in found for found in flow.count_errors)
+    assert not flow.splits[1].count_errors
     _, pages = results.report()
     for name in ("index.html", "packing.html"):
         assert "wrong-sum" in (pages / name).read_text("utf-8").partition("<body>")[2]
@@ -115,14 +115,14 @@ def test_a_shard_or_a_tokenized_part_that_is_missing_is_called_out(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 2})
     for part in ("tokenize/chat-tokens-aa/2-of-2", "write/chat-demo-128-aa/2-of-2"):
         (results.folder / "results" / part / "manifest.json").unlink()
-    (flow,) = pack_flows(findings(results))
-    assert "1 of 2 tokenized parts are known" in flow.gaps
-    assert any(gap.endswith("written") for gap in flow.gaps)
+    (flow,) = pack_flows(result_set(results))
+    assert "1 of 2 tokenized parts are known" in flow.count_errors
+    assert any(gap.endswith("written") for gap in flow.count_errors)
 
 
 def test_nothing_is_called_out_where_all_adds_up(sweep, sweep_pages):
-    found = findings(sweep)
-    assert not [gap for flow in (*corpus_flows(found), *pack_flows(found)) for gap in flow.gaps]
+    found = result_set(sweep)
+    assert not [gap for flow in (*corpus_flows(found), *pack_flows(found)) for gap in flow.count_errors]
     for name in ("index.html", "corpus.html", "packing.html"):
         assert "wrong-sum" not in (sweep_pages / name).read_text("utf-8").partition("<body>")[2]
 
@@ -139,14 +139,14 @@ def test_what_a_source_ignores_is_named_with_its_rows(results):
 
 
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
-    chat = next(corpus.flow for corpus in tokenized_rows(findings(sweep)) if corpus.flow.name == "chat-tokens-aa")
+    chat = next(corpus.flow for corpus in tokenized_rows(result_set(sweep)) if corpus.flow.name == "chat-tokens-aa")
     assert chat.counts["train"]["rows"] == 60
     assert chat.paths == {("fast", ""): 2, ("reference", "the template trims"): 1}
     assert (chat.parts, chat.parity_rows) == (3, 40)
 
 
 def test_only_supervised_text_is_marked_and_special_tokens_stand_apart(sweep, sweep_pages):
-    samples = [corpus.samples for corpus in tokenized_rows(findings(sweep))]
+    samples = [corpus.samples for corpus in tokenized_rows(result_set(sweep))]
     spans = [(span.text, span.supervised, span.special) for span in samples[0][0]]
     assert spans == [("<s>", False, True), ("Hi", False, False), ("Yes", True, False), ("</s>", True, True)]
     page = (sweep_pages / "packing.html").read_text("utf-8")
@@ -154,7 +154,7 @@ def test_only_supervised_text_is_marked_and_special_tokens_stand_apart(sweep, sw
 
 
 def test_examples_come_from_the_records(sweep, sweep_pages):
-    chat = next(result for result in findings(sweep).of("corpus") if result.name == "chat")
+    chat = next(result for result in result_set(sweep).of("corpus") if result.name == "chat")
     found = records(chat)
     assert [row.place for row in found.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
     assert [group.rows for group in found.groups] == [4, 3]
@@ -167,7 +167,7 @@ def test_examples_come_from_the_records(sweep, sweep_pages):
 def test_only_the_first_lines_of_a_record_are_read(results):
     lines = [bad("not_json", line) for line in range(5000)] + [bad("late", 5000)]
     results.corpus("chat", quarantined={"not_json": 5000, "late": 1}, records={"quarantine.jsonl": lines})
-    found = records(findings(results).of("corpus")[0])
+    found = records(result_set(results).of("corpus")[0])
     assert {reason: len(rows) for reason, rows in found.quarantined.items()} == {"not_json": 3}
     _, pages = results.report()
     assert "late" in (pages / "corpus.html").read_text("utf-8")
@@ -176,25 +176,25 @@ def test_only_the_first_lines_of_a_record_are_read(results):
 def test_rows_of_a_table_are_named_by_number(results):
     row = {"file": "a.parquet", "row": 7, "reason": "x", "detail": "y", "excerpt": "z"}
     results.corpus("chat", quarantined={"x": 1}, records={"quarantine.jsonl": [row]})
-    assert records(findings(results).of("corpus")[0]).quarantined["x"][0].place == "a.parquet, row 7"
+    assert records(result_set(results).of("corpus")[0]).quarantined["x"][0].place == "a.parquet, row 7"
 
 
 def test_rows_are_measured_against_their_own_length(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), lengths=(32, 64, 128))
-    (pack,) = findings(results).of("pack")
+    (pack,) = result_set(results).of("pack")
     found = distribution(pack)
     assert found.fill.total == pack.manifest["packing_metadata"]["rows"]
     assert 0 < found.fill.low <= found.fill.median <= found.fill.high <= 1
     assert found.tokens.total == found.tokens.counts.sum() == 80
     assert found.supervised.high <= 1 / 3
-    (flow,) = pack_flows(findings(results))
+    (flow,) = pack_flows(result_set(results))
     assert list(flow.lengths) == [32, 64, 128]
     assert flow.length == 128
 
 
 def test_lengths_agree_with_numpy(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
-    (pack,) = findings(results).of("pack")
+    (pack,) = result_set(results).of("pack")
     tokens = read_table(pack.artifact.file("documents.arrow"))["tokens"].to_numpy()
     found = distribution(pack)
     expected = [np.quantile(tokens, share, method="inverted_cdf") for share in (0.5, 0.95)]
@@ -206,14 +206,14 @@ def test_of_results_that_hold_the_same_each_is_linked_to_its_own(results):
     for name in ("one", "two"):
         results.pack(f"{name}-demo-128-aa", results.corpus(name), tokenizer)
         results.contents[f"corpus/{name}"] = "same"
-    assert {flow.name: flow.corpus for flow in pack_flows(findings(results))} == {
+    assert {flow.name: flow.corpus for flow in pack_flows(result_set(results))} == {
         "one-demo-128-aa": "one",
         "two-demo-128-aa": "two",
     }
 
 
 def test_links_between_results_are_those_that_were_told(sweep):
-    found = findings(sweep)
+    found = result_set(sweep)
     assert {flow.name: flow.corpus for flow in pack_flows(found)} == {
         "chat-demo-128-aa": "chat",
         "other-demo-128-bb": "other",
@@ -245,7 +245,7 @@ def test_the_tokens_trained_are_those_of_the_steps_that_were_done(results, count
     history = [{"step": 1, "loss": 1.0}] + ([{"step": 2, "loss": 1.0, "epoch": epoch}] if epoch else [])
     counts = {"rows": 12, "steps": 2} | counts
     results.add("sft", "a", spec={"training": {"epochs": 30.0}}, counts=counts, run={"history": history})
-    found = findings(results)
+    found = result_set(results)
     (flow,) = training_flows(found)
     assert (flow.tokens, flow.epochs) == (tokens, epochs)
     assert facts.trainings(found)[0].epochs == epochs
@@ -256,13 +256,13 @@ def test_the_tokens_trained_are_those_of_the_steps_that_were_done(results, count
 
 
 def test_the_headline_follows_the_best_model_back_to_its_base(sweep):
-    found = findings(sweep)
-    assert lineage(found, found.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
-    assert lineage(found, found.evaluations["second"]) == ["sft:raw"]
+    found = result_set(sweep)
+    assert model_lineage(found, found.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
+    assert model_lineage(found, found.evaluations["second"]) == ["sft:raw"]
 
 
 def test_what_it_cost_is_added_up(sweep):
-    cost = {card.title: card for card in cards(findings(sweep))}
+    cost = {card.title: card for card in cards(result_set(sweep))}
     assert cost["Tokens per second"].steps == [("sft", "22 k"), ("dpo", "9 k")]
     # Two DPO runs of a second in two processes each; what ran on the CPU isn't counted.
     assert cost["GPU hours"].value == "under 0.01"
@@ -277,14 +277,14 @@ def test_gpu_hours_are_of_all_gpus(results):
         "c": {"device": "cuda:0", "seconds": 1800.0},
     }.items():
         results.add("sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
-    (card,) = (card for card in cards(findings(results)) if card.title == "GPU hours")
+    (card,) = (card for card in cards(result_set(results)) if card.title == "GPU hours")
     assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200")
 
 
 def test_of_a_run_in_several_attempts_all_of_them_are_its_time(results):
     run = {"device": "cpu", "seconds": 310.0, "attempts": [100.0, 200.0, 10.0], "waited_for_data_s": 5.0}
     results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
-    found = findings(results)
+    found = result_set(results)
     (row,) = job_rows(found)
     assert (row.seconds, "3 attempts, the last one 10.0 s" in row.facts) == ("5 min 10 s", True)
     # What it waited for is known of the last one alone.
@@ -293,7 +293,7 @@ def test_of_a_run_in_several_attempts_all_of_them_are_its_time(results):
 
 
 def test_scores_side_by_side(sweep, sweep_pages):
-    found = findings(sweep)
+    found = result_set(sweep)
     lines = {(m.on, m.name): m for m in measures(found.evaluations["main"])}
     reward = lines["pairs", "chosen gained more than rejected"]
     assert [reward.shown(model) for model in reward.values] == ["–", "–", "90%", "90%"]
@@ -314,7 +314,7 @@ def test_scores_side_by_side(sweep, sweep_pages):
 def test_samples_take_turns_among_tasks_and_keep_models_together(results):
     results.evaluate("main/base-a", right=0.0, samples=3)
     results.evaluate("main/sft-a", right=1.0, samples=3)
-    chosen = choose(findings(results).evaluations["main"])
+    chosen = choose(result_set(results).evaluations["main"])
     assert [sample.task for sample in chosen] == ["counting", "weekday", "counting"]
     assert [[answer.verdict for answer in sample.answers] for sample in chosen] == [["wrong", "right"]] * 3
 
@@ -334,4 +334,4 @@ def test_a_run_that_goes_on_from_another_is_shown_after_it():
         made_from=lambda job, role: [jobs[sources[job.label]]] if job.label in sources else [],
     )
     models = [SimpleNamespace(model=label, scores={}) for label in ("dpo:run", "base:one", "sft:two", "sft:one")]
-    assert lineage(found, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]
+    assert model_lineage(found, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]

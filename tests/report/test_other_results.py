@@ -8,8 +8,8 @@ from invented_results import Results
 from invented_sweeps import begun
 
 from snaketune.errors import SnaketuneError
-from snaketune.report.compare.other_results import Compared
-from snaketune.report.data.results import Findings
+from snaketune.report.compare.other_results import ComparedRuns
+from snaketune.report.data.results import ResultSet
 from snaketune.report.pages import pages_for
 from snaketune.stages.compared_results import compared_files
 
@@ -127,7 +127,7 @@ def test_of_other_held_out_rows_only_those_that_both_were_asked_about_count(befo
         inputs = json.loads(path.read_text())["inputs"]
         edit(path, inputs=inputs | {"packs": ["the same" if same_packs else "others"]})
         files = {role: [Path(path) for path in paths] for role, paths in compared_files([BEFORE]).items()}
-        found = Compared(Findings(now.named(), **now.files()), [BEFORE], *files.values())
+        found = ComparedRuns(ResultSet(now.named(), **now.files()), [BEFORE], *files.values())
         told = {one.measure.name: one.rows for one in found.comparisons[0].scores.get(f"dpo:{BEFORE}", [])}
         assert told["exact match"] == 12
         assert ("held-out loss" in told) == (evaluated is now)

@@ -2,7 +2,7 @@
 
 import pytest
 from invented_results import Results
-from invented_sweeps import MARGINS, MOVED, begun, findings, table
+from invented_sweeps import MARGINS, MOVED, begun, result_set, table
 
 from snaketune.report.data.preference_shift import changes, flips
 
@@ -15,7 +15,7 @@ def test_what_changed_is_told_by_source_too(results):
     results.dpo("a", *made, spec={"beta": 0.5})
     results.pairs("main/dpo-a", MOVED, reference=MARGINS, sources=2)
     results.evaluate("main/dpo-a", by_source={str(number): {"reward_accuracy": number / 4} for number in (1, 0)})
-    (change,) = changes(findings(results))
+    (change,) = changes(result_set(results))
     first, second = change.by_source()
     # up and high; down and low.
     assert (first.name, first.pairs, first.before, first.after) == ("0: one/<b>.jsonl", 2, 0.5, 1.0)
@@ -36,7 +36,7 @@ def test_a_pair_that_neither_completion_wins_is_half_a_preference(results):
     ties = dict.fromkeys(MARGINS, 0.0)
     results.pairs("main/dpo-a", ties, reference=ties, sources=2)
     results.evaluate("main/dpo-a")
-    (change,) = changes(findings(results))
+    (change,) = changes(result_set(results))
     assert [(one.before, one.after) for one in change.by_source()] == [(0.5, 0.5)] * 2
     _, pages = results.report()
     assert "chosen is likelier per token in 50% → 50%" in (pages / "preferences.svg").read_text("utf-8")
@@ -51,7 +51,7 @@ def moved(results: Results, **evaluated) -> list:
     if "sft" in evaluated:
         results.pairs("main/sft-a", evaluated["sft"])
         results.evaluate("main/sft-a")
-    return changes(findings(results))
+    return changes(result_set(results))
 
 
 @pytest.mark.parametrize("known", [{"sft": MARGINS}, {"reference": MARGINS}, {"sft": MARGINS, "reference": MARGINS}])
@@ -102,7 +102,7 @@ def test_whole_answers_and_their_tokens_may_say_otherwise(results):
     results.dpo("a", *made)
     results.pairs("main/dpo-a", {"p": 0.5}, reference={"p": -0.5})
     results.evaluate("main/dpo-a")
-    (change,) = changes(findings(results))
+    (change,) = changes(result_set(results))
     # The same sums, over fewer tokens of the rejected one.
     change.counts_P2[:] = [[100, 5]]
     assert change.outcomes(per_token=True)["right"] == 1
@@ -117,7 +117,7 @@ def test_flipped_pairs_are_shown_with_their_texts(results):
     results.dpo("a", model, results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference"))
     results.pairs("main/dpo-a", MOVED, reference=MARGINS)
     results.evaluate("main/dpo-a")
-    found = findings(results)
+    found = result_set(results)
     (flip,) = flips(found, changes(found)[0], True, 5)
     assert (flip.prompt, flip.chosen) == ("[user] ask up", "<i>good up</i>")
     assert len(flip.rejected) < 1000

@@ -5,31 +5,31 @@ from dataclasses import replace
 import pytest
 
 from snaketune.report.compare.scores import Measure
-from snaketune.report.compare.variants import Caution, Stopped
+from snaketune.report.compare.variants import EarlyStop, TrainingWarning
 from snaketune.report.data.preflight_findings import told
 from snaketune.report.judge import rules
-from snaketune.report.judge.facts import Asked, Packed, Picked, Rows, Swept, Training
+from snaketune.report.judge.facts import BestRun, CorpusFacts, EvaluatedPrompts, PackFacts, SweptKey, TrainingFacts
 from snaketune.report.judge.run_warnings import groups, steps
 from snaketune.report.judge.slow_nodes import slow_nodes
 from snaketune.report.judge.verdict import Difference, Verdict
 
-RUN = Training(
+RUN = TrainingFacts(
     label="dpo:a", key="dpo.a", epochs=3.0, loss=(2.0, 1.0), chosen=(-1.0, -1.05), held_out={"chat": (3.0, 1.2)}, mfu=0.4,
     gpu=True, waited=1.0, seconds=100.0, slower=2.0,
 )  # fmt: skip
-PACK = Packed(
+PACK = PackFacts(
     name="chat-512", key="sft.a.packing", split="train", unit="conversations", length=512, tokens=1000, supervised=300
 )
-CORPUS = Rows(name="chat", read=1000, quarantined={"not_json": 2})
-ASKED = Asked(
+CORPUS = CorpusFacts(name="chat", read=1000, quarantined={"not_json": 2})
+ASKED = EvaluatedPrompts(
     evaluation="main", corpus="chat", model="dpo:a", prompts=100, different=98, answers=100, cut_off=3, most_tokens=64
 )
-SWEPT = Swept(key="dpo.sweep", name="beta", values=(0.1, 0.2, 0.4), best=0.2, run="dpo:b")
-COLLAPSE = Caution(kind="collapse", step=20, text="is collapsing", at_end="has collapsed")
+SWEPT = SweptKey(key="dpo.sweep", name="beta", values=(0.1, 0.2, 0.4), best=0.2, run="dpo:b")
+COLLAPSE = TrainingWarning(kind="collapse", step=20, text="is collapsing", at_end="has collapsed")
 
 # The rule, what is otherwise than in a sound result, what it says of that, and the key that it names.
 SPEAKS = [
-    (rules.ended_early, RUN, {"stopped": Stopped(step=40, reason="kl 60")}, "step 40: kl 60", "dpo.a.training.learning_rate"),
+    (rules.ended_early, RUN, {"stopped": EarlyStop(step=40, reason="kl 60")}, "step 40: kl 60", "dpo.a.training.learning_rate"),
     (rules.warned, RUN, {"warnings": (COLLAPSE,)}, "has collapsed", "dpo.a.loss"),
     (rules.loss_not_falling, RUN, {"loss": (2.0, 1.99)}, "did not fall: 2 → 1.99", "dpo.a.training.learning_rate"),
     (rules.loss_not_falling, RUN, {"loss": (2.0, 2.5)}, "rose: 2 → 2.5", "dpo.a.training.learning_rate"),
@@ -50,7 +50,7 @@ SPEAKS = [
      "corpora.chat.repair"),
     (rules.repeated_prompts, ASKED, {"different": 80}, "20 of 100 held-out prompts of chat", "corpora.chat.near_duplicates"),
     (rules.cut_off, ASKED, {"cut_off": 30}, "30% of the answers of dpo:a", "eval.main.generation.max_new_tokens"),
-    (rules.picked_of_many, Picked(run="dpo:b", of=3), {"of": 12}, "the best of 12 runs", "eval"),
+    (rules.picked_of_many, BestRun(run="dpo:b", of=3), {"of": 12}, "the best of 12 runs", "eval"),
     (rules.best_at_the_edge, SWEPT, {"best": 0.4}, "the highest beta that was tried", "dpo.sweep.grid"),
     (rules.best_at_the_edge, SWEPT, {"best": 0.1}, "the lowest beta that was tried", "dpo.sweep.grid"),
 ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_every_rule_is_tried():
         (rules.waited_for_data, {"waited": None}),
         (rules.waited_for_data, {"seconds": None, "waited": 50.0}),
         # Told in another way already, or no longer so.
-        (rules.loss_not_falling, {"loss": (2.0, 2.5), "stopped": Stopped(step=1, reason="")}),
+        (rules.loss_not_falling, {"loss": (2.0, 2.5), "stopped": EarlyStop(step=1, reason="")}),
         (rules.chosen_falling, {"chosen": (-1.0, -2.0), "warnings": (COLLAPSE,)}),
         (rules.warned, {"warnings": (replace(COLLAPSE, at_end=None),)}),
         (rules.learned_by_heart, {"loss": (2.0, 0.2), "held_out": {"chat": (1.0, 1.2)}}),
@@ -196,7 +196,7 @@ def test_what_preflight_found_is_told_with_where_key_and_what_to_do():
 
 def test_alike_suspicions_stand_together_and_a_step_is_told_once():
     runs = [replace(RUN, label=f"dpo:s-{n}", key="dpo.sweep", loss=(1.0, 1.0 + n), mfu=0.01) for n in range(5)]
-    ended = replace(RUN, stopped=Stopped(step=1, reason="x"))
+    ended = replace(RUN, stopped=EarlyStop(step=1, reason="x"))
     found = [*map(rules.loss_not_falling, runs), rules.ended_early(ended)]
     together = groups(found)
     assert [(group.where[0], len(group.where), group.others) for group in together] == [
@@ -207,12 +207,12 @@ def test_alike_suspicions_stand_together_and_a_step_is_told_once():
         ("dpo.sweep.training.learning_rate", ["loss not falling"]),
         ("dpo.a.training.learning_rate", ["ended early"]),
     ]
-    gaps = [rules.sums_of_pack(replace(PACK, gaps=(text,))) for text in "ab"]
+    count_errors = [rules.sums_of_pack(replace(PACK, count_errors=(text,))) for text in "ab"]
     verdict = Verdict(model="dpo:a", against="base:a", key="dpo.a", differences=[])
     one = difference(-0.3, -0.1)
     other = replace(one, measure=replace(one.measure, name="f1"))
     worse = [rules.worse_than_before(measured, verdict) for measured in (one, other)]
     # What is said of each is told, though the step is the same.
-    assert [len(groups(some)) for some in (gaps, worse)] == [2, 2]
+    assert [len(groups(some)) for some in (count_errors, worse)] == [2, 2]
     assert [step.because for step in steps(worse)] == [["worse"]]
-    assert steps([rules.sums_of_pack(replace(PACK, gaps=("x",)))]) == []
+    assert steps([rules.sums_of_pack(replace(PACK, count_errors=("x",)))]) == []

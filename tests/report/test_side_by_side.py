@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.config.load import load
-from snaketune.report.compare.side_by_side import names_of
+from snaketune.report.compare.side_by_side import side_by_side_files
 from snaketune.report.pages import files_to_judge
 from snaketune.stages.graph import JobGraph
 
@@ -68,7 +68,7 @@ def test_half_a_character_and_directions_are_shown_and_not_obeyed(results):
 
 def test_the_page_of_samples_links_to_them(judged):
     page = (judged.parents[2] / "samples.html").read_text("utf-8")
-    for name in (name for names in names_of({"main": ["chat", "other"]}).values() for name in names):
+    for name in (name for names in side_by_side_files({"main": ["chat", "other"]}).values() for name in names):
         assert f'href="{name}"' in page
         assert (judged.parents[2] / name).is_file()
 
@@ -77,7 +77,7 @@ def test_the_files_are_those_that_the_graph_promises(raw_default, results):
     asked = load(raw_default)[0]
     promised = files_to_judge(JobGraph(*load(raw_default)))
     expected = {name: one.conversations for name, one in asked.eval.items()}
-    assert promised == [name for names in names_of(expected).values() for name in names] and promised
+    assert promised == [name for names in side_by_side_files(expected).values() for name in names] and promised
 
 
 def test_scores_are_shown_with_their_intervals(results):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 from invented_results import Results
-from invented_sweeps import MARGINS, MOVED, begun, findings, table
+from invented_sweeps import MARGINS, MOVED, begun, result_set, table
 
 from snaketune.config.score_names import FIGURES
 from snaketune.errors import SnaketuneError
 from snaketune.report.compare.variants import variants
-from snaketune.report.judge.headline import judged_line
+from snaketune.report.judge.headline import judged_lineage
 
 SORT_BY = "preferences.pairs.reward_accuracy"
 
@@ -41,7 +41,7 @@ def test_variants_are_sorted_and_the_first_is_the_best(results):
 def test_the_headline_is_of_the_best_one(results):
     swept(results, {"a": 0.7, "b": 0.6})
     for best in ("dpo:a", "dpo:b"):
-        assert judged_line(findings(results), best)[-1] == best
+        assert judged_lineage(result_set(results), best)[-1] == best
 
 
 def test_of_losses_the_lowest_is_first(results):
@@ -49,7 +49,7 @@ def test_of_losses_the_lowest_is_first(results):
     for name, right in (("good", 0.9), ("bad", 0.1)):
         results.dpo(name, *made)
         results.evaluate(f"main/dpo-{name}", right=right)
-    found = variants(findings(results), "conversations.chat.held_out_loss")
+    found = variants(result_set(results), "conversations.chat.held_out_loss")
     assert (found.labels, found.highest_first) == (["dpo:good", "dpo:bad"], False)
 
 
@@ -57,7 +57,7 @@ def test_a_missing_figure_comes_last_and_is_a_gap(results):
     swept(results, {"a": None, "b": 0.6, "c": None, "d": 0.8})
     made = begun(results)
     results.dpo("unevaluated", *made)
-    found = variants(findings(results), SORT_BY)
+    found = variants(result_set(results), SORT_BY)
     assert found.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
     assert found.sorted_by.shown("dpo:a") == "–"
     results.report(sort_by=SORT_BY)
@@ -65,7 +65,7 @@ def test_a_missing_figure_comes_last_and_is_a_gap(results):
 
 def test_equal_ones_are_in_the_order_of_their_names_and_that_is_told(results):
     swept(results, {"lr-10": 0.8, "lr-2": 0.8, "lr-1": 0.5})
-    found = variants(findings(results), SORT_BY)
+    found = variants(result_set(results), SORT_BY)
     assert (found.best, found.tied) == ("dpo:lr-2", ["dpo:lr-10"])
     _, pages = results.report(sort_by=SORT_BY)
     assert "as of dpo:lr-10, which comes after it by name" in (pages / "index.html").read_text("utf-8")
@@ -111,7 +111,7 @@ def test_two_sweeps_stand_in_one_table(results):
         "loss-b": {"loss": "ipo", "training": {"epochs": 2.0}, "lora": {"rank": 4}},
     }  # fmt: skip
     swept(results, {"beta-0.1": 0.1, "beta-0.3": 0.4, "loss-a": 0.3, "loss-b": 0.2}, specs)
-    found = variants(findings(results), SORT_BY)
+    found = variants(result_set(results), SORT_BY)
     assert found.labels == ["dpo:beta-0.3", "dpo:loss-a", "dpo:loss-b", "dpo:beta-0.1"]
     assert list(found.keys) == ["loss", "beta", "epochs", "lora"]
     assert found.keys["loss"]["dpo:loss-a"] == "sigmoid + 0.2 sft"
@@ -126,7 +126,7 @@ def test_runs_from_two_models_say_which(results):
     pairs = results.pack("pairs-demo-128-bb", results.corpus("pairs", kind="preferences"), tokenizer, kind="preference")
     for name in ("one", "two"):
         results.dpo(name, results.sft(name, chat, tokenizer), pairs)
-    assert variants(findings(results), None).keys == {"from": {"dpo:one": "one", "dpo:two": "two"}}
+    assert variants(result_set(results), None).keys == {"from": {"dpo:one": "one", "dpo:two": "two"}}
 
 
 def test_what_was_ended_early_says_why_and_is_not_the_best(results):
@@ -155,20 +155,20 @@ def test_names_may_hold_dots(results):
     made = begun(results)
     results.dpo("a", *made)
     results.evaluate("main/dpo-a", tasks={"arc.v1.5": {"acc_norm,strict-match": 0.25}})
-    found = variants(findings(results), "tasks.arc.v1.5.acc_norm,strict-match")
+    found = variants(result_set(results), "tasks.arc.v1.5.acc_norm,strict-match")
     assert found.sorted_by.values == {"dpo:a": 0.25}
 
 
 def test_a_figure_of_a_detail_can_be_sorted_by(results):
     swept(results, {"a": 0.5, "b": 0.6})
-    found = variants(findings(results), "conversations.chat.exact_match.by_task.weekday.share")
+    found = variants(result_set(results), "conversations.chat.exact_match.by_task.weekday.share")
     assert found.columns[0] is found.sorted_by
     assert found.sorted_by.shown("dpo:a") == "50%"
 
 
 def test_every_figure_of_the_plan_is_one_that_the_report_names(sweep):
     """What `sort_by` may name, what an evaluation writes, and what the table calls it."""
-    found = findings(sweep)
+    found = result_set(sweep)
     for section, on in (("conversations", "chat"), ("preferences", "pairs")):
         for figure in FIGURES[section]:
             assert variants(found, f"{section}.{on}.{figure}").sorted_by.name

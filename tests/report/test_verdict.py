@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from invented_sweeps import begun, findings
+from invented_sweeps import begun, result_set
 
 from snaketune.report.compare.variants import variants
 from snaketune.report.judge import facts
 from snaketune.report.judge.difference_intervals import paired, separate
-from snaketune.report.judge.headline import headline, judged_line
-from snaketune.report.judge.run_warnings import suspicions
-from snaketune.report.judge.verdict import outcomes
+from snaketune.report.judge.headline import headline, judged_lineage
+from snaketune.report.judge.run_warnings import report_findings
+from snaketune.report.judge.verdict import row_outcomes
 
 PAIRS = [f"p{n:02}" for n in range(40)]
 
 
 def judged(results):
-    found = findings(results)
-    return headline(found, judged_line(found))
+    found = result_set(results)
+    return headline(found, judged_lineage(found))
 
 
 @pytest.mark.parametrize(("gained", "size"), [(0.0, 30), (0.1, 60), (0.4, 40)])
@@ -94,7 +94,9 @@ def test_a_model_that_got_worse_is_called_so(results):
     results.evaluate("main/sft-a", right=0.0, preferences=())
     found = judged(results)
     assert (found.sentence, found.tone) == ("sft:a is worse than base:a on the one measure.", "worse")
-    told = suspicions(findings(results), ["base:a", "sft:a"], found.verdicts, variants(findings(results), None))
+    told = report_findings(
+        result_set(results), ["base:a", "sft:a"], found.verdicts, variants(result_set(results), None)
+    )
     assert told[0].kind == "worse: base:a, exact match of chat"
     assert told[0].key == "sft.a.training.learning_rate"
 
@@ -111,10 +113,10 @@ def test_results_without_pairs_are_compared_as_separate_shares(results):
 def test_rows_that_cannot_be_checked_are_no_outcomes(results):
     begun(results)
     results.evaluate("main/sft-a", preferences=())
-    scored = findings(results).evaluations["main"][0]
+    scored = result_set(results).evaluations["main"][0]
     unchecked = replace(scored, responses=[row | {"correct": None} for row in scored.responses])
-    assert len(outcomes(scored)["conversations.chat.exact_match.share"]) == 12
-    assert outcomes(unchecked) == {}
+    assert len(row_outcomes(scored)["conversations.chat.exact_match.share"]) == 12
+    assert row_outcomes(unchecked) == {}
 
 
 def test_what_gained_more_is_counted_of_the_pairs_that_the_reference_knows(results):
@@ -122,7 +124,7 @@ def test_what_gained_more_is_counted_of_the_pairs_that_the_reference_knows(resul
     results.evaluate("main/sft-a", reference=True)
     results.pairs("main/sft-a", {"up": 0.2, "down": 0.2, "new": 1.0}, reference={"up": 0.1, "down": 0.3})
     results.evaluate("main/sft-a", reference=True)
-    found = outcomes(findings(results).evaluations["main"][0])
+    found = row_outcomes(result_set(results).evaluations["main"][0])
     assert found["preferences.pairs.reward_accuracy"] == {"up": 1.0, "down": 0.0}
     assert found["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
 
@@ -131,7 +133,7 @@ def test_pairs_that_neither_completion_wins_count_half_here_too(results):
     begun(results)
     results.pairs("main/sft-a", {"same": 0.25, "tie": 0.0}, reference={"same": 0.25, "tie": 0.0})
     results.evaluate("main/sft-a", reference=True)
-    found = outcomes(findings(results).evaluations["main"][0])
+    found = row_outcomes(result_set(results).evaluations["main"][0])
     assert found["preferences.pairs.reward_accuracy"] == {"same": 0.5, "tie": 0.5}
     assert found["preferences.pairs.logp_accuracy_per_token"] == {"same": 1.0, "tie": 0.5}
 
@@ -190,7 +192,7 @@ def test_runs_of_a_grid_are_named_by_the_key_that_asks_for_them(results):
         key = results.dpo(name, model, pack, spec={"beta": beta})
         results.jobs[key] = results.jobs[key].model_copy(update={"config_key": "dpo.s"})
         results.evaluate(f"main/dpo-{name}", right=beta)
-    found = findings(results)
+    found = result_set(results)
     assert {run.key for run in facts.trainings(found)} == {"sft.a", "dpo.s"}
     (beta,) = facts.swept(found, variants(found, "preferences.pairs.logp_accuracy"))
     assert (beta.values, beta.best, beta.key) == ((0.1, 0.2, 0.3), 0.3, "dpo.s")
@@ -208,13 +210,13 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     run = json.loads(path.read_text())
     told = {"device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
     path.write_text(json.dumps(run | told | {"calibration": {"trials": []}}))
-    (found,) = facts.trainings(findings(results))
+    (found,) = facts.trainings(result_set(results))
     assert (found.gpu, found.mfu, found.waited, found.slower, found.measured) == (True, 0.4, 2.0, 20.0, True)
     # The first and the last three of thirty steps.
     losses = [entry["loss"] for entry in run["history"]]
     assert found.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
     assert found.held_out == {"chat": (1.8, 1.5)}
-    train, held_out, *_ = facts.packed(findings(results))
+    train, held_out, *_ = facts.packed(result_set(results))
     assert (train.key, train.lost, held_out.split) == ("sft.a.packing", None, "held_out")
 
 
@@ -228,7 +230,7 @@ def test_answers_as_long_as_they_may_be_are_counted(results):
     manifest = json.loads(path.read_text())
     for most, cut_off in ((5, 12), (6, 0)):
         path.write_text(json.dumps(manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}}))
-        (found,) = facts.asked(findings(results), ["base:a"])
+        (found,) = facts.asked(result_set(results), ["base:a"])
         assert (found.answers, found.different, found.cut_off) == (12, 6, cut_off)
 
 

@@ -20,7 +20,7 @@ def calibration_panels(runs: list[Result], styles: dict[str, Style]) -> list[Pan
     return [_speed(measured, styles), _memory(measured, styles)] if measured else []
 
 
-def chosen(run: dict[str, Any]) -> list[str]:
+def batch_plan_facts(run: dict[str, Any]) -> list[str]:
     """Facts about a run's portions."""
     rows = run.get("micro_batch_rows")
     if not rows:
@@ -48,7 +48,7 @@ def _speed(runs: list[Result], styles: dict[str, Style]) -> Panel:
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         _rows_axis(ax)
 
-    found = [_taken(run) for run in runs]
+    found = [_trial_of_run(run) for run in runs]
     title = "Speed by rows at once"
     if len(runs) == 1 and found[0]:
         title += f": {whole(found[0]['tokens_per_second'])} tokens/s with {found[0]['micro_batch_rows']}"
@@ -61,17 +61,17 @@ def _memory(runs: list[Result], styles: dict[str, Style]) -> Panel:
         for run in runs:
             _lines(ax, run, styles[run.label], "peak_bytes", GB)
             _mark_chosen(ax, run, styles[run.label], "peak_bytes", GB)
-            there = run.run["calibration"]["memory_bytes"]
+            memory = run.run["calibration"]["memory_bytes"]
             # A limit far away would press the curves to the ground.
-            if there and there < 4 * most:
-                ax.axhline(there / GB, color=COLOURS["muted"][0], linewidth=0.8, linestyle=":")
+            if memory and memory < 4 * most:
+                ax.axhline(memory / GB, color=COLOURS["muted"][0], linewidth=0.8, linestyle=":")
         ax.set(xlabel="rows at once", ylabel="most memory, GB")
         ax.set_ylim(0, None)
         _rows_axis(ax)
 
     devices = {run.run["calibration"]["device"]: run.run["calibration"]["memory_bytes"] for run in runs}
-    of = ", ".join(f"{device}, {short(there)}B" if there else device for device, there in devices.items())
-    taken = [found["peak_bytes"] / GB for run in runs if (found := _taken(run))]
+    of = ", ".join(f"{device}, {short(memory)}B" if memory else device for device, memory in devices.items())
+    taken = [found["peak_bytes"] / GB for run in runs if (found := _trial_of_run(run))]
     most = f": {decimal(max(taken))} GB at most" if taken else ""
     return Panel(title=f"Memory by rows at once{most} ({of})", draw=draw)
 
@@ -88,14 +88,14 @@ def _lines(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
 
 
 def _mark_chosen(ax: Axes, run: Result, style: Style, key: str, unit: float) -> None:
-    if found := _taken(run):
+    if found := _trial_of_run(run):
         ax.plot(
             found["micro_batch_rows"], found[key] / unit, "o",
             markersize=9, markerfacecolor="none", markeredgecolor=style.hex,
         )  # fmt: skip
 
 
-def _taken(run: Result) -> dict[str, Any] | None:
+def _trial_of_run(run: Result) -> dict[str, Any] | None:
     """The trial of what the run was computed with, if there was one that fitted."""
     wanted = {key: run.run.get(key) for key in ("micro_batch_rows", "gradient_checkpointing")}
     return next(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from snaketune.config.corpus_sources import PersonalData
-from snaketune.report.data.results import Findings, Result
-from snaketune.report.data.sums import unequal
+from snaketune.report.data.results import Result, ResultSet
+from snaketune.report.data.sums import count_error
 from snaketune.report.text import clean
 
 REPAIRED = "repaired_"
@@ -35,11 +35,11 @@ class RowCounts:
     kept: int
 
     @property
-    def came_in(self) -> int:
+    def incoming(self) -> int:
         return self.read + self.extra + self.repeated
 
     @property
-    def went_out(self) -> int:
+    def outgoing(self) -> int:
         return self.joined + self.quarantined + sum(self.dropped.values()) + self.kept
 
 
@@ -57,9 +57,9 @@ class SourceFlow:
     rows: RowCounts
 
     @property
-    def gaps(self) -> list[str]:
+    def count_errors(self) -> list[str]:
         """What doesn't add up."""
-        return unequal("rows", self.rows.came_in, f"came in from {self.name}", self.rows.went_out, "went out")
+        return count_error("rows", self.rows.incoming, f"came in from {self.name}", self.rows.outgoing, "went out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +89,21 @@ class CorpusFlow:
     characters: dict[str, list[int]] | None
 
     @property
-    def gaps(self) -> list[str]:
+    def count_errors(self) -> list[str]:
         """What doesn't add up, of the whole, of its reasons, and of its sources."""
         rows = self.rows
-        found = unequal("rows", rows.came_in, "came in", rows.went_out, "went out")
-        found += unequal("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
+        errors = count_error("rows", rows.incoming, "came in", rows.outgoing, "went out")
+        errors += count_error("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
         if self.sources:
             for what in ("read", "kept"):
                 parts = sum(getattr(source.rows, what) for source in self.sources)
-                found += unequal("rows", getattr(rows, what), what, parts, "counted by source")
-        return found + [gap for source in self.sources for gap in source.gaps]
+                errors += count_error("rows", getattr(rows, what), what, parts, "counted by source")
+        return errors + [error for source in self.sources for error in source.count_errors]
 
 
-def corpus_flows(findings: Findings) -> list[CorpusFlow]:
+def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
     """Of every corpus."""
-    return [_corpus_flow(result) for result in findings.of("corpus")]
+    return [_corpus_flow(result) for result in results.of("corpus")]
 
 
 def _corpus_flow(result: Result) -> CorpusFlow:

@@ -10,7 +10,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.report.data.results import Result
 from snaketune.report.text import clip
 
-LINES = 1000
+MAX_LINES = 1000
 EXAMPLES_PER_REASON = 3
 GROUPS, IDS = 5, 4
 NGRAMS = 12
@@ -21,7 +21,7 @@ EXCERPT_CHARACTERS = 400
 class Malformed:
     """A quarantined row."""
 
-    place: str
+    location: str
     detail: str
     excerpt: str
 
@@ -40,14 +40,14 @@ class Hit:
     """An n-gram that rows share with an evaluation; `times` among the hits looked at; id and place of the first row."""
 
     ngram: str
-    times: int
+    count: int
     evaluated: str
     id: str
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class DroppedExamples:
     """Of one corpus.
 
     Attributes:
@@ -60,20 +60,20 @@ class Records:
     quarantined: dict[str, list[Malformed]]
     groups: list[Group]
     hits: list[Hit]
-    hits_seen: int
+    hits_read: int
 
 
-def records(corpus: Result) -> Records:
+def dropped_examples(corpus: Result) -> DroppedExamples:
     """Raises SnaketuneError if a record is damaged."""
     quarantined: dict[str, list[Malformed]] = {}
     for line in _lines(corpus.artifact, "quarantine.jsonl"):
         same = quarantined.setdefault(line["reason"], [])
         if len(same) < EXAMPLES_PER_REASON:
             detail, excerpt = (clip(line[name], EXCERPT_CHARACTERS) for name in ("detail", "excerpt"))
-            same.append(Malformed(place=_place(line), detail=detail, excerpt=excerpt))
+            same.append(Malformed(location=_location(line), detail=detail, excerpt=excerpt))
     groups = sorted(_lines(corpus.artifact, "duplicates.jsonl"), key=lambda line: -line["rows"])[:GROUPS]
     hits = _lines(corpus.artifact, "contamination.jsonl")
-    return Records(
+    return DroppedExamples(
         quarantined=quarantined,
         groups=[
             Group(
@@ -84,28 +84,28 @@ def records(corpus: Result) -> Records:
             for line in groups
         ],
         hits=_commonest(hits),
-        hits_seen=len(hits),
+        hits_read=len(hits),
     )
 
 
 def _commonest(lines: list[dict[str, Any]]) -> list[Hit]:
-    times = Counter((line["evaluated"], line["ngram"]) for line in lines)
+    count = Counter((line["evaluated"], line["ngram"]) for line in lines)
     first: dict[tuple[str, str], dict[str, Any]] = {}
     for line in lines:
         first.setdefault((line["evaluated"], line["ngram"]), line)
     return [
         Hit(
             ngram=clip(ngram, EXCERPT_CHARACTERS),
-            times=n,
+            count=n,
             evaluated=_evaluated(first[evaluated, ngram]),
             id=clip(first[evaluated, ngram]["id"], 40),
-            place=_place(first[evaluated, ngram]),
+            location=_location(first[evaluated, ngram]),
         )
-        for (evaluated, ngram), n in times.most_common(NGRAMS)
+        for (evaluated, ngram), n in count.most_common(NGRAMS)
     ]
 
 
-def _place(line: dict[str, Any]) -> str:
+def _location(line: dict[str, Any]) -> str:
     """As editors understand it: `chat.jsonl:17`; rows of tables by number."""
     return clip(f"{line['file']}:{line['line']}" if "line" in line else f"{line['file']}, row {line.get('row')}", 200)
 
@@ -122,4 +122,4 @@ def _lines(artifact: Artifact, name: str) -> list[dict[str, Any]]:
         return []
     # Rows that can't be decoded are quoted in it as they were found.
     with artifact.file(name).open(encoding="utf-8", errors="replace") as file:
-        return [json.loads(line) for line in islice(file, LINES)]
+        return [json.loads(line) for line in islice(file, MAX_LINES)]

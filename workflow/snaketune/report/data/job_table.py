@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.report.data.calibration_runs import chosen
-from snaketune.report.data.results import Findings, Result, natural
+from snaketune.report.data.calibration_runs import batch_plan_facts
+from snaketune.report.data.results import Result, ResultSet, natural
 from snaketune.report.text import clip, decimal, duration, percent, short, whole
 
 SOURCE_CHARACTERS = 300
@@ -34,10 +34,10 @@ class TokenizerRow:
     samples: list[dict[str, Any]]
 
 
-def job_rows(findings: Findings) -> list[JobRow]:
+def job_rows(results: ResultSet) -> list[JobRow]:
     """In the order of the stages; the parts of one result together."""
     jobs: dict[tuple[str, str], list[Result]] = {}
-    for result in findings.results:
+    for result in results.all:
         jobs.setdefault((result.stage, result.whole), []).append(result)
     seconds = {
         job: sum(known) if (known := [p.run["seconds"] for p in parts if p.run.get("seconds") is not None]) else None
@@ -74,7 +74,7 @@ def _facts(result: Result) -> list[str]:
         found.append(f"{run['processes']} processes")
     if len(attempts := run.get("attempts", [])) > 1:
         found.append(f"{len(attempts)} attempts, the last one {duration(attempts[-1])}")
-    found += chosen(run)
+    found += batch_plan_facts(run)
     if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
         found.append(f"{short(rate)} tokens/s")
     found += _share_of_peak(run)
@@ -95,10 +95,10 @@ def _share_of_peak(run: dict[str, Any]) -> list[str]:
     return []
 
 
-def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
+def tokenizer_rows(results: ResultSet) -> list[TokenizerRow]:
     """In order of name."""
     rows = []
-    for result in findings.of("tokenizer"):
+    for result in results.of("tokenizer"):
         spec, parity = result.spec, result.manifest.get("parity")
         adopted = spec.get("adopt")
         kind = f"adopted: {adopted}" + (f" at {spec['revision']}" if spec.get("revision") else "") if adopted else None
@@ -121,10 +121,10 @@ def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
     return rows
 
 
-def versions(findings: Findings) -> dict[str, list[str]]:
+def versions(results: ResultSet) -> dict[str, list[str]]:
     """By library, all versions that shaped a result: more than one means that results are of different ages."""
     found: dict[str, set[str]] = {}
-    for result in findings.results:
+    for result in results.all:
         for library, version in result.manifest.get("versions", {}).items():
             found.setdefault(library, set()).add(version or "not installed")
         if result.run.get("python"):

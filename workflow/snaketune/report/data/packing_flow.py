@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.packing.truncation import warning
-from snaketune.report.data.results import Findings, Result
-from snaketune.report.data.sums import unequal
+from snaketune.report.data.results import Result, ResultSet
+from snaketune.report.data.sums import count_error
 
 SPLITS = ("train", "held_out")
 TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
@@ -55,18 +55,18 @@ class SplitFlow:
     read: int
     read_tokens: int
     kept: int
-    pieces: int
+    documents: int
     tokens: int
     supervised: int
     dropped: dict[str, int]
     dropped_tokens: dict[str, int]
     truncated: dict[str, int]
-    cut: dict[str, int]
+    split_up: dict[str, int]
     shared: dict[str, int]
     mismatched: int
     rows: int | None
     capacity: int | None
-    before: tuple[tuple[str, int, str], ...] = ()
+    upstream: tuple[tuple[str, int, str], ...] = ()
     lost_to_length: dict[str, Any] | None = None
 
     @property
@@ -79,17 +79,21 @@ class SplitFlow:
         return None if self.capacity is None else self.capacity - self.tokens
 
     @property
-    def gaps(self) -> list[str]:
+    def count_errors(self) -> list[str]:
         """What doesn't add up, also across stages: what one hands on is what the next one reads."""
         read = {"rows": self.read, "tokens": self.read_tokens}
-        found = [gap for what, n, who in self.before for gap in unequal(what, n, who, read[what], "read by packing")]
-        found += unequal("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
-        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
-        came = self.read_tokens + self.mismatched
-        found += unequal("tokens", came, "read", self.tokens + gone, "packed, dropped, cut off and shared")
+        errors = [
+            error
+            for what, n, who in self.upstream
+            for error in count_error(what, n, who, read[what], "read by packing")
+        ]
+        errors += count_error("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
+        removed = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
+        incoming = self.read_tokens + self.mismatched
+        errors += count_error("tokens", incoming, "read", self.tokens + removed, "packed, dropped, cut off and shared")
         if self.capacity is not None and self.capacity < self.tokens:
-            found.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
-        return [f"{self.split.replace('_', ' ')}: {gap}" for gap in found]
+            errors.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
+        return [f"{self.split.replace('_', ' ')}: {error}" for error in errors]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,7 @@ class PackFlow:
     @property
     def warnings(self) -> list[str]:
         """What is lost because rows are short, where it is much."""
-        said = (
+        messages = (
             warning(
                 split.split,
                 self.unit,
@@ -154,17 +158,17 @@ class PackFlow:
             for split in self.splits
             if split.lost_to_length
         )
-        return [one for one in said if one]
+        return [one for one in messages if one]
 
     @property
-    def gaps(self) -> list[str]:
+    def count_errors(self) -> list[str]:
         """What doesn't add up."""
-        found = [gap for split in self.splits for gap in split.gaps]
+        errors = [error for split in self.splits for error in split.count_errors]
         if self.written:
-            found += unequal("rows", self.written[1], "planned", self.written[0], "written")
+            errors += count_error("rows", self.written[1], "planned", self.written[0], "written")
         if (tokens := self.tokenized) and tokens.parts != tokens.expected_parts:
-            found.append(f"{tokens.parts} of {tokens.expected_parts} tokenized parts are known")
-        return found
+            errors.append(f"{tokens.parts} of {tokens.expected_parts} tokenized parts are known")
+        return errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,21 +189,21 @@ class TrainingFlow:
     tokens_per_epoch: int | None
 
 
-def pack_flows(findings: Findings) -> list[PackFlow]:
+def pack_flows(results: ResultSet) -> list[PackFlow]:
     """Of every pack."""
-    return [pack_flow(findings, result) for result in findings.of("pack")]
+    return [pack_flow(results, result) for result in results.of("pack")]
 
 
-def pack_flow(findings: Findings, result: Result) -> PackFlow:
+def pack_flow(results: ResultSet, result: Result) -> PackFlow:
     """Of one."""
-    plan = _first(findings, result, "plan")
-    parts = findings.made_from(plan, "tokens") if plan else []
-    corpus = _first(findings, parts[0], "corpus") if parts else None
-    tokenizer = _first(findings, parts[0], "tokenizer") if parts else None
+    plan = _first(results, result, "plan")
+    parts = results.made_from(plan, "tokens") if plan else []
+    corpus = _first(results, parts[0], "corpus") if parts else None
+    tokenizer = _first(results, parts[0], "tokenizer") if parts else None
     tokens = tokenized(parts) if parts else None
-    shards = findings.made_from(result, "shards")
+    shards = results.made_from(result, "shards")
     splits = [_split_flow(result, split, corpus, tokens) for split in SPLITS]
-    planned = sum(split.pieces if split.rows is None else split.rows for split in splits)
+    planned = sum(split.documents if split.rows is None else split.rows for split in splits)
     return PackFlow(
         name=result.name,
         kind=result.manifest["kind"],
@@ -233,10 +237,10 @@ def tokenized(parts: list[Result]) -> Tokenized:
     )
 
 
-def tokenized_corpora(findings: Findings) -> list[tuple[Tokenized, list[Result]]]:
+def tokenized_corpora(results: ResultSet) -> list[tuple[Tokenized, list[Result]]]:
     """Every tokenized corpus, with its parts."""
     by_name: dict[str, list[Result]] = {}
-    for result in findings.of("tokenize"):
+    for result in results.of("tokenize"):
         by_name.setdefault(result.whole, []).append(result)
     return [(tokenized(parts), parts) for parts in by_name.values()]
 
@@ -244,38 +248,38 @@ def tokenized_corpora(findings: Findings) -> list[tuple[Tokenized, list[Result]]
 def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Tokenized | None) -> SplitFlow:
     counts = result.counts[split]
     metadata = result.manifest["packing_metadata" if split == "train" else "packing_metadata_held_out"]
-    before = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
+    upstream = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
     if tokens:
-        before += [(what, tokens.counts[split][what], "tokenized") for what in ("rows", "tokens")]
+        upstream += [(what, tokens.counts[split][what], "tokenized") for what in ("rows", "tokens")]
     return SplitFlow(
         split=split,
         read=counts["read"],
         read_tokens=counts["read_tokens"],
         kept=counts["kept"],
-        pieces=counts["pieces"],
+        documents=counts["pieces"],
         tokens=counts["tokens"],
         supervised=counts["supervised_tokens"],
         dropped=counts["dropped"],
         dropped_tokens=counts["dropped_tokens"],
         truncated=counts["truncated"],
-        cut=counts["split"],
+        split_up=counts["split"],
         mismatched=counts["mismatched_tokens"],
         shared={what: counts[f"shared_{what[:-1]}_tokens"] for what in ("prompts", "answers")},
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
         lost_to_length=metadata.get("lost_to_length"),
-        before=tuple(before),
+        upstream=tuple(upstream),
     )
 
 
-def training_flows(findings: Findings) -> list[TrainingFlow]:
+def training_flows(results: ResultSet) -> list[TrainingFlow]:
     """Of every SFT and DPO run."""
-    return [training_flow(findings, result) for result in findings.of("sft", "dpo")]
+    return [training_flow(results, result) for result in results.of("sft", "dpo")]
 
 
-def training_flow(findings: Findings, result: Result) -> TrainingFlow:
+def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
     """Of one."""
-    pack, counts = _first(findings, result, "pack"), result.counts
+    pack, counts = _first(results, result, "pack"), result.counts
     # TRL tokenizes raw rows itself, so what an epoch of them holds is counted by nobody.
     packed = pack and pack.manifest["packing_metadata"]["enabled"]
     per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
@@ -299,8 +303,8 @@ def training_flow(findings: Findings, result: Result) -> TrainingFlow:
     )
 
 
-def _first(findings: Findings, result: Result, role: str) -> Result | None:
-    return next(iter(findings.made_from(result, role)), None)
+def _first(results: ResultSet, result: Result, role: str) -> Result | None:
+    return next(iter(results.made_from(result, role)), None)
 
 
 def _by_length(entry: tuple[str, int]) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.results import Findings, Result, Scored
+from snaketune.report.data.results import Result, ResultSet, ScoredModel
 from snaketune.report.judge.difference_intervals import wins
 from snaketune.report.text import clip
 from snaketune.tables import read_table
@@ -26,7 +26,7 @@ OUTCOMES = ("won", "lost", "right", "wrong")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfSource:
+class SourceChange:
     """The pairs of one source: how many, in which share of them the chosen completion is the likelier one per token, before and
     after, and the mean rewards after."""
 
@@ -39,7 +39,7 @@ class OfSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class PreferenceChange:
     """One DPO run on the held-out pairs of one corpus. Columns of the arrays: chosen, rejected.
 
     Attributes:
@@ -83,18 +83,18 @@ class Change:
         both = {"won": ~before_P & after_P, "lost": before_P & ~after_P, "right": before_P & after_P}
         return {name: int(both.get(name, ~before_P & ~after_P).sum()) for name in OUTCOMES}
 
-    def flipped(self, won: bool, most: int) -> list[int]:
+    def flipped(self, won: bool, limit: int) -> list[int]:
         """The pairs that were won or lost, those whose margin per token moved furthest first."""
         before_P, after_P = self.margins(per_token=True)
-        places = np.flatnonzero((before_P > 0) != (after_P > 0))
-        places = [int(place) for place in places if (after_P[place] > 0) == won]
-        return sorted(places, key=lambda place: (-abs(after_P[place] - before_P[place]), self.ids[place]))[:most]
+        indices = np.flatnonzero((before_P > 0) != (after_P > 0))
+        indices = [int(index) for index in indices if (after_P[index] > 0) == won]
+        return sorted(indices, key=lambda index: (-abs(after_P[index] - before_P[index]), self.ids[index]))[:limit]
 
-    def by_source(self) -> list[OfSource]:
+    def by_source(self) -> list[SourceChange]:
         """Of each source, where there are several."""
         (before_P, after_P), (_, reward_P2) = self.margins(per_token=True), self.rewards()
         return [
-            OfSource(
+            SourceChange(
                 name=name,
                 pairs=int(own_P.sum()),
                 before=float(wins(before_P[own_P]).mean()),
@@ -124,41 +124,43 @@ class Flip:
     after: float
 
 
-def changes(findings: Findings) -> list[Change]:
+def preference_changes(results: ResultSet) -> list[PreferenceChange]:
     """Of every DPO run that was asked about pairs, by evaluation and corpus."""
-    runs = {run.label: run for run in findings.of("dpo")}
+    runs = {run.label: run for run in results.of("dpo")}
     return [
         change
-        for evaluation, models in findings.evaluations.items()
+        for evaluation, models in results.evaluations.items()
         for scored in models
         if scored.model in runs and scored.pairs is not None
         for corpus in scored.pairs["corpus"].unique().to_pylist()
-        if (change := _change(findings, corpus, runs[scored.model], scored, _before(findings, scored, models)))
+        if (change := _change(results, corpus, runs[scored.model], scored, _before(results, scored, models)))
     ]
 
 
-def flips(findings: Findings, change: Change, won: bool, most: int) -> list[Flip]:
+def flips(results: ResultSet, change: PreferenceChange, won: bool, limit: int) -> list[Flip]:
     """The first of the pairs that were won or lost, with their texts."""
-    places = change.flipped(won, most)
-    texts = _texts(findings, change.corpus, [change.ids[place] for place in places])
+    indices = change.flipped(won, limit)
+    texts = _texts(results, change.corpus, [change.ids[index] for index in indices])
     before_P, after_P = change.margins(per_token=True)
     return [
         Flip(
-            id=change.ids[place],
-            before=float(before_P[place]),
-            after=float(after_P[place]),
-            **texts.get(change.ids[place], dict.fromkeys(("prompt", "chosen", "rejected"))),
+            id=change.ids[index],
+            before=float(before_P[index]),
+            after=float(after_P[index]),
+            **texts.get(change.ids[index], dict.fromkeys(("prompt", "chosen", "rejected"))),
         )
-        for place in places
+        for index in indices
     ]
 
 
-def _before(findings: Findings, scored: Scored, models: list[Scored]) -> Scored | None:
-    begun = findings.begun_from.get(scored.model)
-    return next((one for one in models if one.model == begun and one.pairs is not None), None)
+def _before(results: ResultSet, scored: ScoredModel, models: list[ScoredModel]) -> ScoredModel | None:
+    initial = results.initial_models.get(scored.model)
+    return next((one for one in models if one.model == initial and one.pairs is not None), None)
 
 
-def _change(findings: Findings, corpus: str, run: Result, scored: Scored, before: Scored | None) -> Change | None:
+def _change(
+    results: ResultSet, corpus: str, run: Result, scored: ScoredModel, before: ScoredModel | None
+) -> PreferenceChange | None:
     after = _rows(scored.pairs, corpus)
     logps = {name: _logps(after, name) for name in ("", "reference_")}
     known = {pair: logp for pair, logp in logps["reference_"].items() if np.isfinite(logp).all()}
@@ -175,7 +177,7 @@ def _change(findings: Findings, corpus: str, run: Result, scored: Scored, before
     before_P2, after_P2, reference_P2, counts_P2 = (
         np.array([values[pair] for pair in ids]) for values in (earlier, logps[""], reference, counts)
     )
-    return Change(
+    return PreferenceChange(
         evaluation=scored.evaluation,
         corpus=corpus,
         run=run,
@@ -185,7 +187,7 @@ def _change(findings: Findings, corpus: str, run: Result, scored: Scored, before
         after_P2=after_P2,
         counts_P2=counts_P2,
         reference_P2=reference_P2,
-        sources=_sources(findings, corpus, after, ids),
+        sources=_sources(results, corpus, after, ids),
         beta=run.spec.get("beta") if referenced else None,
     )
 
@@ -194,13 +196,13 @@ def _rows(pairs: pa.Table, corpus: str) -> pa.Table:
     return pairs.filter(pc.equal(pairs["corpus"], corpus))
 
 
-def _sources(findings: Findings, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
+def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
     """Which of these pairs are from which source, by its name; of results older than that, all from one."""
     if "source" not in rows.schema.names:
         return {}
     of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
     source_P = np.array([of[pair] for pair in ids])
-    flow = next((flow for flow in corpus_flows(findings) if flow.name == corpus), None)
+    flow = next((flow for flow in corpus_flows(results) if flow.name == corpus), None)
     names = {number: source.name for number, source in enumerate(flow.sources)} if flow else {}
     return {
         f"{number}: {names[number]}" if number in names else str(number): source_P == number
@@ -217,9 +219,9 @@ def _columns(rows: pa.Table, whose: str, what: str) -> np.ndarray:
     return np.stack([rows[f"{whose}{side}_{what}"].to_numpy() for side in ("chosen", "rejected")], axis=1)
 
 
-def _texts(findings: Findings, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:
+def _texts(results: ResultSet, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:
     """Excerpts of some pairs, by id."""
-    found = next((result for result in findings.of("corpus") if result.name == corpus), None)
+    found = next((result for result in results.of("corpus") if result.name == corpus), None)
     if not ids or found is None or "held_out.arrow" not in found.manifest["payload"]:
         return {}
     rows = read_table(found.artifact.file("held_out.arrow"))
@@ -228,13 +230,13 @@ def _texts(findings: Findings, corpus: str, ids: list[str]) -> dict[str, dict[st
 
 def _excerpts(row: dict) -> dict[str, str]:
     return {
-        "prompt": clip(_said(row["prompt"], alone=False), PROMPT_CHARACTERS),
-        "chosen": clip(_said(row["chosen"]), COMPLETION_CHARACTERS),
-        "rejected": clip(_said(row["rejected"]), COMPLETION_CHARACTERS),
+        "prompt": clip(_text(row["prompt"], alone=False), PROMPT_CHARACTERS),
+        "chosen": clip(_text(row["chosen"]), COMPLETION_CHARACTERS),
+        "rejected": clip(_text(row["rejected"]), COMPLETION_CHARACTERS),
     }
 
 
-def _said(turns: list[dict], alone: bool = True) -> str:
+def _text(turns: list[dict], alone: bool = True) -> str:
     """Turns as text; of one turn alone, who says it goes without saying."""
     if alone and len(turns) == 1:
         return turns[0]["content"]

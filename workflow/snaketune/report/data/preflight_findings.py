@@ -3,20 +3,20 @@
 from typing import Any
 
 from snaketune.errors import SnaketuneError
-from snaketune.report.data.results import Findings
-from snaketune.report.judge.rules import NOTES, WARNS, Suspicion
+from snaketune.report.data.results import ResultSet
+from snaketune.report.judge.rules import NOTES, WARNS, ReportFinding
 from snaketune.report.text import clip
 
 # What stops a run is a warning by the time that there is a report of it.
 SEVERITIES = {"stops": WARNS, "warns": WARNS, "notes": NOTES}
 
 
-def found_before(findings: Findings) -> list[Suspicion]:
+def preflight_findings(results: ResultSet) -> list[ReportFinding]:
     """Of all trainings; nothing where nobody looked. Raises SnaketuneError if it isn't as `preflight` writes it."""
-    found: list[Suspicion] = []
-    for result in findings.of("sft", "dpo"):
+    found: list[ReportFinding] = []
+    for result in results.of("sft", "dpo"):
         try:
-            found += told(result.run.get("preflight") or [])
+            found += parse_findings(result.run.get("preflight") or [])
         except (LookupError, TypeError, AttributeError) as error:
             raise SnaketuneError(
                 f"results/{result.stage}/{result.name}/run.json: what preflight found isn't as it writes it ({error!r}); "
@@ -26,14 +26,14 @@ def found_before(findings: Findings) -> list[Suspicion]:
     return list(dict.fromkeys(found))
 
 
-def told(entries: list[dict[str, Any]]) -> list[Suspicion]:
+def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
     """
     >>> one = {"severity": "warns", "where": "sft.a", "key": "sft.a.seed", "found": "twice", "do": "another"}
     >>> [(one.where, one.found, one.do, one.key) for one in told([one, one | {"severity": "fine"}])]
     [('sft.a', 'twice', 'another', 'sft.a.seed')]
     """
     return [
-        Suspicion(
+        ReportFinding(
             kind=f"preflight: {clip(one['found'], 200)}",
             where=clip(one["where"], 200),
             found=clip(one["found"]),

@@ -71,7 +71,7 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredModel:
     """One model in one evaluation: what it scored and what it wrote."""
 
     result: Result
@@ -110,7 +110,7 @@ class Scored:
         return found
 
 
-class Findings:
+class ResultSet:
     """All results, in an order that doesn't depend on the order of the arguments."""
 
     def __init__(self, jobs: tuple[ReportedJob, ...], manifests: list[Path], runs: list[Path]):
@@ -122,31 +122,31 @@ class Findings:
         if len(jobs) != len(manifests):
             raise SnaketuneError(f"--spec names {len(jobs)} jobs, but there are {len(manifests)} manifests")
         found = [_result(job, path, facts.get(path.parent, {})) for job, path in zip(jobs, manifests)]
-        self.results = sorted(found, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
-        self._by_key = {f"{result.stage}/{result.name}": result for result in self.results}
+        self.all = sorted(found, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
+        self._by_key = {f"{result.stage}/{result.name}": result for result in self.all}
 
     @property
     def stages(self) -> set[str]:
-        return {result.stage for result in self.results}
+        return {result.stage for result in self.all}
 
     def of(self, *stages: str) -> list[Result]:
-        return [result for result in self.results if result.stage in stages]
+        return [result for result in self.all if result.stage in stages]
 
     def made_from(self, result: Result, role: str) -> list[Result]:
         """The results that filled `role` of `result`, as far as they are reported on."""
         return [self._by_key[key] for key in result.made_from.get(role, ()) if key in self._by_key]
 
     @cached_property
-    def evaluations(self) -> dict[str, list[Scored]]:
+    def evaluations(self) -> dict[str, list[ScoredModel]]:
         """By name of the evaluation: its models, from base to DPO."""
-        found: dict[str, list[Scored]] = {}
+        found: dict[str, list[ScoredModel]] = {}
         for result in self.of("eval"):
             scored = scored_of(result)
             found.setdefault(scored.evaluation, []).append(scored)
         return {name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in found.items()}
 
     @cached_property
-    def begun_from(self) -> dict[str, str]:
+    def initial_models(self) -> dict[str, str]:
         """By label of a DPO run, that of the model it started from."""
         return {run.label: made[0].label for run in self.of("dpo") if (made := self.made_from(run, "model"))}
 
@@ -185,10 +185,10 @@ def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
     )
 
 
-def scored_of(result: Result) -> Scored:
+def scored_of(result: Result) -> ScoredModel:
     """Raises SnaketuneError if what it scored can't be read."""
     lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
-    return Scored(
+    return ScoredModel(
         result=result,
         scores=_read_json(result.artifact.file("scores.json")),
         responses=[json.loads(line) for line in lines if line],

@@ -3,7 +3,7 @@
 from snaketune.report.text import whole
 
 
-def unequal(what: str, left: int, name: str, right: int, other: str) -> list[str]:
+def count_error(what: str, left: int, name: str, right: int, other: str) -> list[str]:
     """Nothing if both sides are equal; else one sentence.
 
     >>> unequal("rows", 60, "kept by the corpus", 59, "tokenized")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snaketune.report.data.packing_flow import Tokenized, tokenized_corpora
-from snaketune.report.data.results import Findings, Result
+from snaketune.report.data.results import Result, ResultSet
 from snaketune.report.text import clip
 
 TOKENIZER = "tokenizer.json"
@@ -31,13 +31,13 @@ class TokenizedCorpus:
     samples: list[list[Span]]
 
 
-def tokenized_rows(findings: Findings) -> list[TokenizedCorpus]:
+def tokenized_rows(results: ResultSet) -> list[TokenizedCorpus]:
     """Of every tokenized corpus. Raises SnaketuneError if its tokenizer is damaged."""
     special: dict[str, list[str]] = {}
     found = []
-    for flow, parts in tokenized_corpora(findings):
+    for flow, parts in tokenized_corpora(results):
         samples = next((part.manifest["samples"] for part in parts if part.manifest.get("samples")), [])
-        tokenizer = next(iter(findings.made_from(parts[0], "tokenizer")), None)
+        tokenizer = next(iter(results.made_from(parts[0], "tokenizer")), None)
         if tokenizer and tokenizer.name not in special:
             special[tokenizer.name] = special_tokens(tokenizer)
         tokens = special[tokenizer.name] if tokenizer else []

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.packing.truncation import is_worth_a_warning
-from snaketune.report.compare.variants import Caution, Stopped, Variants, stopped_early, warnings_of
+from snaketune.report.compare.variants import EarlyStop, TrainingWarning, Variants, stopped_early, warnings_of
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow, pack_flows, training_flow
-from snaketune.report.data.results import Findings, Result, Scored
+from snaketune.report.data.results import Result, ResultSet, ScoredModel
 
 # Fewer lines of a log than this tell noise from a trend badly.
-LINES = 10
+MIN_LOGGED = 10
 NO_GPU = ("", "cpu", "mps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingFacts:
     """One SFT or DPO run.
 
     Attributes:
@@ -37,17 +37,17 @@ class Training:
     loss: tuple[float, float] | None = None
     chosen: tuple[float, float] | None = None
     held_out: dict[str, tuple[float, float]] = field(default_factory=dict)
-    stopped: Stopped | None = None
-    warnings: tuple[Caution, ...] = ()
+    stopped: EarlyStop | None = None
+    warnings: tuple[TrainingWarning, ...] = ()
     mfu: float | None = None
-    waited: float | None = None
+    waited_s: float | None = None
     seconds: float | None = None
-    measured: bool = False
-    slower: float | None = None
+    calibrated: bool = False
+    slowdown_percent: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackFacts:
     """One split of one pack.
 
     Attributes:
@@ -63,18 +63,18 @@ class Packed:
     length: int
     tokens: int
     supervised: int
-    lost: tuple[float, float, int] | None = None
-    gaps: tuple[str, ...] = ()
+    lost_to_length: tuple[float, float, int] | None = None
+    count_errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class CorpusFacts:
     """One corpus."""
 
     name: str
     read: int
     quarantined: dict[str, int]
-    gaps: tuple[str, ...] = ()
+    count_errors: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -82,7 +82,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class EvaluatedPrompts:
     """One corpus of prompts in one evaluation.
 
     Attributes:
@@ -94,14 +94,14 @@ class Asked:
     corpus: str
     model: str
     prompts: int
-    different: int
+    distinct: int
     answers: int
-    cut_off: int
-    most_tokens: int | None
+    truncated: int
+    max_new_tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swept:
+class SweptKey:
     """A key of the config that DPO runs have several numbers for, and the number of the best."""
 
     key: str
@@ -112,35 +112,35 @@ class Swept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picked:
+class BestRun:
     """The best of so many evaluated runs, by a figure of the very rows that its verdict is of."""
 
     run: str
-    of: int
+    candidates: int
 
 
-def trainings(findings: Findings) -> list[Training]:
+def trainings(results: ResultSet) -> list[TrainingFacts]:
     """Of every run."""
-    return [_training(findings, result) for result in findings.of("sft", "dpo")]
+    return [_training(results, result) for result in results.of("sft", "dpo")]
 
 
-def _training(findings: Findings, result: Result) -> Training:
+def _training(results: ResultSet, result: Result) -> TrainingFacts:
     run = result.run
-    return Training(
+    return TrainingFacts(
         label=result.label,
         key=result.key,
-        epochs=training_flow(findings, result).epochs,
+        epochs=training_flow(results, result).epochs,
         gpu=is_gpu(run),
-        loss=ends(result, "loss"),
-        chosen=ends(result, "chosen_logp_per_token"),
-        held_out=_held_out(findings, result) if result.stage == "sft" else {},
+        loss=first_and_last(result, "loss"),
+        chosen=first_and_last(result, "chosen_logp_per_token"),
+        held_out=_held_out(results, result) if result.stage == "sft" else {},
         stopped=stopped_early(result),
         warnings=tuple(warnings_of(result)),
         mfu=run.get("mfu_median"),
-        waited=run.get("waited_for_data_s"),
+        waited_s=run.get("waited_for_data_s"),
         seconds=(run.get("attempts") or [run.get("seconds")])[-1],
-        measured=bool(run.get("calibration")),
-        slower=run.get("slower_than_best_percent"),
+        calibrated=bool(run.get("calibration")),
+        slowdown_percent=run.get("slower_than_best_percent"),
     )
 
 
@@ -149,10 +149,10 @@ def is_gpu(run: dict[str, Any]) -> bool:
     return str(run.get("device") or "").partition(":")[0] not in NO_GPU
 
 
-def ends(result: Result, key: str) -> tuple[float, float] | None:
+def first_and_last(result: Result, key: str) -> tuple[float, float] | None:
     """Means of the first and the last tenth of what was logged; None where that are fewer than LINES lines."""
     values = numbers(result.history, key)
-    if len(values) < LINES:
+    if len(values) < MIN_LOGGED:
         return None
     tenth = len(values) // 10
     return sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
@@ -168,12 +168,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _held_out(findings: Findings, run: Result) -> dict[str, tuple[float, float]]:
+def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]:
     """By corpus, from the first evaluation that asked both."""
-    begun = findings.made_from(run, "model")
+    begun = results.made_from(run, "model")
     before = begun[0].label if begun else f"base:{run.name}"
     found: dict[str, tuple[float, float]] = {}
-    for models in findings.evaluations.values():
+    for models in results.evaluations.values():
         by_label = {scored.model: scored.scores.get("conversations") or {} for scored in models}
         was, now = by_label.get(before, {}), by_label.get(run.label, {})
         for corpus in was.keys() & now.keys():
@@ -183,20 +183,20 @@ def _held_out(findings: Findings, run: Result) -> dict[str, tuple[float, float]]
     return dict(sorted(found.items()))
 
 
-def packed(findings: Findings) -> list[Packed]:
+def packs(results: ResultSet) -> list[PackFacts]:
     """Of every split that was packed, and of raw rows."""
-    users = _users_of_packs(findings)
+    users = _users_of_packs(results)
     return [
-        _packed(flow, split, users.get(f"pack/{flow.name}", ""))
-        for flow in pack_flows(findings)
-        for split in flow.splits
+        _pack(flow, split, users.get(f"pack/{flow.name}", "")) for flow in pack_flows(results) for split in flow.splits
     ]
 
 
-def _packed(flow: PackFlow, split: SplitFlow, key: str) -> Packed:
-    lost = split.lost_to_length
-    much = lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens)
-    return Packed(
+def _pack(flow: PackFlow, split: SplitFlow, key: str) -> PackFacts:
+    lost_to_length = split.lost_to_length
+    much = lost_to_length and is_worth_a_warning(
+        lost_to_length["rows"], lost_to_length["tokens"], split.read, split.read_tokens
+    )
+    return PackFacts(
         name=flow.name,
         key=key,
         split=split.split,
@@ -204,64 +204,72 @@ def _packed(flow: PackFlow, split: SplitFlow, key: str) -> Packed:
         length=flow.length,
         tokens=split.tokens,
         supervised=split.supervised,
-        lost=(lost["rows"] / split.read, lost["tokens"] / split.read_tokens, lost["enough"]) if much else None,
+        lost_to_length=(
+            lost_to_length["rows"] / split.read,
+            lost_to_length["tokens"] / split.read_tokens,
+            lost_to_length["enough"],
+        )
+        if much
+        else None,
         # Of the pack as a whole, told once.
-        gaps=tuple(flow.gaps) if split is flow.splits[0] else (),
+        count_errors=tuple(flow.count_errors) if split is flow.splits[0] else (),
     )
 
 
-def _users_of_packs(findings: Findings) -> dict[str, str]:
+def _users_of_packs(results: ResultSet) -> dict[str, str]:
     """By pack, as `pack/NAME`, the `packing` of the config that asks for it first."""
     users: dict[str, str] = {}
     for stage, role in (("sft", "pack"), ("dpo", "pack"), ("eval", "packs")):
-        for result in findings.of(stage):
+        for result in results.of(stage):
             for pack in result.made_from.get(role, ()):
                 users.setdefault(pack, f"{result.key}.packing")
     return users
 
 
-def rows(findings: Findings) -> list[Rows]:
+def corpora(results: ResultSet) -> list[CorpusFacts]:
     """Of every corpus."""
     return [
-        Rows(name=flow.name, read=flow.rows.read, quarantined=flow.quarantined, gaps=tuple(flow.gaps))
-        for flow in corpus_flows(findings)
+        CorpusFacts(
+            name=flow.name, read=flow.corpora.read, quarantined=flow.quarantined, count_errors=tuple(flow.count_errors)
+        )
+        for flow in corpus_flows(results)
     ]
 
 
-def asked(findings: Findings, line: list[str]) -> list[Asked]:
+def evaluated_prompts(results: ResultSet, line: list[str]) -> list[EvaluatedPrompts]:
     """Of every corpus of prompts in every evaluation that asked one of these models, the last of them."""
     found = []
-    for evaluation, models in findings.evaluations.items():
+    for evaluation, models in results.evaluations.items():
         by_label = {scored.model: scored for scored in models}
         if last := next((by_label[label] for label in reversed(line) if label in by_label), None):
             corpora = dict.fromkeys(row["corpus"] for row in last.responses)
-            found += [_asked(evaluation, corpus, last) for corpus in corpora]
+            found += [_evaluated_prompts(evaluation, corpus, last) for corpus in corpora]
     return found
 
 
-def _asked(evaluation: str, corpus: str, scored: Scored) -> Asked:
+def _evaluated_prompts(evaluation: str, corpus: str, scored: ScoredModel) -> EvaluatedPrompts:
     answers = [row for row in scored.responses if row["corpus"] == corpus]
     checked = [row["prompt"] for row in answers if row["correct"] is not None]
     generation = scored.result.spec.get("generation") or {}
     most = generation.get("max_new_tokens")
-    return Asked(
+    return EvaluatedPrompts(
         evaluation=evaluation,
         corpus=corpus,
         model=scored.model,
         prompts=len(checked),
-        different=len(set(checked)),
+        distinct=len(set(checked)),
         answers=len(answers),
-        cut_off=sum(row["tokens"] >= most for row in answers) if most else 0,
-        most_tokens=most,
+        truncated=sum(row["tokens"] >= most for row in answers) if most else 0,
+        max_new_tokens=most,
     )
 
 
-def swept(findings: Findings, found: Variants) -> list[Swept]:
+def swept_keys(results: ResultSet, found: Variants) -> list[SweptKey]:
     """The keys with three numbers and more, if some run is the best."""
-    best = next((run for run in findings.of("dpo") if run.label == found.best), None)
+    best = next((run for run in results.of("dpo") if run.label == found.best), None)
     if best is None:
         return []
-    swept_ = []
+    keys = []
     for name, texts in found.keys.items():
         try:
             values = {label: float(text) for label, text in texts.items()}
@@ -269,12 +277,12 @@ def swept(findings: Findings, found: Variants) -> list[Swept]:
             continue
         if len(set(values.values())) > 2:
             several = tuple(sorted(set(values.values())))
-            swept_.append(Swept(key=best.key, name=name, values=several, best=values[best.label], run=best.label))
-    return swept_
+            keys.append(SweptKey(key=best.key, name=name, values=several, best=values[best.label], run=best.label))
+    return keys
 
 
-def picked(found: Variants) -> list[Picked]:
+def best_runs(found: Variants) -> list[BestRun]:
     """One, if some run is the best."""
     if found.best is None or found.sorted_by is None:
         return []
-    return [Picked(run=found.best, of=sum(value is not None for value in found.sorted_by.values.values()))]
+    return [BestRun(run=found.best, candidates=sum(value is not None for value in found.sorted_by.values.values()))]

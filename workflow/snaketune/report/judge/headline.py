@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from snaketune.report.data.packing_flow import pack_flows, training_flows
-from snaketune.report.data.results import Findings, Result, Scored
+from snaketune.report.data.results import Result, ResultSet, ScoredModel
 from snaketune.report.judge.facts import is_gpu, numbers
-from snaketune.report.judge.verdict import OPEN, UNCOUNTED, Difference, Verdict, verdicts
+from snaketune.report.judge.verdict import INCONCLUSIVE, NO_INTERVAL, Difference, Verdict, lineage_verdicts
 from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
 
@@ -15,12 +15,12 @@ class Card:
 
     title: str
     value: str = ""
-    steps: list[tuple[str, str]] = field(default_factory=list)
+    values: list[tuple[str, str]] = field(default_factory=list)
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedMeasure:
     """One line of the table under the verdict: a measure, and its difference to each model that the verdicts are against."""
 
     on: str
@@ -45,48 +45,52 @@ class Headline:
     more: list[str]
     tone: str
     models: list[str]
-    table: list[Compared]
+    table: list[ComparedMeasure]
     verdicts: list[Verdict]
 
     @property
-    def uncounted(self) -> bool:
+    def without_interval(self) -> bool:
         """Whether some measure has no interval."""
-        return any(one.of(UNCOUNTED) for one in self.verdicts)
+        return any(one.of(NO_INTERVAL) for one in self.verdicts)
 
 
-def headline(findings: Findings, line: list[str]) -> Headline:
+def headline(results: ResultSet, lineage_: list[str]) -> Headline:
     """Args: line: the models to compare, from the base on, as `judged_line` has them."""
-    told = verdicts(findings, line)
-    if not told:
-        return Headline(sentence=_unjudged(findings, line), more=[], tone=OPEN, models=[], table=[], verdicts=[])
+    verdicts_ = lineage_verdicts(results, lineage_)
+    if not verdicts_:
+        return Headline(
+            sentence=_no_verdict(results, lineage_), more=[], tone=INCONCLUSIVE, models=[], table=[], verdicts=[]
+        )
     return Headline(
-        sentence=told[0].sentence,
-        more=[one.sentence for one in told[1:]],
-        tone=told[0].tone,
-        models=[*(one.against for one in told), told[0].model],
-        table=_table(told),
-        verdicts=told,
+        sentence=verdicts_[0].sentence,
+        more=[one.sentence for one in verdicts_[1:]],
+        tone=verdicts_[0].tone,
+        models=[*(one.against for one in verdicts_), verdicts_[0].model],
+        table=_table(verdicts_),
+        verdicts=verdicts_,
     )
 
 
-def judged_line(findings: Findings, best: str | None = None) -> list[str]:
+def judged_lineage(results: ResultSet, best: str | None = None) -> list[str]:
     """Of the first evaluation that has two models of one line, else of the first that has any. Args: best: sorted first."""
-    lines = [lineage(findings, models, best) for models in findings.evaluations.values()]
-    return next((line for line in lines if len(line) > 1), next((line for line in lines if line), []))
+    lines = [model_lineage(results, models, best) for models in results.evaluations.values()]
+    return next(
+        (lineage_ for lineage_ in lines if len(lineage_) > 1), next((lineage_ for lineage_ in lines if lineage_), [])
+    )
 
 
-def _table(told: list[Verdict]) -> list[Compared]:
+def _table(verdicts_: list[Verdict]) -> list[ComparedMeasure]:
     by_measure: dict[tuple[str, str], list[Difference | None]] = {}
-    for number, verdict in enumerate(told):
+    for number, verdict in enumerate(verdicts_):
         for one in verdict.differences:
-            found = by_measure.setdefault((one.evaluation, one.measure.path), [None] * len(told))
+            found = by_measure.setdefault((one.evaluation, one.measure.path), [None] * len(verdicts_))
             found[number] = one
     lines = []
     for found in by_measure.values():
         known = next(one for one in found if one)
         values = [one.shown(one.before) if one else "–" for one in found]
         lines.append(
-            Compared(
+            ComparedMeasure(
                 on=known.measure.on,
                 name=known.measure.name,
                 unit=known.measure.unit,
@@ -96,38 +100,38 @@ def _table(told: list[Verdict]) -> list[Compared]:
             )
         )
     # What counts first.
-    return sorted(lines, key=lambda line: all(one is None or one.interval is None for one in line.differences))
+    return sorted(lines, key=lambda lineage_: all(one is None or one.interval is None for one in lineage_.differences))
 
 
-def _unjudged(findings: Findings, line: list[str]) -> str:
+def _no_verdict(results: ResultSet, lineage_: list[str]) -> str:
     """What can be said where no two models of one line were asked the same."""
-    trained = findings.of("sft", "dpo")
+    trained = results.of("sft", "dpo")
     if trained:
         runs = f"{trained[0].label} was" if len(trained) == 1 else f"{len(trained)} models were"
-        asked = f"only {line[-1]} was evaluated" if line else "nothing was evaluated"
+        asked = f"only {lineage_[-1]} was evaluated" if lineage_ else "nothing was evaluated"
         fell = ""
         if len(trained) == 1 and (losses := numbers(trained[0].history, "loss")):
             fell = f" Its training loss went from {decimal(losses[0])} to {decimal(losses[-1])}."
         return f"{runs} trained, and {asked}: whether that is better than before isn't known.{fell}"
-    if line:
-        return f"Only {line[-1]} was evaluated: there is nothing to compare it with."
-    kept = sum(sum(corpus.counts["kept"].values()) for corpus in findings.of("corpus"))
+    if lineage_:
+        return f"Only {lineage_[-1]} was evaluated: there is nothing to compare it with."
+    kept = sum(sum(corpus.counts["kept"].values()) for corpus in results.of("corpus"))
     return f"No model was trained or evaluated; {whole(kept)} rows are ready."
 
 
-def cards(findings: Findings) -> list[Card]:
+def cards(results: ResultSet) -> list[Card]:
     """What it cost, and how well the machines were used; a card that would be empty isn't there."""
     found = [
-        _time_card(findings),
-        _gpu_card(findings),
-        _tokens_card(findings),
-        _speed_card(findings),
-        _packing_card(findings),
+        _time_card(results),
+        _gpu_card(results),
+        _tokens_card(results),
+        _speed_card(results),
+        _packing_card(results),
     ]
     return [card for card in found if card]
 
 
-def lineage(findings: Findings, models: list[Scored], best: str | None = None) -> list[str]:
+def model_lineage(results: ResultSet, models: list[ScoredModel], best: str | None = None) -> list[str]:
     """Of the models of one evaluation the best DPO model, what it was made from, and what that was made from.
 
     "Best" is the one that is named, if it is among them; else by exact match, or held-out loss where no answer can be checked;
@@ -136,52 +140,54 @@ def lineage(findings: Findings, models: list[Scored], best: str | None = None) -
     labels = {scored.model for scored in models}
     for kind in ("dpo", "sft", "base"):
         if candidates := [scored for scored in models if scored.model.startswith(f"{kind}:")]:
-            first = best if best in labels else max(candidates, key=_goodness).model
+            first = best if best in labels else max(candidates, key=_quality).model
             break
     else:
         return []
-    line = [first]
-    trained = {result.label: result for stage in ("sft", "dpo") for result in findings.of(stage)}
+    lineage_ = [first]
+    trained = {result.label: result for stage in ("sft", "dpo") for result in results.of(stage)}
     # A run may go on from another one's result.
-    while line[-1] in trained and (sources := findings.made_from(trained[line[-1]], "model")):
-        line.append(sources[0].label)
-    if line[-1].startswith("sft:"):
+    while lineage_[-1] in trained and (sources := results.made_from(trained[lineage_[-1]], "model")):
+        lineage_.append(sources[0].label)
+    if lineage_[-1].startswith("sft:"):
         # The evaluations call a base by the run that starts from it.
-        line.append(line[-1].replace("sft:", "base:", 1))
-    return [label for label in reversed(line) if label in labels]
+        lineage_.append(lineage_[-1].replace("sft:", "base:", 1))
+    return [label for label in reversed(lineage_) if label in labels]
 
 
-def _goodness(scored: Scored) -> tuple[float, float]:
+def _quality(scored: ScoredModel) -> tuple[float, float]:
     entries = list((scored.scores.get("conversations") or {}).values())
     shares = [share for entry in entries if (share := (entry.get("exact_match") or {}).get("share")) is not None]
     losses = [loss for entry in entries if (loss := entry.get("held_out_loss")) is not None]
     return sum(shares), -sum(losses)
 
 
-def _speed_card(findings: Findings) -> Card | None:
-    timed = [result for result in findings.of("sft", "dpo") if result.run.get("tokens_per_second_median")]
+def _speed_card(results: ResultSet) -> Card | None:
+    timed = [result for result in results.of("sft", "dpo") if result.run.get("tokens_per_second_median")]
     if not timed:
         return None
-    steps = []
+    values = []
     for stage in ("sft", "dpo"):
         if fastest := [result.run["tokens_per_second_median"] for result in timed if result.stage == stage]:
-            steps.append((stage, short(max(fastest))))
+            values.append((stage, short(max(fastest))))
     devices = sorted({str(result.run.get("device", "")) for result in timed} - {""})
-    return Card(title="Tokens per second", steps=steps, note=f"median, without padding, on {', '.join(devices) or '–'}")
+    return Card(
+        title="Tokens per second", values=values, note=f"median, without padding, on {', '.join(devices) or '–'}"
+    )
 
 
-def _packing_card(findings: Findings) -> Card | None:
-    packs = [flow for flow in pack_flows(findings) if flow.packed and flow.train.capacity]
+def _packing_card(results: ResultSet) -> Card | None:
+    packs = [flow for flow in pack_flows(results) if flow.packed and flow.train.capacity]
     if not packs:
         return None
     tokens, capacity = (sum(values) for values in zip(*((flow.train.tokens, flow.train.capacity) for flow in packs)))
-    alone = sum(flow.train.pieces * flow.length for flow in packs)
+    alone = sum(flow.train.documents * flow.length for flow in packs)
     note = f"of all train rows is tokens; one document per row would be {percent(tokens / alone)}"
     return Card(title="Packing efficiency", value=percent(tokens / capacity), note=note)
 
 
-def _time_card(findings: Findings) -> Card | None:
-    timed: list[Result] = [result for result in findings.results if result.run.get("seconds")]
+def _time_card(results: ResultSet) -> Card | None:
+    timed: list[Result] = [result for result in results.all if result.run.get("seconds")]
     if not timed:
         return None
     longest = max(timed, key=lambda result: result.run["seconds"])
@@ -191,10 +197,10 @@ def _time_card(findings: Findings) -> Card | None:
     return Card(title="Computing time", value=duration(sum(result.run["seconds"] for result in timed)), note=note)
 
 
-def _gpu_card(findings: Findings) -> Card | None:
+def _gpu_card(results: ResultSet) -> Card | None:
     """Of all attempts, as far as run.json counts those that were cut off; with the processes of the last one."""
     hours: dict[str, float] = {}
-    for result in findings.results:
+    for result in results.all:
         if is_gpu(result.run) and result.run.get("seconds"):
             device = clean(result.run["device"])
             # Passes and evaluations know the kind alone.
@@ -211,13 +217,13 @@ def _hours(spent: float) -> str:
     return f"{spent:,.2f}" if spent >= 0.01 else "under 0.01"
 
 
-def _tokens_card(findings: Findings) -> Card | None:
-    flows = training_flows(findings)
+def _tokens_card(results: ResultSet) -> Card | None:
+    flows = training_flows(results)
     known = [flow for flow in flows if flow.tokens]
     if not known:
         return None
-    steps = sum(flow.steps for flow in flows)
-    uncounted = len(flows) - len(known)
-    note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(steps)} steps in all"
-    note += f"; {uncounted} more on raw rows, whose tokens weren't counted" if uncounted else ""
+    values = sum(flow.values for flow in flows)
+    without_interval = len(flows) - len(known)
+    note = f"without padding, by {len(known)} {'run' if len(known) == 1 else 'runs'}, {whole(values)} steps in all"
+    note += f"; {without_interval} more on raw rows, whose tokens weren't counted" if without_interval else ""
     return Card(title="Tokens trained", value=short(sum(flow.tokens for flow in known)), note=note)

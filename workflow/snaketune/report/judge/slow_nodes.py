@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from snaketune.report.judge.facts import is_gpu, is_number
-from snaketune.report.judge.rules import Suspicion
+from snaketune.report.judge.rules import ReportFinding
 from snaketune.report.text import clean, percent, short
 
 # Of three, the median is of a sound host where one of them is slow itself.
@@ -26,7 +26,7 @@ MEASURED = {
 }
 
 
-def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Suspicion]:
+def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[ReportFinding]:
     """Args: runs: label and run.json of each; those without `probe`, host or a known model say nothing."""
     by_model: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
     for label, run in runs:
@@ -34,7 +34,7 @@ def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Suspicion]
         if model and host and isinstance(run.get("probe"), Mapping):
             by_model.setdefault(model, []).append((label, str(host), run["probe"]))
     return [
-        Suspicion(kind="slow node", where=label, found=text)
+        ReportFinding(kind="slow node", where=label, found=text)
         for model, probed in by_model.items()
         for key in MEASURED
         for label, text in _slow(model, key, probed)

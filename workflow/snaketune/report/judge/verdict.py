@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from snaketune.report.compare.scores import FORMATS, Measure, measures
-from snaketune.report.data.results import Findings, Scored
+from snaketune.report.data.results import ResultSet, ScoredModel
 from snaketune.report.judge.difference_intervals import Interval, paired, paired_per_token, separate, wins
 
-BETTER, WORSE, OPEN, UNCOUNTED = "better", "worse", "open", "uncounted"
+BETTER, WORSE, INCONCLUSIVE, NO_INTERVAL = "better", "worse", "open", "uncounted"
 POINTS = " points"
 LOSS = ".held_out_loss"
 # What says the same again, and, of whole answers, what a short one wins whoever is asked.
-LEFT_OUT = ("perplexity", "logp_accuracy")
+EXCLUDED = ("perplexity", "logp_accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +45,9 @@ class Difference:
     def outcome(self) -> str:
         """`better`, `worse`, `open` where the interval holds zero, `uncounted` where there is none."""
         if self.interval is None:
-            return UNCOUNTED
+            return NO_INTERVAL
         low, high = sorted(self.measure.better * bound for bound in self.interval)
-        return BETTER if low > 0 else WORSE if high < 0 else OPEN
+        return BETTER if low > 0 else WORSE if high < 0 else INCONCLUSIVE
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Difference:
         return f"{low} to {high}"
 
     @property
-    def places(self) -> tuple[float, float, float]:
+    def positions(self) -> tuple[float, float, float]:
         """Low, difference and high on a line from 0 to 100 with zero in its middle, which is as long as shares can differ."""
         low, high = self.interval or (self.value, self.value)
         return tuple(50 + 50 * max(-1.0, min(1.0, value)) for value in (low, self.value, high))
@@ -91,7 +91,7 @@ class Verdict:
 
     @property
     def counted(self) -> list[Difference]:
-        return [one for one in self.differences if one.outcome != UNCOUNTED]
+        return [one for one in self.differences if one.outcome != NO_INTERVAL]
 
     def of(self, outcome: str) -> list[Difference]:
         return [one for one in self.differences if one.outcome == outcome]
@@ -100,13 +100,16 @@ class Verdict:
     def tone(self) -> str:
         """`better`, `worse`, or `open` where it is neither or both."""
         won, lost = bool(self.of(BETTER)), bool(self.of(WORSE))
-        return OPEN if won == lost else BETTER if won else WORSE
+        return INCONCLUSIVE if won == lost else BETTER if won else WORSE
 
     @property
     def sentence(self) -> str:
         """The verdict."""
         return sentence(
-            self.model, self.against, *(len(self.of(outcome)) for outcome in (BETTER, WORSE, OPEN)), self.of(UNCOUNTED)
+            self.model,
+            self.against,
+            *(len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE)),
+            self.of(NO_INTERVAL),
         )
 
 
@@ -139,23 +142,24 @@ def sentence(model: str, against: str, better: int, worse: int, open_: int, unco
     return text + (f"; {open_} {'are' if open_ > 1 else 'is'} too close to call." if open_ else ".")
 
 
-def verdicts(findings: Findings, line: list[str]) -> list[Verdict]:
+def lineage_verdicts(results: ResultSet, line: list[str]) -> list[Verdict]:
     """The last model of a line against the first, and against the one before it where that is another; in all evaluations.
 
     Args:
         line: labels, from the base on.
     """
     against = list(dict.fromkeys((line[0], line[-2]))) if len(line) > 1 else []
-    key = next((run.key for run in findings.of("sft", "dpo") if line and run.label == line[-1]), "")
+    key = next((run.key for run in results.of("sft", "dpo") if line and run.label == line[-1]), "")
     return [
-        Verdict(model=line[-1], against=one, key=key, differences=_of_all(findings, one, line[-1])) for one in against
+        Verdict(model=line[-1], against=one, key=key, differences=_all_differences(results, one, line[-1]))
+        for one in against
     ]
 
 
-def _of_all(findings: Findings, before: str, after: str) -> list[Difference]:
+def _all_differences(results: ResultSet, before: str, after: str) -> list[Difference]:
     both = {
         evaluation: (by_label[before], by_label[after])
-        for evaluation, models in findings.evaluations.items()
+        for evaluation, models in results.evaluations.items()
         if {before, after} <= (by_label := {scored.model: scored for scored in models}).keys()
     }
     return [
@@ -165,20 +169,20 @@ def _of_all(findings: Findings, before: str, after: str) -> list[Difference]:
     ]
 
 
-def differences(before: Scored, after: Scored, where: str = "") -> list[Difference]:
+def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> list[Difference]:
     """Of every measure that has a better end. Args: where: what to add to the name of a corpus or task."""
-    rows = [outcomes(scored) for scored in (before, after)]
+    rows = [row_outcomes(scored) for scored in (before, after)]
     found = []
     for measure in measures([before, after], where):
         values = [measure.values[scored.model] for scored in (before, after)]
-        if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in LEFT_OUT:
+        if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in EXCLUDED:
             continue
         was, now = (of_model.get(measure.path, {}) for of_model in rows)
         both = sorted(was.keys() & now.keys())
         interval = None
-        section, _, inside = measure.path.partition(".")
-        if inside.endswith(LOSS) and section == "conversations":
-            documents = [scored.losses.get(inside.removesuffix(LOSS), {}) for scored in (before, after)]
+        section, _, name = measure.path.partition(".")
+        if name.endswith(LOSS) and section == "conversations":
+            documents = [scored.losses.get(name.removesuffix(LOSS), {}) for scored in (before, after)]
             both, interval = documents[0].keys() & documents[1].keys(), paired_per_token(*documents)
         elif both:
             was_N, now_N = (np.array([of_row[row] for row in both]) for of_row in (was, now))
@@ -199,7 +203,7 @@ def differences(before: Scored, after: Scored, where: str = "") -> list[Differen
     return found
 
 
-def outcomes(scored: Scored) -> dict[str, dict[str, float]]:
+def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
     """By path of a measure, of each row whether the model got it right, as 1 or 0: prompts; pairs by what is likelier per
     token, and by what gained more since the reference. A pair that neither completion wins is half right."""
     found: dict[str, dict[str, float]] = {}
