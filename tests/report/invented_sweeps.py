@@ -15,7 +15,7 @@ def result_set(results: Results) -> ResultSet:
     return ResultSet(results.named(), **results.files())
 
 
-def begun(results: Results) -> tuple[str, str]:
+def sft_and_pairs(results: Results) -> tuple[str, str]:
     """An SFT run, and packed pairs."""
     tokenizer = results.tokenizer()
     model = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)

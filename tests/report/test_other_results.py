@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from invented_results import Results
-from invented_sweeps import begun
+from invented_sweeps import sft_and_pairs
 
 from snaketune.errors import SnaketuneError
 from snaketune.report.compare.other_results import ComparedRuns
@@ -32,15 +32,15 @@ def now(tmp_path, monkeypatch) -> Results:
     (tmp_path / "now").mkdir()
     results = Results(tmp_path / "now")
     ran(results, beta=0.1, right=0.9, seconds=20.0)
-    results.dpo("far", *begun(results), spec={"beta": 0.1, "lora": {"rank": 4}})
+    results.dpo("far", *sft_and_pairs(results), spec={"beta": 0.1, "lora": {"rank": 4}})
     monkeypatch.chdir(results.folder)
     return results
 
 
 def ran(results: Results, *, beta: float, right: float, seconds: float) -> None:
-    results.dpo("demo", *begun(results), spec={"beta": beta})
+    results.dpo("demo", *sft_and_pairs(results), spec={"beta": beta})
     results.payload("dpo", "demo", "weights").write_text(f"beta {beta}")
-    results.dpo("demo", *begun(results), spec={"beta": beta})
+    results.dpo("demo", *sft_and_pairs(results), spec={"beta": beta})
     edit(results.folder / "results/dpo/demo/run.json", seconds=seconds)
     results.pairs("main/dpo-demo", {f"p{n}": 1.0 if n < 20 * right else -1.0 for n in range(20)})
     results.evaluate("main/dpo-demo", right=right)
@@ -96,7 +96,7 @@ def test_without_it_there_is_no_such_page(now):
 
 
 def test_kept_work_is_found_by_the_beginning_of_its_fingerprint(now):
-    now.dpo("old", *begun(now), spec={"beta": 0.7})
+    now.dpo("old", *sft_and_pairs(now), spec={"beta": 0.7})
     as_work(now, "dpo", "old", "0123456789abcdef0123456789abcdef")
     outcome, pages = compare(now, "01234567")
     page = (pages / "compare.html").read_text("utf-8")
@@ -154,7 +154,7 @@ def test_a_slow_machine_is_known_by_the_runs_of_before(before, now):
     names = []
     for n, name in enumerate(("demo", "more", "still-more")):
         if name != "demo":
-            before.dpo(name, *begun(before), spec={"beta": 0.5})
+            before.dpo(name, *sft_and_pairs(before), spec={"beta": 0.5})
         probe = {"copy_bytes_per_second": 4e12}
         edit(before.folder / f"results/dpo/{name}/run.json", host=f"node{n}", device="NVIDIA H200", probe=probe)
         names.append(f"../before/results/dpo/{name}")
@@ -183,7 +183,7 @@ def test_entries_that_lead_nowhere_are_refused_by_name(before, now):
 
 def test_a_prefix_that_two_fit_is_refused_with_both(now):
     for name, fingerprint in (("old", "0123456789aa"), ("older", "0123456789bb")):
-        now.dpo(name, *begun(now))
+        now.dpo(name, *sft_and_pairs(now))
         as_work(now, "dpo", name, fingerprint)
     assert "fits results/.work/dpo/0123456789aa and results/.work/dpo/0123456789bb" in refused("0123456789")
     assert [Path(path).parent.name for path in compared_files(["0123456789b"])["compared"]] == ["0123456789bb"]

@@ -2,13 +2,13 @@
 
 import pytest
 from invented_results import Results
-from invented_sweeps import MARGINS, MOVED, begun, result_set, table
+from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 
 from snaketune.report.data.preference_shift import changes, flips
 
 
 def test_what_changed_is_told_by_source_too(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     kept = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
     sources = [kept | {"files": [name], "layouts": {}} for name in ("one/<b>.jsonl", "two.jsonl")]
     results.corpus("pairs", kind="preferences", sources=sources)
@@ -29,7 +29,7 @@ def test_what_changed_is_told_by_source_too(results):
 
 
 def test_a_pair_that_neither_completion_wins_is_half_a_preference(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     kept = {"read": 40, "quarantined": 0, "kept": 40, "dropped": {}, "extra": 0, "joined": 0, "repeated": 0}
     results.corpus("pairs", kind="preferences", sources=[kept | {"files": [n], "layouts": {}} for n in ("a", "b")])
     results.dpo("a", *made, spec={"beta": 0.5})
@@ -44,7 +44,7 @@ def test_a_pair_that_neither_completion_wins_is_half_a_preference(results):
 
 def moved(results: Results, **evaluated) -> list:
     """A run whose pairs flipped both ways. Args: evaluated: what is known of the models, by name of the argument."""
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("a", *made, spec={"beta": 0.5})
     results.pairs("main/dpo-a", MOVED, reference=evaluated.get("reference"))
     results.evaluate("main/dpo-a")
@@ -98,7 +98,7 @@ def test_pairs_that_only_one_of_them_knows_are_left_out(results):
 
 
 def test_whole_answers_and_their_tokens_may_say_otherwise(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.pairs("main/dpo-a", {"p": 0.5}, reference={"p": -0.5})
     results.evaluate("main/dpo-a")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from invented_results import Results
-from invented_sweeps import MARGINS, MOVED, begun, result_set, table
+from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 
 from snaketune.config.score_names import FIGURES
 from snaketune.errors import SnaketuneError
@@ -16,7 +16,7 @@ SORT_BY = "preferences.pairs.reward_accuracy"
 
 def swept(results: Results, accuracies: dict[str, float | None], specs: dict[str, dict] | None = None) -> None:
     """A sweep: an evaluated run for each accuracy."""
-    made = begun(results)
+    made = sft_and_pairs(results)
     for name, accuracy in accuracies.items():
         results.dpo(name, *made, spec=(specs or {}).get(name))
         results.evaluate(f"main/dpo-{name}", reference=True, reward_accuracy=accuracy)
@@ -45,7 +45,7 @@ def test_the_headline_is_of_the_best_one(results):
 
 
 def test_of_losses_the_lowest_is_first(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     for name, right in (("good", 0.9), ("bad", 0.1)):
         results.dpo(name, *made)
         results.evaluate(f"main/dpo-{name}", right=right)
@@ -55,7 +55,7 @@ def test_of_losses_the_lowest_is_first(results):
 
 def test_a_missing_figure_comes_last_and_is_a_gap(results):
     swept(results, {"a": None, "b": 0.6, "c": None, "d": 0.8})
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("unevaluated", *made)
     found = variants(result_set(results), SORT_BY)
     assert found.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
@@ -131,7 +131,7 @@ def test_runs_from_two_models_say_which(results):
 
 def test_what_was_ended_early_says_why_and_is_not_the_best(results):
     reason = "<b>margin</b> -2.1 below -1 at 3 lines of the log"
-    made = begun(results)
+    made = sft_and_pairs(results)
     for name, accuracy, about in (("a", 0.95, {"stopped": {"step": 1200, "reason": reason}}), ("b", 0.7, {})):
         spec = {"beta": accuracy, "stop_if": {"margin_below": -1.0, "window": 3, "kl_above": None} if about else None}
         results.dpo(name, *made, spec=spec, logged={"kl": 3000.0 if about else 0.5}, **about)
@@ -152,7 +152,7 @@ def test_what_was_ended_early_says_why_and_is_not_the_best(results):
 
 
 def test_names_may_hold_dots(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.evaluate("main/dpo-a", tasks={"arc.v1.5": {"acc_norm,strict-match": 0.25}})
     found = variants(result_set(results), "tasks.arc.v1.5.acc_norm,strict-match")
@@ -175,7 +175,7 @@ def test_every_figure_of_the_plan_is_one_that_the_report_names(sweep):
 
 
 def test_what_a_training_warned_of_is_told(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.dpo("b", *made)
     seen = {
@@ -201,7 +201,7 @@ def test_what_a_training_warned_of_is_told(results):
 
 
 def test_metrics_that_nobody_here_has_heard_of_are_drawn(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     # Those of single sources would hide the others.
     logged = {
         "sources.0/kl": 0.7,
@@ -221,7 +221,7 @@ def test_metrics_that_nobody_here_has_heard_of_are_drawn(results):
 
 
 def test_a_model_of_before_and_its_answers_stand_beside_what_changed(results):
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.evaluate("main/sft-a", text="Sure! The\nanswer is <b>{answer}</b>.")
     results.evaluate("main/dpo-a", text="The\nanswer is <b>{answer}</b>!")

@@ -72,13 +72,13 @@ class Pages:
 
     def _index(self) -> dict[str, Any]:
         results = self.results
-        line = judged_lineage(results, self.variants.best)
-        front = headline(results, line)
-        findings = report_findings(results, line, front.verdicts, self.variants, self.compared.runs)
+        lineage = judged_lineage(results, self.variants.best)
+        top = headline(results, lineage)
+        findings = report_findings(results, lineage, top.verdicts, self.variants, self.compared.runs)
         return {
-            "front": front,
+            "headline": top,
             "cards": cards(results),
-            "suspicious": groups(findings),
+            "findings": groups(findings),
             "steps": steps(findings),
             "corpora": corpus_flows(results),
             "packs": pack_flows(results),
@@ -89,7 +89,9 @@ class Pages:
                 for name, models in results.evaluations.items()
             },
             "samples": self._samples_of_all(SAMPLES_ON_THE_PAGE),
-            "moved": self._preference_changes([self.variants.best or self.variants.labels[0]], FLIPS_ON_THE_PAGE)
+            "preference_changes": self._preference_changes(
+                [self.variants.best or self.variants.labels[0]], FLIPS_ON_THE_PAGE
+            )
             if self.variants.labels
             else [],
             "jobs": job_rows(results),
@@ -97,8 +99,8 @@ class Pages:
         }
 
     def _corpus(self) -> dict[str, Any]:
-        variants = [dropped_examples(result) for result in self.results.of("corpus")]
-        return {"corpora": list(zip(corpus_flows(self.results), variants, self.panels["characters"], strict=True))}
+        examples = [dropped_examples(result) for result in self.results.of("corpus")]
+        return {"corpora": list(zip(corpus_flows(self.results), examples, self.panels["characters"], strict=True))}
 
     def _packing(self) -> dict[str, Any]:
         flows = pack_flows(self.results)
@@ -116,7 +118,7 @@ class Pages:
         }
 
     def _preferences(self) -> dict[str, Any]:
-        return {"moved": self._preference_changes(self.variants.labels, FLIPS)}
+        return {"preference_changes": self._preference_changes(self.variants.labels, FLIPS)}
 
     def _samples_of_all(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
         evaluations = self.results.evaluations.items()

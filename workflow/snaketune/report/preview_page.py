@@ -1,4 +1,4 @@
-"""The HTML page of a preview: the first rows of data files as the model would see them. It loads no resources and no scripts."""
+"""The HTML page of a preview: the first rows of data files as the model would see them. It loads nothing and has no scripts."""
 
 import numpy as np
 

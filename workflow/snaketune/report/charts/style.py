@@ -106,7 +106,7 @@ class Chart:
 
 
 def model_styles(labels: Iterable[str]) -> dict[str, Style]:
-    """A style per model: grey for bases, blue and green for SFT, warm colours for DPO; other dashes from the fifth of a kind on.
+    """A style per model: grey for bases, blue and green for SFT, warm colours for DPO. Then dashes change.
 
     >>> [style.colour for style in model_styles(["base:a", "sft:a", "sft:b", "dpo:a"]).values()]
     ['base-1', 'sft-1', 'sft-2', 'dpo-1']
@@ -149,7 +149,7 @@ def svg_file(chart: Chart) -> str:
 
 
 def svg_inline(chart: Chart, number: int) -> str:
-    """One panel as SVG for a page: without title (the page has it), colours as CSS variables, ids unique in the page."""
+    """One panel as SVG for a page: no title, colours as CSS variables, unique ids."""
     panel = chart.panels[number]
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": f"{chart.name}-{number}", "figure.facecolor": "none"}):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
@@ -167,7 +167,7 @@ def svg_inline(chart: Chart, number: int) -> str:
 def trace(
     ax: Axes, steps: Sequence[float], values: Sequence[float | None], style: Style, dash: str | None = None
 ) -> None:
-    """Draw values over steps. A single point is a dot, more than MANY_POINTS are medians in a band; NaN and None are skipped."""
+    """Draw values over steps. One point is a dot; more than MANY_POINTS are medians in a band. NaN and None are skipped."""
     known = [(x, y) for x, y in zip(steps, values) if y is not None and math.isfinite(y)]
     if not known:
         return

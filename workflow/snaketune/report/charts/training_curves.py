@@ -51,13 +51,15 @@ def dpo_chart(results: ResultSet, styles: dict[str, Style]) -> Chart:
     name = f"{losses[0]} loss" if len(losses) == 1 else "loss (different kinds, not comparable)"
     panels = [curve("loss", "Training loss", name, runs, styles, decimal)]
     for key in _logged(runs):
-        title, axis, shown, line = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
+        title, axis, shown, baseline = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
         if "chosen" in key:
             panels.append(
-                _chosen_and_rejected(key, f"{title}: chosen (solid) and rejected (dashed)", axis, runs, styles, line)
+                _chosen_and_rejected(
+                    key, f"{title}: chosen (solid) and rejected (dashed)", axis, runs, styles, baseline
+                )
             )
         else:
-            panels.append(curve(key, title, axis, runs, styles, shown, line))
+            panels.append(curve(key, title, axis, runs, styles, shown, baseline))
     return _training_chart("dpo", runs, styles, [*panels, *calibration_panels(runs, styles)])
 
 
@@ -95,7 +97,7 @@ def curve(
     runs: list[Result],
     styles: dict[str, Style],
     shown: Callable[[float | None], str],
-    line: float | None = None,
+    baseline: float | None = None,
 ) -> Panel | None:
     """A line per run; None if no run logged `key`. For a single run, the title has the first and the last value."""
     logged = [run for run in runs if _values(run, key)]
@@ -103,8 +105,8 @@ def curve(
         return None
 
     def draw(ax: Axes) -> None:
-        if line is not None:
-            ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
+        if baseline is not None:
+            ax.axhline(baseline, color=MUTED, linewidth=0.8, linestyle=":")
         for run in logged:
             trace(ax, _steps(run), [entry.get(key) for entry in run.history], styles[run.label])
         _fit_axis(ax, logged, (key,))
@@ -123,13 +125,13 @@ def curve(
 
 
 def _chosen_and_rejected(
-    key: str, title: str, axis: str, runs: list[Result], styles: dict[str, Style], line: float | None
+    key: str, title: str, axis: str, runs: list[Result], styles: dict[str, Style], baseline: float | None
 ) -> Panel:
     """A metric of the chosen (solid) and the rejected (dashed) completions of each run."""
 
     def draw(ax: Axes) -> None:
-        if line is not None:
-            ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
+        if baseline is not None:
+            ax.axhline(baseline, color=MUTED, linewidth=0.8, linestyle=":")
         for run in runs:
             for name, dash in ((key, "-"), (_other(key), (0, (3, 2)))):
                 trace(ax, _steps(run), [entry.get(name) for entry in run.history], styles[run.label], dash)

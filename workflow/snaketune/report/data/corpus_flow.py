@@ -1,6 +1,6 @@
-"""Where every raw row of a corpus went: read + further + repeated = joined + quarantined + dropped + kept.
+"""Row counts of a corpus: read + extra + repeated = joined + quarantined + dropped + kept.
 
-Each number is taken from the corpus' manifest; whether they add up is checked here, not assumed.
+All counts are from the manifest of the corpus. Whether they add up is checked here, not assumed.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ PERSONAL_DATA = get_args(PersonalData)
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """Of a corpus, or of one of its sources.
+    """Row counts of a corpus or of one of its sources.
 
     Attributes:
-        extra: rows that raw rows made besides their first.
-        repeated: copies that a weight above 1 made.
-        joined: raw rows that became part of another, as messages of a tree do.
+        extra: Rows made from a raw row besides its first.
+        repeated: Copies made for a weight above 1.
+        joined: Raw rows that became part of another row, such as the messages of a tree.
     """
 
     read: int
@@ -45,10 +45,10 @@ class RowCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlow:
-    """Rows of one source; its name is that of its files or of the Hub dataset.
+    """Rows of one source, named by its files or its Hub dataset.
 
     Attributes:
-        ignored: columns and keys that weren't read, and how many rows have them.
+        ignored: Columns and keys that weren't read, and the number of rows that have them.
     """
 
     name: str
@@ -58,7 +58,7 @@ class SourceFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """What doesn't add up."""
+        """Messages about counts that don't add up."""
         return count_error("rows", self.rows.incoming, f"came in from {self.name}", self.rows.outgoing, "went out")
 
 
@@ -67,11 +67,11 @@ class CorpusFlow:
     """Rows of one corpus.
 
     Attributes:
-        repairs: rows changed, by repair.
-        cleaned: rows changed, by step of the cleaning.
-        masked: pieces of personal data replaced, by kind.
-        near_duplicates, contamination: what was found, where it was looked for.
-        characters: rows by length, if the manifest has them.
+        repairs: Rows changed, by repair.
+        cleaned: Rows changed, by cleaning step.
+        masked: Items of personal data replaced, by kind.
+        near_duplicates, contamination: Results of these checks; None if they were off.
+        characters: Rows by length, if the manifest has them.
     """
 
     name: str
@@ -90,7 +90,7 @@ class CorpusFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """What doesn't add up, of the whole, of its reasons, and of its sources."""
+        """Messages about counts that don't add up, of the corpus, its quarantine reasons, and its sources."""
         rows = self.rows
         errors = count_error("rows", rows.incoming, "came in", rows.outgoing, "went out")
         errors += count_error("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
@@ -102,7 +102,7 @@ class CorpusFlow:
 
 
 def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
-    """Of every corpus."""
+    """The row counts of every corpus."""
     return [_corpus_flow(result) for result in results.of("corpus")]
 
 
@@ -148,7 +148,7 @@ def _rows(counts: dict[str, Any], quarantined: int, kept: int) -> RowCounts:
 
 
 def _largest_first(counts: dict[str, int]) -> dict[str, int]:
-    # Looked for and not found is worth knowing of duplicates only.
+    # A count of zero is informative for duplicates only: it says that they were looked for.
     return {reason: n for reason, n in Counter(counts).most_common() if n or reason == "duplicate"}
 
 

@@ -1,4 +1,4 @@
-"""`data.csv`: every count of the data path, one per line."""
+"""Write `data.csv`: every count of the data pipeline, one per line."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ INFLOWS = ("read", "extra", "repeated")
 
 
 def csv_rows(results: ResultSet) -> list[dict[str, Any]]:
-    """What isn't counted is empty."""
+    """All rows of data.csv. A cell is empty where nothing is counted."""
     return [*_corpus_rows(results), *_token_rows(results), *_pack_rows(results), *_training_rows(results)]
 
 
@@ -62,11 +62,11 @@ def _pack_rows(results: ResultSet) -> list[dict[str, Any]]:
     for flow in pack_flows(results):
         for split in flow.splits:
             of = {"stage": "pack", "name": flow.name, "split": split.split}
-            found = [{"what": "read", "rows": split.read, "tokens": split.read_tokens}]
+            counts = [{"what": "read", "rows": split.read, "tokens": split.read_tokens}]
             for reason in split.reasons:
-                lost = {"rows": split.dropped.get(reason, 0), "tokens": split.dropped_tokens.get(reason, 0)}
-                found.append({"what": "dropped", "reason": reason} | lost)
-            found += [
+                dropped = {"rows": split.dropped.get(reason, 0), "tokens": split.dropped_tokens.get(reason, 0)}
+                counts.append({"what": "dropped", "reason": reason} | dropped)
+            counts += [
                 {"what": "truncated"} | split.truncated,
                 *({"what": f"shared {what}", "tokens": tokens} for what, tokens in split.shared.items()),
                 {"what": "mismatched", "tokens": split.mismatched},
@@ -75,8 +75,8 @@ def _pack_rows(results: ResultSet) -> list[dict[str, Any]]:
                 {"what": "kept", "rows": split.kept, "tokens": split.tokens, "supervised_tokens": split.supervised},
             ]
             if split.rows is not None:
-                found.append({"what": "packed rows with padding", "rows": split.rows, "tokens": split.capacity})
-            rows += [of | row for row in found]
+                counts.append({"what": "packed rows with padding", "rows": split.rows, "tokens": split.capacity})
+            rows += [of | row for row in counts]
         for length, n in flow.lengths.items():
             what = {"what": "packed rows of a length", "reason": length, "rows": n}
             rows.append({"stage": "pack", "name": flow.name, "split": "train"} | what)

@@ -1,9 +1,9 @@
-"""From kept rows to packed ones: corpus → tokenize → plan → write → pack → training.
+"""Sequence and token counts from the corpus to training: corpus → tokenize → plan → write → pack → training.
 
     read = kept + dropped                                                       in sequences
     tokens read + mismatched = tokens packed + dropped + truncated + shared     in tokens
 
-Each number is taken from the manifest of the stage that counted it; whether they add up is checked here, not assumed.
+All counts are from the manifest of the stage that counted them. Whether they add up is checked here, not assumed.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ class Tokenized:
     """All parts of one tokenized corpus.
 
     Attributes:
-        counts: by split, what the parts counted together.
-        paths: how many parts went which way and why, `("fast", "")` or `("reference", "the template ...")`.
+        counts: Sums over the parts, by split.
+        paths: Number of parts by code path and reason, `("fast", "")` or `("reference", "the template ...")`.
     """
 
     name: str
@@ -43,12 +43,13 @@ class SplitFlow:
     """Sequences (conversations or pairs) and tokens of one split of one pack.
 
     Attributes:
-        dropped, dropped_tokens: by reason; tokens may have a reason that no whole sequence was dropped for.
-        shared: tokens that several completions begin with, and that are written once: of prompts, and of answers.
-        mismatched: tokens of completions that stand under the prompts of others too.
-        rows, capacity: rows written, and the tokens that they have room for; None of raw rows.
-        before: what the stages before this one handed on, as (rows or tokens, count, by whom).
-        written: rows of the shards, where they are there to be counted.
+        documents: Documents packed: sequences, or the parts of those that were split.
+        dropped, dropped_tokens: By reason. Tokens may have a reason for which no whole sequence was dropped.
+        split_up: Sequences that were split over several rows, and into how many parts.
+        shared: Tokens of common prefixes, which are written once: of prompts, and of completions.
+        mismatched: Tokens of completions that are also packed after the prompts of other rows.
+        rows, capacity: Packed rows, and the tokens that they can hold; None for raw rows.
+        upstream: Counts of the stages before packing, as (unit, count, stage in words).
     """
 
     split: str
@@ -71,7 +72,7 @@ class SplitFlow:
 
     @property
     def reasons(self) -> list[str]:
-        """All that something was dropped for."""
+        """All reasons for which sequences or tokens were dropped."""
         return sorted({*self.dropped, *self.dropped_tokens})
 
     @property
@@ -80,7 +81,7 @@ class SplitFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """What doesn't add up, also across stages: what one hands on is what the next one reads."""
+        """Messages about counts that don't add up, within packing and between stages."""
         read = {"rows": self.read, "tokens": self.read_tokens}
         errors = [
             error
@@ -92,17 +93,17 @@ class SplitFlow:
         incoming = self.read_tokens + self.mismatched
         errors += count_error("tokens", incoming, "read", self.tokens + removed, "packed, dropped, cut off and shared")
         if self.capacity is not None and self.capacity < self.tokens:
-            errors.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
+            errors.append(f"{self.tokens:,} tokens in rows with a capacity of {self.capacity:,}")
         return [f"{self.split.replace('_', ' ')}: {error}" for error in errors]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackFlow:
-    """One pack: what it was made from, and how well the rows are filled.
+    """One pack: its inputs, and the counts of its splits.
 
     Attributes:
-        length: tokens of a row, of the longest where there are several lengths.
-        written: rows of all shards, and how many there should be.
+        length: Tokens of a row; of the longest rows if there are several lengths.
+        written: Rows in all shards, and the planned number.
     """
 
     name: str
@@ -122,7 +123,7 @@ class PackFlow:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Train rows by length, where there are several."""
+        """Number of train rows by length; empty if there is only one length."""
         return {int(length): n for length, n in sorted(self.metadata.get("rows_by_length", {}).items(), key=_by_length)}
 
     @property
@@ -135,7 +136,7 @@ class PackFlow:
 
     @property
     def unit(self) -> str:
-        """What its sequences are called."""
+        """The word for its sequences."""
         documents = self.tokenized is not None and self.tokenized.kind == "text"
         return (
             "documents"
@@ -145,7 +146,7 @@ class PackFlow:
 
     @property
     def warnings(self) -> list[str]:
-        """What is lost because rows are short, where it is much."""
+        """Warnings about sequences and tokens lost because they are longer than a row."""
         messages = (
             warning(
                 split.split,
@@ -162,7 +163,7 @@ class PackFlow:
 
     @property
     def count_errors(self) -> list[str]:
-        """What doesn't add up."""
+        """Messages about counts that don't add up."""
         errors = [error for split in self.splits for error in split.count_errors]
         if self.written:
             errors += count_error("rows", self.written[1], "planned", self.written[0], "written")
@@ -173,10 +174,10 @@ class PackFlow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlow:
-    """What one training was fed.
+    """Rows, steps and tokens of one training.
 
     Attributes:
-        epochs, tokens: of the steps that were done, however many were asked for; None where no manifest and no log has them.
+        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if neither manifest nor log has them.
     """
 
     label: str
@@ -190,12 +191,12 @@ class TrainingFlow:
 
 
 def pack_flows(results: ResultSet) -> list[PackFlow]:
-    """Of every pack."""
+    """The counts of every pack."""
     return [pack_flow(results, result) for result in results.of("pack")]
 
 
 def pack_flow(results: ResultSet, result: Result) -> PackFlow:
-    """Of one."""
+    """The counts of one pack."""
     plan = _first(results, result, "plan")
     parts = results.made_from(plan, "tokens") if plan else []
     corpus = _first(results, parts[0], "corpus") if parts else None
@@ -219,13 +220,13 @@ def pack_flow(results: ResultSet, result: Result) -> PackFlow:
 
 
 def tokenized(parts: list[Result]) -> Tokenized:
-    """The parts of one corpus together."""
+    """Merge the parts of one tokenized corpus."""
     counts: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(TOKEN_COUNTS, 0)) for split in SPLITS}
     for part in parts:
         for split in SPLITS:
             counts[split].update({name: part.counts[split][name] for name in TOKEN_COUNTS})
     return Tokenized(
-        name=parts[0].whole,
+        name=parts[0].name_without_part,
         kind=parts[0].spec["kind"],
         train_on=parts[0].manifest["train_on"],
         counts=counts,
@@ -238,10 +239,10 @@ def tokenized(parts: list[Result]) -> Tokenized:
 
 
 def tokenized_corpora(results: ResultSet) -> list[tuple[Tokenized, list[Result]]]:
-    """Every tokenized corpus, with its parts."""
+    """Every tokenized corpus with its parts."""
     by_name: dict[str, list[Result]] = {}
     for result in results.of("tokenize"):
-        by_name.setdefault(result.whole, []).append(result)
+        by_name.setdefault(result.name_without_part, []).append(result)
     return [(tokenized(parts), parts) for parts in by_name.values()]
 
 
@@ -273,14 +274,14 @@ def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Token
 
 
 def training_flows(results: ResultSet) -> list[TrainingFlow]:
-    """Of every SFT and DPO run."""
+    """The counts of every SFT and DPO run."""
     return [training_flow(results, result) for result in results.of("sft", "dpo")]
 
 
 def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
-    """Of one."""
+    """The counts of one SFT or DPO run."""
     pack, counts = _first(results, result, "pack"), result.counts
-    # TRL tokenizes raw rows itself, so what an epoch of them holds is counted by nobody.
+    # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
     packed = pack and pack.manifest["packing_metadata"]["enabled"]
     per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
     tokens = counts.get("tokens")
@@ -289,7 +290,7 @@ def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
     else:
         epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
     if tokens is None and per_epoch is not None and epochs is not None:
-        # A result of before they were counted.
+        # Older results have no token count.
         tokens = per_epoch * epochs
     return TrainingFlow(
         label=result.label,

@@ -1,11 +1,10 @@
-"""What DPO changed in the held-out pairs: each pair's log-probabilities before and after, and those whose preference flipped.
+"""Changes that DPO made in held-out pairs: log-probabilities of each pair before and after, and pairs whose preference flipped.
 
-"Before" is the model that the run started from, where the same evaluation asked it about the same pairs; else the reference,
-whose log-probabilities stand beside the run's own. Pairs that only one of them knows are left out. Some thousand pairs cost
-milliseconds; of texts, only those that are shown are read.
+"Before" is the initial model of the run, if the same evaluation scored it on the same pairs; else the reference, whose
+log-probabilities are stored with those of the run. Pairs that only one of them has are excluded. A few thousand pairs take
+milliseconds; texts are read only for the pairs that are shown.
 
-A model prefers the completion whose tokens are the likelier on average: of whole answers the shorter one is the likelier to any
-model, also to one that has learned nothing.
+Preference is by log-probability per token: by summed log-probability, any model prefers shorter completions.
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ OUTCOMES = ("won", "lost", "right", "wrong")
 
 @dataclass(frozen=True, kw_only=True)
 class SourceChange:
-    """The pairs of one source: how many, in which share of them the chosen completion is the likelier one per token, before and
-    after, and the mean rewards after."""
+    """The pairs of one source: their number, the preference accuracy per token before and after, and the mean rewards after."""
 
     name: str
     pairs: int
@@ -40,15 +38,15 @@ class SourceChange:
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceChange:
-    """One DPO run on the held-out pairs of one corpus. Columns of the arrays: chosen, rejected.
+    """One DPO run on the held-out pairs of one corpus. The columns of arrays [P, 2] are chosen and rejected.
 
     Attributes:
-        before: label of the model before; `reference` where its log-probabilities stand for it.
+        before: Label of the model before, or `reference` if the reference's log-probabilities are used.
         before_P2, after_P2: float64[P, 2], summed log-probabilities in nats.
         counts_P2: int64[P, 2], tokens.
-        reference_P2: float64[P, 2], the reference's, or what was before where the run has none.
-        sources: by name, which of the pairs are from it, bool[P]; in the order of the corpus.
-        beta: what log-ratios to the reference are rewards by; None where the run has no reference.
+        reference_P2: float64[P, 2], log-probabilities of the reference; `before_P2` if the run has none.
+        sources: For each source name, which pairs are from it, bool[P]; in the order of the corpus.
+        beta: The factor from log-ratio to reward; None if the run has no reference.
     """
 
     evaluation: str
@@ -68,30 +66,30 @@ class PreferenceChange:
         return self.run.label
 
     def margins(self, per_token: bool) -> tuple[np.ndarray, np.ndarray]:
-        """float64[P] before and after: log-probability of chosen less rejected, of whole answers or per token."""
+        """Log-probability of chosen less rejected, summed or per token: float64[P] before, and after."""
         by = np.maximum(self.counts_P2, 1) if per_token else 1
         return tuple((sums / by) @ np.array([1.0, -1.0]) for sums in (self.before_P2, self.after_P2))
 
     def rewards(self) -> tuple[np.ndarray, np.ndarray]:
-        """float64[P, 2] before and after: log-ratio to the reference times beta, or what was gained in nats without one."""
+        """Rewards (beta times log-ratio), or log-probability gains without a reference: float64[P, 2] before, and after."""
         beta = self.beta or 1.0
         return beta * (self.before_P2 - self.reference_P2), beta * (self.after_P2 - self.reference_P2)
 
     def outcomes(self, per_token: bool) -> dict[str, int]:
-        """How many pairs are `won` (chosen preferred after, not before), `lost`, and `right` or `wrong` both times."""
+        """Number of pairs that are `won` (chosen preferred after, not before), `lost`, and `right` or `wrong` both times."""
         before_P, after_P = (margins > 0 for margins in self.margins(per_token))
         both = {"won": ~before_P & after_P, "lost": before_P & ~after_P, "right": before_P & after_P}
         return {name: int(both.get(name, ~before_P & ~after_P).sum()) for name in OUTCOMES}
 
     def flipped(self, won: bool, limit: int) -> list[int]:
-        """The pairs that were won or lost, those whose margin per token moved furthest first."""
+        """Indices of the pairs that were won or lost, sorted by the change of their margin per token, largest first."""
         before_P, after_P = self.margins(per_token=True)
         indices = np.flatnonzero((before_P > 0) != (after_P > 0))
         indices = [int(index) for index in indices if (after_P[index] > 0) == won]
         return sorted(indices, key=lambda index: (-abs(after_P[index] - before_P[index]), self.ids[index]))[:limit]
 
     def by_source(self) -> list[SourceChange]:
-        """Of each source, where there are several."""
+        """The change on the pairs of each source; empty with a single source."""
         (before_P, after_P), (_, reward_P2) = self.margins(per_token=True), self.rewards()
         return [
             SourceChange(
@@ -107,14 +105,14 @@ class PreferenceChange:
 
     @cached_property
     def gains(self) -> tuple[float, float]:
-        """Means of chosen and rejected: log-probability after less before, in nats."""
+        """Mean log-probability gain (after less before) of chosen and of rejected, in nats."""
         chosen, rejected = (self.after_P2 - self.before_P2).mean(axis=0)
         return float(chosen), float(rejected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """A pair as the page shows it; margins in nats per token. Texts are None where the corpus doesn't hold them any more."""
+    """A flipped pair with its margins in nats per token. Texts are None if the corpus no longer has the pair."""
 
     id: str
     prompt: str | None
@@ -125,7 +123,7 @@ class Flip:
 
 
 def preference_changes(results: ResultSet) -> list[PreferenceChange]:
-    """Of every DPO run that was asked about pairs, by evaluation and corpus."""
+    """The changes of every DPO run that was scored on pairs, by evaluation and corpus."""
     runs = {run.label: run for run in results.of("dpo")}
     return [
         change
@@ -138,7 +136,7 @@ def preference_changes(results: ResultSet) -> list[PreferenceChange]:
 
 
 def flips(results: ResultSet, change: PreferenceChange, won: bool, limit: int) -> list[Flip]:
-    """The first of the pairs that were won or lost, with their texts."""
+    """The `limit` pairs that were won or lost by the largest change, with their texts."""
     indices = change.flipped(won, limit)
     texts = _texts(results, change.corpus, [change.ids[index] for index in indices])
     before_P, after_P = change.margins(per_token=True)
@@ -171,7 +169,7 @@ def _change(
     if not ids:
         return None
     counts = dict(zip(after["id"].to_pylist(), _columns(after, "", "tokens").astype(np.int64)))
-    # Of a run without a reference, or with one that can't be compared, what it gained is told since before.
+    # Without a comparable reference, gains are relative to the model before.
     referenced = all(pair in known for pair in ids)
     reference = known if referenced else earlier
     before_P2, after_P2, reference_P2, counts_P2 = (
@@ -197,11 +195,11 @@ def _rows(pairs: pa.Table, corpus: str) -> pa.Table:
 
 
 def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) -> dict[str, np.ndarray]:
-    """Which of these pairs are from which source, by its name; of results older than that, all from one."""
+    """For each source name, which pairs are from it. Empty for older results, which don't record sources."""
     if "source" not in rows.schema.names:
         return {}
-    of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
-    source_P = np.array([of[pair] for pair in ids])
+    source_of = dict(zip(rows["id"].to_pylist(), rows["source"].to_pylist()))
+    source_P = np.array([source_of[pair] for pair in ids])
     flow = next((flow for flow in corpus_flows(results) if flow.name == corpus), None)
     names = {number: source.name for number, source in enumerate(flow.sources)} if flow else {}
     return {
@@ -211,7 +209,7 @@ def _sources(results: ResultSet, corpus: str, rows: pa.Table, ids: list[str]) ->
 
 
 def _logps(rows: pa.Table, whose: str) -> dict[str, np.ndarray]:
-    """By pair id, float64[2]; not a number where there is none."""
+    """Log-probabilities by pair id, float64[2]; NaN if missing."""
     return dict(zip(rows["id"].to_pylist(), _columns(rows, whose, "logp")))
 
 
@@ -220,24 +218,24 @@ def _columns(rows: pa.Table, whose: str, what: str) -> np.ndarray:
 
 
 def _texts(results: ResultSet, corpus: str, ids: list[str]) -> dict[str, dict[str, str]]:
-    """Excerpts of some pairs, by id."""
-    found = next((result for result in results.of("corpus") if result.name == corpus), None)
-    if not ids or found is None or "held_out.arrow" not in found.manifest["payload"]:
+    """Excerpts of the texts of some pairs, by id."""
+    result = next((result for result in results.of("corpus") if result.name == corpus), None)
+    if not ids or result is None or "held_out.arrow" not in result.manifest["payload"]:
         return {}
-    rows = read_table(found.artifact.file("held_out.arrow"))
+    rows = read_table(result.artifact.file("held_out.arrow"))
     return {row["id"]: _excerpts(row) for row in rows.filter(pc.is_in(rows["id"], pa.array(ids))).to_pylist()}
 
 
 def _excerpts(row: dict) -> dict[str, str]:
     return {
-        "prompt": clip(_text(row["prompt"], alone=False), PROMPT_CHARACTERS),
+        "prompt": clip(_text(row["prompt"], omit_single_role=False), PROMPT_CHARACTERS),
         "chosen": clip(_text(row["chosen"]), COMPLETION_CHARACTERS),
         "rejected": clip(_text(row["rejected"]), COMPLETION_CHARACTERS),
     }
 
 
-def _text(turns: list[dict], alone: bool = True) -> str:
-    """Turns as text; of one turn alone, who says it goes without saying."""
-    if alone and len(turns) == 1:
+def _text(turns: list[dict], omit_single_role: bool = True) -> str:
+    """Turns as text with their roles; a single turn without its role."""
+    if omit_single_role and len(turns) == 1:
         return turns[0]["content"]
     return "\n".join(f"[{turn['role']}] {turn['content']}" for turn in turns)

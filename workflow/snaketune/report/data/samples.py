@@ -1,4 +1,4 @@
-"""The same prompts as answered by every model, chosen by rule and not by looks."""
+"""Sample prompts with the responses of every model, selected by a fixed rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,12 @@ VERDICTS = {True: "right", False: "wrong", None: "unchecked"}
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one model wrote; `verdict` is right, wrong or unchecked.
+    """The response of one model; `verdict` is right, wrong or unchecked.
 
     Attributes:
-        pieces: the text, and, of a model that was made from another one here, what that one said otherwise.
-        since: that other model.
+        diff: The text as spans; if its initial model answered too, with the differences to that model's response.
+        diff_from: The initial model; None if it didn't answer.
+        extracted: The final answer that was extracted from the response.
     """
 
     model: str
@@ -31,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One prompt and all answers to it."""
+    """One prompt and all responses to it."""
 
     corpus: str
     task: str | None
@@ -43,11 +44,11 @@ class Sample:
 def choose(
     models: list[ScoredModel], per_corpus: int | None = None, initial_models: Mapping[str, str] | None = None
 ) -> list[Sample]:
-    """Samples of one evaluation: of each corpus the first by id, taking turns among its tasks.
+    """Samples of one evaluation: the first prompts of each corpus by id, round-robin over its tasks.
 
     Args:
-        begun_from: by model, the one that it started from.
-        per_corpus: how many; by default as many as the evaluation's config says.
+        per_corpus: Their number; by default `samples` of the evaluation's config.
+        initial_models: The label of the initial model, by model.
     """
     responses_of = {scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models}
     rows = {key: row for answered in responses_of.values() for key, row in answered.items()}
@@ -63,7 +64,7 @@ def choose(
 
 
 def _round_robin(keys: list[tuple[str, str]], rows: dict[tuple[str, str], dict[str, Any]]) -> list[tuple[str, str]]:
-    """The first of each task, then the second of each, and so on."""
+    """Reorder keys: the first of each task, then the second of each, and so on."""
     turn: dict[str | None, int] = {}
     order = []
     for key in keys:

@@ -1,4 +1,4 @@
-"""What the rules of `rules.py` look at: a few numbers of each training, pack, corpus and evaluation, taken from its results."""
+"""Input of the rules in `rules.py`: a few numbers of each training, pack, corpus and evaluation."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow, pack_flows, training_flow
 from snaketune.report.data.results import Result, ResultSet, ScoredModel
 
-# Fewer lines of a log than this tell noise from a trend badly.
+# Fewer logged steps than this don't separate a trend from noise.
 MIN_LOGGED = 10
 NO_GPU = ("", "cpu", "mps")
 
@@ -20,14 +20,14 @@ class TrainingFacts:
     """One SFT or DPO run.
 
     Attributes:
-        label, key: `dpo:demo`, and the key of the config that asks for it, `dpo.demo`.
-        epochs: of the steps that were done; None where that isn't known.
-        loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen
-            completions per token; None where too little was.
-        held_out: by corpus, held-out loss before and after; of SFT runs whose start was evaluated too.
-        waited, seconds: how long its last attempt waited for data, and how long that took.
-        measured: whether its portions were chosen by what was measured.
-        slower: percent of the best measured speed that a choice by hand costs.
+        label, key: `dpo:demo`, and the config key that defines it, `dpo.demo`.
+        epochs: Epochs that ran; None if unknown.
+        loss, chosen: Means over the first and the last tenth of the log, of the loss and of the log-probability per token of
+            chosen completions; None if fewer than MIN_LOGGED steps were logged.
+        held_out: By corpus, held-out loss before and after; only for SFT runs whose initial model was evaluated too.
+        waited_s, seconds: Time that the last attempt waited for data, and its duration.
+        calibrated: Whether the batch plan was chosen by `calibrate`.
+        slowdown_percent: Throughput lost by a configured batch plan, relative to the best measured one.
     """
 
     label: str
@@ -51,9 +51,9 @@ class PackFacts:
     """One split of one pack.
 
     Attributes:
-        key: of its `packing`, in the config; of the first that uses it.
-        lost: shares of sequences and tokens that are lost because rows are short, and the length that would do; None where
-            that is little.
+        key: The config key of its `packing`, in the first run that uses it.
+        lost_to_length: Shares of sequences and of tokens lost because they exceed the row length, and the length that would
+            suffice; None if the loss is small.
     """
 
     name: str
@@ -86,8 +86,9 @@ class EvaluatedPrompts:
     """One corpus of prompts in one evaluation.
 
     Attributes:
-        model: of which the answers are; the last of those that the verdict is about.
-        cut_off: answers that were as long as they may be.
+        model: The model that answered: the last one of the lineage.
+        prompts, distinct: Prompts with a checkable answer, and how many of them are distinct.
+        truncated: Responses that reached `max_new_tokens`.
     """
 
     evaluation: str
@@ -102,7 +103,7 @@ class EvaluatedPrompts:
 
 @dataclass(frozen=True, kw_only=True)
 class SweptKey:
-    """A key of the config that DPO runs have several numbers for, and the number of the best."""
+    """A config key with several numeric values among the DPO runs, and the value of the best run."""
 
     key: str
     name: str
@@ -113,14 +114,14 @@ class SweptKey:
 
 @dataclass(frozen=True, kw_only=True)
 class BestRun:
-    """The best of so many evaluated runs, by a figure of the very rows that its verdict is of."""
+    """The best of `candidates` evaluated runs, selected on the same rows that its verdict uses."""
 
     run: str
     candidates: int
 
 
 def trainings(results: ResultSet) -> list[TrainingFacts]:
-    """Of every run."""
+    """The facts of every SFT and DPO run."""
     return [_training(results, result) for result in results.of("sft", "dpo")]
 
 
@@ -145,12 +146,12 @@ def _training(results: ResultSet, result: Result) -> TrainingFacts:
 
 
 def is_gpu(run: dict[str, Any]) -> bool:
-    """Whether a run.json tells of a GPU."""
+    """Return True if a run.json names a GPU as device."""
     return str(run.get("device") or "").partition(":")[0] not in NO_GPU
 
 
 def first_and_last(result: Result, key: str) -> tuple[float, float] | None:
-    """Means of the first and the last tenth of what was logged; None where that are fewer than LINES lines."""
+    """Means of the first and the last tenth of the logged values; None for fewer than MIN_LOGGED values."""
     values = numbers(result.history, key)
     if len(values) < MIN_LOGGED:
         return None
@@ -159,32 +160,32 @@ def first_and_last(result: Result, key: str) -> tuple[float, float] | None:
 
 
 def numbers(history: list[dict[str, Any]], key: str) -> list[float]:
-    """What was logged under a key and is a number."""
+    """All logged values of a key that are finite numbers."""
     return [float(entry[key]) for entry in history if isinstance(entry, dict) and is_number(entry.get(key))]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a file from anywhere holds a number that can be counted with."""
+    """Return True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]:
-    """By corpus, from the first evaluation that asked both."""
-    begun = results.made_from(run, "model")
-    before = begun[0].label if begun else f"base:{run.name}"
-    found: dict[str, tuple[float, float]] = {}
+    """Held-out loss before and after by corpus, from the first evaluation of both models."""
+    initial = results.made_from(run, "model")
+    before = initial[0].label if initial else f"base:{run.name}"
+    held_out: dict[str, tuple[float, float]] = {}
     for models in results.evaluations.values():
         by_label = {scored.model: scored.scores.get("conversations") or {} for scored in models}
         was, now = by_label.get(before, {}), by_label.get(run.label, {})
         for corpus in was.keys() & now.keys():
             losses = (was[corpus].get("held_out_loss"), now[corpus].get("held_out_loss"))
             if None not in losses:
-                found.setdefault(corpus, losses)
-    return dict(sorted(found.items()))
+                held_out.setdefault(corpus, losses)
+    return dict(sorted(held_out.items()))
 
 
 def packs(results: ResultSet) -> list[PackFacts]:
-    """Of every split that was packed, and of raw rows."""
+    """The facts of every split of every pack, raw rows included."""
     users = _users_of_packs(results)
     return [
         _pack(flow, split, users.get(f"pack/{flow.name}", "")) for flow in pack_flows(results) for split in flow.splits
@@ -192,10 +193,8 @@ def packs(results: ResultSet) -> list[PackFacts]:
 
 
 def _pack(flow: PackFlow, split: SplitFlow, key: str) -> PackFacts:
-    lost_to_length = split.lost_to_length
-    much = lost_to_length and is_worth_a_warning(
-        lost_to_length["rows"], lost_to_length["tokens"], split.read, split.read_tokens
-    )
+    lost = split.lost_to_length
+    much = lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens)
     return PackFacts(
         name=flow.name,
         key=key,
@@ -204,20 +203,16 @@ def _pack(flow: PackFlow, split: SplitFlow, key: str) -> PackFacts:
         length=flow.length,
         tokens=split.tokens,
         supervised=split.supervised,
-        lost_to_length=(
-            lost_to_length["rows"] / split.read,
-            lost_to_length["tokens"] / split.read_tokens,
-            lost_to_length["enough"],
-        )
+        lost_to_length=(lost["rows"] / split.read, lost["tokens"] / split.read_tokens, lost["enough"])
         if much
         else None,
-        # Of the pack as a whole, told once.
+        # The errors are of the whole pack; the first split reports them.
         count_errors=tuple(flow.count_errors) if split is flow.splits[0] else (),
     )
 
 
 def _users_of_packs(results: ResultSet) -> dict[str, str]:
-    """By pack, as `pack/NAME`, the `packing` of the config that asks for it first."""
+    """The config key of the first `packing` that uses each pack, by `pack/NAME`."""
     users: dict[str, str] = {}
     for stage, role in (("sft", "pack"), ("dpo", "pack"), ("eval", "packs")):
         for result in results.of(stage):
@@ -227,24 +222,24 @@ def _users_of_packs(results: ResultSet) -> dict[str, str]:
 
 
 def corpora(results: ResultSet) -> list[CorpusFacts]:
-    """Of every corpus."""
+    """The facts of every corpus."""
     return [
         CorpusFacts(
-            name=flow.name, read=flow.corpora.read, quarantined=flow.quarantined, count_errors=tuple(flow.count_errors)
+            name=flow.name, read=flow.rows.read, quarantined=flow.quarantined, count_errors=tuple(flow.count_errors)
         )
         for flow in corpus_flows(results)
     ]
 
 
-def evaluated_prompts(results: ResultSet, line: list[str]) -> list[EvaluatedPrompts]:
-    """Of every corpus of prompts in every evaluation that asked one of these models, the last of them."""
-    found = []
+def evaluated_prompts(results: ResultSet, lineage: list[str]) -> list[EvaluatedPrompts]:
+    """The prompts of every corpus in every evaluation, answered by the last evaluated model of the lineage."""
+    prompts = []
     for evaluation, models in results.evaluations.items():
         by_label = {scored.model: scored for scored in models}
-        if last := next((by_label[label] for label in reversed(line) if label in by_label), None):
-            corpora = dict.fromkeys(row["corpus"] for row in last.responses)
-            found += [_evaluated_prompts(evaluation, corpus, last) for corpus in corpora]
-    return found
+        if last := next((by_label[label] for label in reversed(lineage) if label in by_label), None):
+            names = dict.fromkeys(row["corpus"] for row in last.responses)
+            prompts += [_evaluated_prompts(evaluation, name, last) for name in names]
+    return prompts
 
 
 def _evaluated_prompts(evaluation: str, corpus: str, scored: ScoredModel) -> EvaluatedPrompts:
@@ -264,13 +259,13 @@ def _evaluated_prompts(evaluation: str, corpus: str, scored: ScoredModel) -> Eva
     )
 
 
-def swept_keys(results: ResultSet, found: Variants) -> list[SweptKey]:
-    """The keys with three numbers and more, if some run is the best."""
-    best = next((run for run in results.of("dpo") if run.label == found.best), None)
+def swept_keys(results: ResultSet, variants: Variants) -> list[SweptKey]:
+    """The keys with three or more distinct numbers, if there is a best run."""
+    best = next((run for run in results.of("dpo") if run.label == variants.best), None)
     if best is None:
         return []
     keys = []
-    for name, texts in found.keys.items():
+    for name, texts in variants.keys.items():
         try:
             values = {label: float(text) for label, text in texts.items()}
         except ValueError:
@@ -281,8 +276,10 @@ def swept_keys(results: ResultSet, found: Variants) -> list[SweptKey]:
     return keys
 
 
-def best_runs(found: Variants) -> list[BestRun]:
-    """One, if some run is the best."""
-    if found.best is None or found.sorted_by is None:
+def best_runs(variants: Variants) -> list[BestRun]:
+    """The best run, if there is one, in a list."""
+    if variants.best is None or variants.sorted_by is None:
         return []
-    return [BestRun(run=found.best, candidates=sum(value is not None for value in found.sorted_by.values.values()))]
+    return [
+        BestRun(run=variants.best, candidates=sum(value is not None for value in variants.sorted_by.values.values()))
+    ]

@@ -1,7 +1,7 @@
-"""What is suspicious, rule by rule: facts in, a sentence out, or nothing; with what to try and the key of the config to edit.
+"""Rules that find problems in results: each takes facts, and returns a finding with an action and a config key, or None.
 
-A rule speaks where its numbers are beyond what a sound run shows, whatever the model and the data; what lies behind the bound
-is said beside it. Rules know nothing of files and pages, so that each is tried by itself.
+A rule fires when a number is outside of what healthy runs show with any model and data; the reason for each threshold is given
+beside it. Rules read no files and write no pages, so each can be tested separately.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from snaketune.report.judge.facts import BestRun, CorpusFacts, EvaluatedPrompts,
 from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
 from snaketune.report.text import decimal, duration, percent, whole, words
 
-# A loss that falls by less than this share of itself hasn't learned what its curve could show.
+# A loss that falls by a smaller share than this shows no learning.
 MIN_LOSS_CHANGE = 0.01
-# Of chosen tokens, in nats: what `training.preference.dpo_monitor` calls a collapse.
+# Nats per chosen token: the threshold of `training.preference.dpo_monitor` for a collapse.
 CHOSEN_FELL = 0.1
-# Held-out loss this much above the loss of the last steps, after more than one epoch, is learned by heart.
+# Ratio of held-out loss to the training loss of the last steps that indicates overfitting after more than one epoch.
 OVERFIT = 1.5
-# Dense models of a useful size reach 0.3 to 0.5 on GPUs, and as much of a measured matrix product on a CPU.
+# Dense models of useful size reach 0.3 to 0.5 on GPUs, and on a CPU 0.2 to 0.4 of a measured matrix multiplication.
 LOW_MFU, LOW_MFU_CPU = 0.15, 0.10
 WAITED = 0.05
 SLOWER = 10.0
@@ -25,9 +25,9 @@ SUPERVISED = 0.02
 QUARANTINED = 0.005
 REPEATED = 0.05
 TRUNCATED = 0.1
-# The best of so many runs that are all alike leads by a standard error.
+# The best of this many equally good runs leads by about one standard error.
 MANY_RUNS = 5
-# A difference of shares that an evaluation should tell from none.
+# The difference of shares that an evaluation should be able to detect.
 RESOLUTION = 0.1
 
 WARNS, NOTES = "warns", "notes"
@@ -35,12 +35,13 @@ WARNS, NOTES = "warns", "notes"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFinding:
-    """What was found where, and what to try.
+    """A problem, where it is, and what to do about it.
 
     Attributes:
-        kind: the rule, and after a colon what is told apart; alike suspicions of many runs stand together.
-        where: a run, a pack, a corpus.
-        key: of the config, the one to edit.
+        kind: The rule, and after a colon details that distinguish its findings. Findings of one kind and key are grouped.
+        where: A run, a pack, a corpus or an evaluation.
+        key: The config key to edit.
+        action: What to do with that key.
     """
 
     kind: str
@@ -58,20 +59,23 @@ def _training_finding(facts: TrainingFacts, kind: str, message: str, action: str
 def ended_early(run: TrainingFacts) -> ReportFinding | None:
     if run.stopped is None:
         return None
-    message = f"ended by stop_if at step {whole(run.stopped.step)}: {run.stopped.reason}"
-    return _training_finding(run, "ended early", message, "halve the learning rate", "training.learning_rate")
+    message = f"stopped by stop_if at step {whole(run.stopped.step)}: {run.stopped.reason}"
+    return _training_finding(run, "stopped early", message, "halve it", "training.learning_rate")
 
 
-# By kind of warning: what to try, and the key.
+# By kind of warning: the action, and the key.
 REMEDIES = {
-    "collapse": ("add the chosen completions' own loss, as {sigmoid: 1.0, sft: 0.2}, or raise beta", "loss"),
-    "only rejected": ("add the chosen completions' own loss, as {sigmoid: 1.0, sft: 0.2}", "loss"),
-    "length": ("weigh what is longer less (0.5, say), or take a loss of probabilities per token (simpo)", "ld_alpha"),
+    "collapse": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}, or raise beta", "loss"),
+    "only rejected": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}", "loss"),
+    "length": (
+        "reduce the weight of the longer part (such as 0.5), or use a length-normalized loss (simpo)",
+        "ld_alpha",
+    ),
 }
 
 
 def training_warning(run: TrainingFacts) -> ReportFinding | None:
-    """The first of what the training said of itself and didn't take back."""
+    """The first warning of the training that still held at its end."""
     lasting = [one for one in run.warnings if one.at_end is not None]
     if not lasting:
         return None
@@ -79,7 +83,7 @@ def training_warning(run: TrainingFacts) -> ReportFinding | None:
     action, key = REMEDIES.get(first.kind, ("", ""))
     more = f" (and {len(lasting) - 1} more, below)" if len(lasting) > 1 else ""
     return ReportFinding(
-        kind=f"warned of {first.kind}",
+        kind=f"training warning, {first.kind}",
         where=run.label,
         message=f"{first.at_end}{more}",
         action=action,
@@ -94,32 +98,36 @@ def loss_not_falling(run: TrainingFacts) -> ReportFinding | None:
     if first - last >= MIN_LOSS_CHANGE * abs(first):
         return None
     rose = last - first > MIN_LOSS_CHANGE * abs(first)
-    message = f"the loss {'rose' if rose else 'did not fall'}: {decimal(first)} → {decimal(last)}"
-    action = "a third of the learning rate" if rose else "three times the learning rate, or more epochs"
+    message = f"the training loss {'rose' if rose else 'did not fall'}: {decimal(first)} → {decimal(last)}"
+    action = "divide it by three" if rose else "multiply it by three, or train more epochs"
     return _training_finding(run, "loss not falling", message, action, "training.learning_rate")
 
 
 def chosen_falling(run: TrainingFacts) -> ReportFinding | None:
-    """Where the training itself wasn't watched, as by TRL."""
+    """Only for runs without warnings of their own, such as those of TRL's trainers."""
     if run.chosen is None or run.warnings or run.chosen[0] - run.chosen[1] < CHOSEN_FELL:
         return None
     first, last = run.chosen
-    message = f"chosen completions became less likely: {decimal(first)} → {decimal(last)} nats per token"
+    message = f"log-probability of chosen completions fell: {decimal(first)} → {decimal(last)} nats per token"
     return _training_finding(run, "chosen falling", message, REMEDIES["collapse"][0], "loss")
 
 
 def held_out_rising(run: TrainingFacts) -> ReportFinding | None:
-    """Worse on held-out rows than before, while the loss of the training fell."""
+    """Held-out loss rose while the training loss fell."""
     if run.loss is None or run.loss[1] >= run.loss[0]:
         return None
     for corpus, (before, after) in run.held_out.items():
         if after > before * (1 + MIN_LOSS_CHANGE):
             message = (
                 f"the training loss fell, but held-out loss of {corpus} rose: {decimal(before)} → {decimal(after)}; "
-                "it learned what isn't in those rows, or by heart"
+                "overfitting, or the held-out rows differ from the training rows"
             )
             return _training_finding(
-                run, "held-out loss rising", message, "fewer epochs, or a lower learning rate", "training.epochs"
+                run,
+                "held-out loss rising",
+                message,
+                "train fewer epochs, or lower the learning rate",
+                "training.epochs",
             )
     return None
 
@@ -131,10 +139,10 @@ def overfitted(run: TrainingFacts) -> ReportFinding | None:
     if lowest <= OVERFIT * max(run.loss[1], 0.01):
         return None
     message = (
-        f"held-out loss of {corpus} is {decimal(lowest)}, and that of the last steps {decimal(run.loss[1])}: after "
-        f"{decimal(run.epochs)} epochs it knows its rows by heart"
+        f"overfitting after {decimal(run.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of the "
+        f"last steps {decimal(run.loss[1])}"
     )
-    return _training_finding(run, "learned by heart", message, "fewer epochs, or more rows", "training.epochs")
+    return _training_finding(run, "overfitting", message, "train fewer epochs, or on more rows", "training.epochs")
 
 
 def low_mfu(run: TrainingFacts) -> ReportFinding | None:
@@ -142,13 +150,13 @@ def low_mfu(run: TrainingFacts) -> ReportFinding | None:
     if run.mfu is None or run.mfu >= low:
         return None
     usual = "30 to 50%" if run.gpu else "20 to 40%"
-    message = f"MFU is {percent(run.mfu)}; {usual} is usual where the model keeps the device busy"
+    message = f"MFU is {percent(run.mfu)}; {usual} is usual for a model that keeps the device busy"
     if run.calibrated:
         return _training_finding(
-            run, "low MFU", message, "more rows a step, of which more are computed at once", "training.batch_rows"
+            run, "low MFU", message, "use more rows per step, which allows larger micro-batches", "training.batch_rows"
         )
     return _training_finding(
-        run, "low MFU", message, "leave it out, so that the fastest is measured", "training.micro_batch_rows"
+        run, "low MFU", message, "remove it, so that the fastest size is measured", "training.micro_batch_rows"
     )
 
 
@@ -156,14 +164,14 @@ def waited_for_data(run: TrainingFacts) -> ReportFinding | None:
     if not run.waited_s or not run.seconds or run.waited_s < WAITED * run.seconds:
         return None
     message = f"waited {duration(run.waited_s)} for data, {percent(run.waited_s / run.seconds)} of its time"
-    return _training_finding(run, "waited for data", message, "true", "operation.load_in_memory")
+    return _training_finding(run, "waited for data", message, "set it to true", "operation.load_in_memory")
 
 
 def slow_micro_batch(run: TrainingFacts) -> ReportFinding | None:
     if run.slowdown_percent is None or run.slowdown_percent < SLOWER:
         return None
-    message = f"the micro-batch chosen by hand is {run.slowdown_percent:.0f}% slower than the best that was measured"
-    return _training_finding(run, "slow by choice", message, "leave it out", "training.micro_batch_rows")
+    message = f"the configured micro-batch is {run.slowdown_percent:.0f}% slower than the best that was measured"
+    return _training_finding(run, "slow micro-batch", message, "remove it", "training.micro_batch_rows")
 
 
 def lost_to_length(pack: PackFacts) -> ReportFinding | None:
@@ -174,7 +182,7 @@ def lost_to_length(pack: PackFacts) -> ReportFinding | None:
         f"{words(pack.split)}: {percent(sequences)} of the {pack.unit} and {percent(tokens)} of the tokens don't fit into rows "
         f"of {whole(pack.length)} tokens"
     )
-    action = f"{enough} keeps 99% of the tokens"
+    action = f"set it to {enough}, which keeps 99% of the tokens"
     return ReportFinding(
         kind="tokens lost", where=pack.name, message=message, action=action, key=pack.key and f"{pack.key}.length"
     )
@@ -184,8 +192,8 @@ def little_supervised(pack: PackFacts) -> ReportFinding | None:
     if not pack.tokens or pack.split != "train" or pack.supervised >= SUPERVISED * pack.tokens:
         return None
     share = percent(pack.supervised / pack.tokens, 2)
-    message = f"{share} of the tokens are supervised: most of what is computed teaches nothing"
-    action = "see in packing.html what is supervised; `all`, or a chat template that marks what the assistant says"
+    message = f"only {share} of the tokens are supervised, so most of the computation trains nothing"
+    action = "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
     return ReportFinding(
         kind="little supervised",
         where=pack.name,
@@ -206,7 +214,7 @@ def corpus_count_errors(corpus: CorpusFacts) -> ReportFinding | None:
 def _count_error_finding(where: str, count_errors: tuple[str, ...]) -> ReportFinding | None:
     return (
         ReportFinding(
-            kind="sums", where=where, message=f"counts don't add up: {'; '.join(count_errors)}", severity=NOTES
+            kind="counts", where=where, message=f"counts don't add up: {'; '.join(count_errors)}", severity=NOTES
         )
         if count_errors
         else None
@@ -219,7 +227,7 @@ def much_quarantined(corpus: CorpusFacts) -> ReportFinding | None:
         return None
     reasons = ", ".join(f"{whole(n)} {words(reason)}" for reason, n in list(corpus.quarantined.items())[:3])
     message = f"{whole(bad)} of {whole(corpus.read)} rows ({percent(bad / corpus.read)}) are quarantined: {reasons}"
-    action = "mend the files, name their columns (fields), or repair rows; corpus.html has examples"
+    action = "fix the files, map their columns (fields), or enable repairs; corpus.html has examples"
     return ReportFinding(
         kind="quarantined", where=corpus.name, message=message, action=action, key=f"{corpus.key}.repair"
     )
@@ -230,14 +238,14 @@ def repeated_prompts(prompts: EvaluatedPrompts) -> ReportFinding | None:
     if not prompts.prompts or again < REPEATED * prompts.prompts:
         return None
     message = (
-        f"{whole(again)} of {whole(prompts.prompts)} held-out prompts of {prompts.corpus} repeat another: the intervals look "
-        "narrower than they are"
+        f"{whole(again)} of {whole(prompts.prompts)} held-out prompts of {prompts.corpus} are duplicates, so intervals are too "
+        "narrow"
     )
     return ReportFinding(
         kind="repeated prompts",
         where=prompts.evaluation,
         message=message,
-        action="drop rows that say nearly the same",
+        action="drop near duplicates",
         key=f"corpora.{prompts.corpus}.near_duplicates",
     )
 
@@ -246,14 +254,14 @@ def truncated_answers(prompts: EvaluatedPrompts) -> ReportFinding | None:
     if not prompts.answers or prompts.truncated < TRUNCATED * prompts.answers:
         return None
     message = (
-        f"{percent(prompts.truncated_answers / prompts.answers)} of the answers of {prompts.model} to {prompts.corpus} were cut off at "
-        f"{whole(prompts.max_new_tokens)} tokens"
+        f"{percent(prompts.truncated / prompts.answers)} of the responses of {prompts.model} to {prompts.corpus} were "
+        f"truncated at {whole(prompts.max_new_tokens)} tokens"
     )
     return ReportFinding(
-        kind="answers cut off",
+        kind="truncated responses",
         where=prompts.evaluation,
         message=message,
-        action=f"{2 * (prompts.max_new_tokens or 0)}, if answers may be that long; else the model doesn't know where to end",
+        action=f"set it to {2 * (prompts.max_new_tokens or 0)} if responses may be longer; else the model didn't learn to stop",
         key=f"eval.{prompts.evaluation}.generation.max_new_tokens",
     )
 
@@ -262,7 +270,7 @@ def worse_than_before(one: Difference, verdict: Verdict) -> ReportFinding | None
     if one.outcome != WORSE:
         return None
     message = f"worse than {verdict.against}: {one.name} {one.text} ({one.interval_text})"
-    action = "a lower learning rate, or fewer epochs"
+    action = "lower it, or train fewer epochs"
     return ReportFinding(
         kind=f"worse: {verdict.against}, {one.name}",
         where=verdict.model,
@@ -273,24 +281,24 @@ def worse_than_before(one: Difference, verdict: Verdict) -> ReportFinding | None
 
 
 def too_few_rows(one: Difference, verdict: Verdict) -> ReportFinding | None:
-    """A difference that is open, of so few rows that one of TELLS would be too."""
+    """An inconclusive difference on so few rows that a difference of RESOLUTION would be inconclusive too."""
     if one.outcome != INCONCLUSIVE or one.measure.unit != "share" or one.interval is None:
         return None
     low, high = one.interval
     half = (high - low) / 2
     if half <= RESOLUTION:
         return None
-    # Intervals narrow with the root of the rows.
+    # The width of an interval is proportional to one over the square root of the rows.
     needed = round((half / RESOLUTION) ** 2, 1)
     message = (
-        f"{one.name} can't tell {verdict.model} from {verdict.against}: of {whole(one.rows)} rows, only differences above "
-        f"{100 * half:.0f} points are told from none"
+        f"{one.name} is inconclusive for {verdict.model} against {verdict.against}: with {whole(one.rows)} rows, only "
+        f"differences above {100 * half:.0f} points are significant"
     )
     return ReportFinding(
         kind="too few rows",
         where=one.evaluation,
         message=message,
-        action=f"about {decimal(needed)} times as many held-out rows tell {100 * RESOLUTION:.0f} points",
+        action=f"hold out about {decimal(needed)} times as many rows to detect {100 * RESOLUTION:.0f} points",
         key=f"corpora.{one.measure.path.split('.')[1]}.held_out",
         severity=NOTES,
     )
@@ -301,14 +309,14 @@ def best_at_the_edge(one: SweptKey) -> ReportFinding | None:
         return None
     highest = one.best == one.values[-1]
     message = (
-        f"the best, {one.run}, has the {'highest' if highest else 'lowest'} {one.name} that was tried, {one.best:g}"
+        f"the best run, {one.run}, has the {'highest' if highest else 'lowest'} {one.name} that was tried, {one.best:g}"
     )
     further = one.best * 2 if highest else one.best / 2
     return ReportFinding(
         kind=f"edge of {one.name}",
         where=one.key,
         message=message,
-        action=f"try further {'up' if highest else 'down'}: {one.name} {further:g}",
+        action=f"extend it {'upwards' if highest else 'downwards'}: {one.name} {further:g}",
         key=f"{one.key}.grid",
         severity=NOTES,
     )
@@ -318,11 +326,11 @@ def best_of_many_runs(one: BestRun) -> ReportFinding | None:
     if one.candidates < MANY_RUNS:
         return None
     message = (
-        f"picked as the best of {one.candidates} runs by the rows that its verdict is of: some of its lead is luck"
+        f"selected as the best of {one.candidates} runs on the rows of its verdict, which is therefore biased upwards"
     )
-    action = "ask the first few about rows that none was picked by"
+    action = "evaluate the first few runs on rows that weren't used to select them"
     return ReportFinding(
-        kind="picked of many", where=one.run, message=message, action=action, key="eval", severity=NOTES
+        kind="best of many runs", where=one.run, message=message, action=action, key="eval", severity=NOTES
     )
 
 

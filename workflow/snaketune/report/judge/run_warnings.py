@@ -1,4 +1,4 @@
-"""All that is suspicious, gathered and put together, and what to try next: each step with the key of the config to edit."""
+"""All findings of the report, grouped, and the next steps: an action and the config key to edit."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,26 +13,26 @@ from snaketune.report.judge.rules import WARNS, ReportFinding
 from snaketune.report.judge.slow_nodes import slow_nodes
 from snaketune.report.judge.verdict import Verdict
 
-# Of what many runs have in common, so many are named.
+# Number of runs that a group names.
 NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The same suspicion of one run or several; the sentence is the first one's."""
+    """The same finding in one or more runs, with the message of the first."""
 
     where: list[str]
     first: ReportFinding
 
     @property
     def unnamed(self) -> int:
-        """How many aren't named."""
+        """The number of runs that aren't named."""
         return max(0, len(self.where) - NAMED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What to try, where in the config, and because of what."""
+    """An action, the config key to edit, and the kinds of the findings that suggest it."""
 
     action: str
     key: str
@@ -41,16 +41,16 @@ class Step:
 
 def report_findings(
     results: ResultSet,
-    line: list[str],
+    lineage: list[str],
     verdicts: Sequence[Verdict],
-    findings: Variants,
-    unnamed: Sequence[tuple[str, dict[str, Any]]] = (),
+    variants: Variants,
+    others: Sequence[tuple[str, dict[str, Any]]] = (),
 ) -> list[ReportFinding]:
-    """Warnings first, in the order of what matters most: results, trainings, data, machines.
+    """All findings: warnings before notes, and within these results, trainings, data, machines.
 
     Args:
-        line: the models that the verdicts are about.
-        others: label and run.json of runs of another time, whose machines are held against ours.
+        lineage: The models of the verdicts.
+        others: Label and run.json of earlier runs, whose hosts are compared with ours.
     """
     difference_findings = [
         finding
@@ -63,11 +63,11 @@ def report_findings(
         *_apply(rules.TRAINING_RULES, facts.trainings(results)),
         *_apply(rules.PACK_RULES, facts.packs(results)),
         *_apply(rules.CORPUS_RULES, facts.corpora(results)),
-        *_apply(rules.PROMPT_RULES, facts.evaluated_prompts(results, line)),
+        *_apply(rules.PROMPT_RULES, facts.evaluated_prompts(results, lineage)),
         *preflight_findings(results),
-        *slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *unnamed]),
-        *_apply(rules.BEST_RUN_RULES, facts.best_runs(findings)),
-        *_apply(rules.SWEEP_RULES, facts.swept_keys(results, findings)),
+        *slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others]),
+        *_apply(rules.BEST_RUN_RULES, facts.best_runs(variants)),
+        *_apply(rules.SWEEP_RULES, facts.swept_keys(results, variants)),
     ]
     return sorted(all_findings, key=lambda one: one.severity != WARNS)
 
@@ -77,15 +77,15 @@ def _apply(table: Iterable[Callable[[Any], ReportFinding | None]], about: list[A
 
 
 def groups(findings: list[ReportFinding]) -> list[Group]:
-    """Those of one rule and one key together, in the order of the first ones; what names no key stands alone."""
+    """Group findings by kind and key, in order of first appearance. A finding without a key isn't grouped."""
     grouped: dict[tuple[str, ...], list[ReportFinding]] = {}
     for one in findings:
-        grouped.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.findings), []).append(one)
+        grouped.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.message), []).append(one)
     return [Group(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0]) for alike in grouped.values()]
 
 
 def steps(findings: list[ReportFinding]) -> list[Step]:
-    """What they say to do, each once: of several that say otherwise about the same key, the first."""
+    """The actions of all findings without repetitions; of several for one key, the first."""
     grouped: dict[str, Step] = {}
     for one in findings:
         if not one.action:
