@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "hf_StandInStandInStandInStandIn"
-# What the Hub keeps outside git.
+# Files that the Hub stores outside git.
 LARGE = (".safetensors", ".model", "tokenizer.json")
 
 
 @dataclass
 class Repository:
-    """One repository: its files by branch, each as the digest by which git or LFS knows it, and its commits."""
+    """One repository: its commits, and its files by branch with their git or LFS digests."""
 
     private: bool
     branches: dict[str, dict[str, str]] = field(default_factory=lambda: {"main": {}})
@@ -29,11 +29,13 @@ class Repository:
 
 
 class Hub:
-    """Attributes:
-    objects: what was uploaded outside git, by SHA-256; they outlive a push that was killed.
-    uploads: digests in the order in which they came.
-    hold: uploads wait for it, but the first one.
-    uploading: set when one waits.
+    """The state of the stand-in.
+
+    Attributes:
+        objects: Uploads outside git by SHA-256; they stay when a push is killed.
+        uploads: Their digests in the order of arrival.
+        hold: All uploads but the first wait for this event.
+        uploading: Set while an upload waits.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Hub:
 
 @contextmanager
 def running() -> Iterator[Hub]:
-    """A stand-in that listens on this machine."""
+    """Run a stand-in that listens on localhost."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Answer,), {"hub": hub}))
     server.daemon_threads = True
@@ -69,13 +71,13 @@ def git_digest(content: bytes) -> str:
 
 
 class Answer(BaseHTTPRequestHandler):
-    """To one request."""
+    """The handler of one request."""
 
     hub: Hub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is said."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         kind, owner, name, *revision = (*self.path.partition("?")[0].removeprefix("/api/").split("/"), "", "")[:5]
@@ -96,7 +98,7 @@ class Answer(BaseHTTPRequestHandler):
                 return
         self.hub.uploading.set()
         self.hub.hold.wait(30)
-        # Whoever sent it may be gone.
+        # The client may have been killed.
         self.close_connection = True
 
     def _store(self, digest: str, content: bytes) -> None:
@@ -172,7 +174,7 @@ class Answer(BaseHTTPRequestHandler):
     def _may(self) -> bool:
         if self.headers.get("Authorization") == f"Bearer {TOKEN}":
             return True
-        # As careless as a server can be.
+        # A careless server, which echoes the token.
         self._say(401, {"error": f"Invalid credentials: {self.headers.get('Authorization')}"})
         return False
 

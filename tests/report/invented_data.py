@@ -1,4 +1,4 @@
-"""Invented results of the data path, from corpora to packed rows, as the stages leave them."""
+"""Invented results of the data stages, from corpora to packed rows, in the form that stages write."""
 
 import json
 import math
@@ -18,7 +18,7 @@ LENGTH = 128
 
 
 class DataResults:
-    """Writes results below a folder; every method returns the key by which others name it as an input."""
+    """Writes results below a folder. Every method returns the key of its result, `stage/name`, for use as an input."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -81,7 +81,7 @@ class DataResults:
         dropped: dict[str, int] | None = None,
         **counts: Any,
     ) -> str:
-        """Args: records: lines by file name; counts: what else the manifest counts, or in place of what it would."""
+        """Write a corpus. `records` has lines by file name; `counts` extends or replaces counts of the manifest."""
         quarantined, dropped = counts.pop("quarantined", {}), {"duplicate": 0} | (dropped or {})
         bad = sum(quarantined.values())
         flows = {key: counts.pop(key, 0) for key in ("extra", "joined", "repeated")}
@@ -137,12 +137,12 @@ class DataResults:
         ways: tuple[tuple[str, str], ...] = (("fast", ""),),
         samples: list[Any] | None = None,
     ) -> list[str]:
-        """Args: tokens: by split; ways: path and reason of the parts, in turn."""
+        """Write the parts of a tokenized corpus. `tokens` is by split; `ways` has code path and reason of the parts, in turn."""
         keys = []
         for part in range(1, parts + 1):
             counts = {}
             for split, rows in (("train", train), ("held_out", held_out)):
-                # Parts of what can't be divided: the first has the rest.
+                # The first part has the remainder of the division.
                 shares = [_part(number, part, parts) for number in (rows, (tokens or {}).get(split, 30 * rows))]
                 own = {"rows": shares[0], "tokens": shares[1], "supervised_tokens": shares[1] // 3}
                 counts[split] = own | {"control_text": 0, "nothing_supervised": 0}
@@ -181,13 +181,13 @@ class DataResults:
         tokenized: dict[str, Any] | None = None,
         **counted: Any,
     ) -> str:
-        """Tokenized, planned, written and packed rows.
+        """Write tokenized, planned, written and packed rows.
 
         Args:
             long, cut: train rows that are dropped and truncated, 200 and 10 tokens each.
             shared: prompt tokens that train pairs share; of their answers, if any, it is three.
             tokenized: more about the tokenized parts.
-            counted: what packing counted of the train split, in place of what it would.
+            counted: replaces counts of the train split.
         """
         tables, counts, about, tokens = [], {}, {}, {}
         written = 0
@@ -277,7 +277,7 @@ def _part(number: int, part: int, parts: int) -> int:
 
 
 def _rows(tokens: np.ndarray, lengths: tuple[int, ...]) -> tuple[np.ndarray, dict[int, int]]:
-    """The row of each document, and how many rows there are of each length, the shorter ones first."""
+    """The row of each document, and the number of rows of each length, shorter ones first."""
     of = np.searchsorted(lengths, tokens)
     row, first, rows_by_length = np.zeros(len(tokens), np.int32), 0, {}
     for number, length in enumerate(lengths):

@@ -44,7 +44,7 @@ def _margins(name: str, change: PreferenceChange, styles: dict[str, Style]) -> P
         _axes(ax, "log-prob margin (chosen less rejected), nats per token")
 
     shares = (percent(wins(margins).mean()) for margins in (before_P, after_P))
-    return Panel(title=f"{name}: chosen preferred (log-prob per token) in {' → '.join(shares)}", draw=draw)
+    return Panel(title=f"{name}: chosen preferred per token in {' → '.join(shares)}", draw=draw)
 
 
 def _rewards(name: str, change: PreferenceChange) -> Panel:
