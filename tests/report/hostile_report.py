@@ -40,7 +40,7 @@ def hostile_corpus(results: Results, hostile: str) -> str:
     """A corpus with markup in every text that users, files and evaluations control."""
     quarantined = bad(hostile, 1) | {"file": hostile, "detail": hostile, "excerpt": hostile}
     layouts = {"layouts": {hostile: 80}, "ignored": {hostile: 7}}
-    found = hit(2, hostile, hostile) | {"ngram": hostile, "file": hostile, "id": hostile}
+    contaminated = hit(2, hostile, hostile) | {"ngram": hostile, "file": hostile, "id": hostile}
     return results.corpus(
         "chat",
         quarantined={hostile: 1},
@@ -49,7 +49,7 @@ def hostile_corpus(results: Results, hostile: str) -> str:
         records={
             "quarantine.jsonl": [quarantined],
             "duplicates.jsonl": [{"rows": 2, "ids": [hostile], "excerpt": hostile}],
-            "contamination.jsonl": [found],
+            "contamination.jsonl": [contaminated],
         },
         repeated=1,
         sources=[{"files": [hostile], "read": 80, "quarantined": 1, "dropped": {hostile: 1}, "kept": 80} | layouts],

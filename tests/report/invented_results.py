@@ -50,7 +50,7 @@ class Results(DataResults):
         logged: dict[str, float] | None = None,
         **about: Any,
     ) -> str:
-        """Write a DPO run. `spec` and `about` replace entries of spec and manifest; `logged` adds constant metrics to every step."""
+        """Write a DPO run. `spec` and `about` replace entries of spec and manifest; `logged` adds metrics to every step."""
         history = [
             {
                 "step": n,
@@ -113,7 +113,7 @@ class Results(DataResults):
         write_table(self.payload("eval", name, "pairs.arrow"), pa.Table.from_pylist(rows, schema=PAIRS))
 
     def losses(self, name: str, losses: dict[int, float], shortest: int, corpus: str = "chat") -> None:
-        """Write the losses (nats) of held-out documents by their number; each document has one token more than the previous one."""
+        """Write the losses (nats) of held-out documents by number; each has one token more than the previous one."""
         rows = [
             {"corpus": corpus, "document": number, "loss_nats": loss, "tokens": shortest + number}
             for number, loss in losses.items()
@@ -189,7 +189,7 @@ class Results(DataResults):
         return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
 
     def everything(self) -> None:
-        """Write a sweep: three corpora, packed and raw, rows of one and two lengths; three SFT and two DPO runs; two evaluations."""
+        """Write a sweep: three corpora, packed and raw, rows of one and two lengths; three SFT and two DPO runs; two evals."""
         chat = self.corpus(
             "chat",
             quarantined={"not_json": 2, "empty_turn": 1},

@@ -49,17 +49,17 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
         rows[key] += int(line["rows"] or 0)
         tokens[key] += int(line["tokens"] or 0)
     for stage, name, source in {key[:3] for key in rows if key[0] in ("corpus", "pack")}:
-        came, went = (
+        incoming, outgoing = (
             sum(rows[stage, name, source, what] for what in parts)
             for parts in (("read", "extra", "repeated"), ("joined", "quarantined", "dropped", "kept"))
         )
-        assert came == went, (name, source)
+        assert incoming == outgoing, (name, source)
     for name in {key[1] for key in tokens if key[0] == "pack"}:
-        gone = sum(
+        outgoing = sum(
             tokens["pack", name, "", what]
             for what in ("dropped", "truncated", "shared prompts", "shared answers", "kept")
         )
-        assert tokens["pack", name, "", "read"] == gone, name
+        assert tokens["pack", name, "", "read"] == outgoing, name
     assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
     assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
     assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
@@ -121,8 +121,8 @@ def test_a_missing_shard_or_tokenized_part_is_reported(results):
 
 
 def test_correct_counts_are_not_reported(sweep, sweep_pages):
-    found = result_set(sweep)
-    assert not [error for flow in (*corpus_flows(found), *pack_flows(found)) for error in flow.count_errors]
+    reported = result_set(sweep)
+    assert not [error for flow in (*corpus_flows(reported), *pack_flows(reported)) for error in flow.count_errors]
     for name in ("index.html", "corpus.html", "packing.html"):
         assert "wrong-sum" not in (sweep_pages / name).read_text("utf-8").partition("<body>")[2]
 
@@ -155,14 +155,14 @@ def test_only_supervised_text_is_marked_and_special_tokens_are_separate(sweep, s
 
 def test_examples_come_from_the_records(sweep, sweep_pages):
     chat = next(result for result in result_set(sweep).of("corpus") if result.name == "chat")
-    found = dropped_examples(chat)
-    assert [row.location for row in found.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
-    assert [group.rows for group in found.groups] == [4, 3]
-    assert [(hit.count, hit.evaluated, hit.location) for hit in found.hits] == [(2, "pairs, row 6a", "chat.jsonl:5")]
+    examples = dropped_examples(chat)
+    assert [row.location for row in examples.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
+    assert [group.rows for group in examples.groups] == [4, 3]
+    assert [(hit.count, hit.evaluated, hit.location) for hit in examples.hits] == [(2, "pairs, row 6a", "chat.jsonl:5")]
     page = (sweep_pages / "corpus.html").read_text("utf-8")
     for text in (
         "group 4",
-        "seven words that nobody",
+        "seven words that no",
         "chat.jsonl:12",
         "drop trailing user",
         "2 groups of near-duplicate rows",
@@ -173,8 +173,8 @@ def test_examples_come_from_the_records(sweep, sweep_pages):
 def test_only_the_first_lines_of_a_record_are_read(results):
     lines = [bad("not_json", line) for line in range(5000)] + [bad("late", 5000)]
     results.corpus("chat", quarantined={"not_json": 5000, "late": 1}, records={"quarantine.jsonl": lines})
-    found = dropped_examples(result_set(results).of("corpus")[0])
-    assert {reason: len(rows) for reason, rows in found.quarantined.items()} == {"not_json": 3}
+    reported = dropped_examples(result_set(results).of("corpus")[0])
+    assert {reason: len(rows) for reason, rows in reported.quarantined.items()} == {"not_json": 3}
     _, pages = results.report()
     assert "late" in (pages / "corpus.html").read_text("utf-8")
 
@@ -188,11 +188,11 @@ def test_rows_of_a_table_are_named_by_number(results):
 def test_rows_are_measured_against_their_own_length(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), lengths=(32, 64, 128))
     (pack,) = result_set(results).of("pack")
-    found = read_distribution(pack)
-    assert found.fill.total == pack.manifest["packing_metadata"]["rows"]
-    assert 0 < found.fill.low <= found.fill.median <= found.fill.high <= 1
-    assert found.tokens.total == found.tokens.counts.sum() == 80
-    assert found.supervised.high <= 1 / 3
+    histograms = read_distribution(pack)
+    assert histograms.fill.total == pack.manifest["packing_metadata"]["rows"]
+    assert 0 < histograms.fill.low <= histograms.fill.median <= histograms.fill.high <= 1
+    assert histograms.tokens.total == histograms.tokens.counts.sum() == 80
+    assert histograms.supervised.high <= 1 / 3
     (flow,) = pack_flows(result_set(results))
     assert list(flow.lengths) == [32, 64, 128]
     assert flow.length == 128
@@ -202,9 +202,9 @@ def test_lengths_agree_with_numpy(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
     (pack,) = result_set(results).of("pack")
     tokens = read_table(pack.artifact.file("documents.arrow"))["tokens"].to_numpy()
-    found = read_distribution(pack)
+    histograms = read_distribution(pack)
     expected = [np.quantile(tokens, share, method="inverted_cdf") for share in (0.5, 0.95)]
-    assert [found.tokens.median, found.p95] == expected
+    assert [histograms.tokens.median, histograms.p95] == expected
 
 
 def test_results_with_equal_content_are_linked_by_name(results):
@@ -219,17 +219,17 @@ def test_results_with_equal_content_are_linked_by_name(results):
 
 
 def test_inputs_are_those_of_the_jobs(sweep):
-    found = result_set(sweep)
-    assert {flow.name: flow.corpus for flow in pack_flows(found)} == {
+    reported = result_set(sweep)
+    assert {flow.name: flow.corpus for flow in pack_flows(reported)} == {
         "chat-demo-128-aa": "chat",
         "other-demo-128-bb": "other",
         "pairs-demo-128-cc": "pairs",
     }
-    flows = {flow.label: flow for flow in training_flows(found)}
+    flows = {flow.label: flow for flow in training_flows(reported)}
     assert flows["sft:small"].tokens == 3000
     # TRL tokenizes raw rows itself.
     assert flows["sft:raw"].tokens is None
-    pairs = next(flow for flow in pack_flows(found) if flow.corpus == "pairs")
+    pairs = next(flow for flow in pack_flows(reported) if flow.corpus == "pairs")
     assert flows["dpo:soft"].tokens == pairs.train.tokens
 
 
@@ -251,20 +251,20 @@ def test_tokens_trained_are_those_of_the_steps_that_ran(results, counts, epoch, 
     history = [{"step": 1, "loss": 1.0}] + ([{"step": 2, "loss": 1.0, "epoch": epoch}] if epoch else [])
     counts = {"rows": 12, "steps": 2} | counts
     results.add("sft", "a", spec={"training": {"epochs": 30.0}}, counts=counts, run={"history": history})
-    found = result_set(results)
-    (flow,) = training_flows(found)
+    reported = result_set(results)
+    (flow,) = training_flows(reported)
     assert (flow.tokens, flow.epochs) == (tokens, epochs)
-    assert facts.trainings(found)[0].epochs == epochs
-    shown = [card.value for card in cards(found) if card.title == "Tokens trained"]
+    assert facts.trainings(reported)[0].epochs == epochs
+    shown = [card.value for card in cards(reported) if card.title == "Tokens trained"]
     assert shown == ([short(tokens)] if tokens else [])
     _, pages = results.report()
     assert "Training data" in (pages / "index.html").read_text("utf-8")
 
 
 def test_the_headline_follows_the_best_model_back_to_its_base(sweep):
-    found = result_set(sweep)
-    assert model_lineage(found, found.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
-    assert model_lineage(found, found.evaluations["second"]) == ["sft:raw"]
+    reported = result_set(sweep)
+    assert model_lineage(reported, reported.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
+    assert model_lineage(reported, reported.evaluations["second"]) == ["sft:raw"]
 
 
 def test_cost_is_summed(sweep):
@@ -290,17 +290,17 @@ def test_gpu_hours_are_of_all_gpus(results):
 def test_the_time_of_a_run_includes_all_attempts(results):
     run = {"device": "cpu", "seconds": 310.0, "attempts": [100.0, 200.0, 10.0], "waited_for_data_s": 5.0}
     results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
-    found = result_set(results)
-    (row,) = job_rows(found)
+    reported = result_set(results)
+    (row,) = job_rows(reported)
     assert (row.seconds, "3 attempts, the last one 10.0 s" in row.facts) == ("5 min 10 s", True)
     # The waiting time is that of the last attempt.
-    (training,) = facts.trainings(found)
+    (training,) = facts.trainings(reported)
     assert (training.waited_s, training.seconds) == (5.0, 10.0)
 
 
 def test_scores_side_by_side(sweep, sweep_pages):
-    found = result_set(sweep)
-    lines = {(m.on, m.name): m for m in measures(found.evaluations["main"])}
+    reported = result_set(sweep)
+    lines = {(m.on, m.name): m for m in measures(reported.evaluations["main"])}
     reward = lines["pairs", "reward accuracy"]
     assert [reward.shown(model) for model in reward.values] == ["–", "–", "90%", "90%"]
     loss = lines["chat", "held-out loss"]
@@ -335,9 +335,9 @@ def test_an_interval_contains_its_share_and_narrows_with_size(share, size):
 def test_a_run_follows_the_run_that_it_was_trained_from():
     jobs = {label: SimpleNamespace(label=label) for label in ("sft:one", "sft:two", "dpo:run")}
     sources = {"dpo:run": "sft:two", "sft:two": "sft:one"}
-    found = SimpleNamespace(
+    results = SimpleNamespace(
         of=lambda stage: [job for label, job in jobs.items() if label.startswith(stage)],
         made_from=lambda job, role: [jobs[sources[job.label]]] if job.label in sources else [],
     )
     models = [SimpleNamespace(model=label, scores={}) for label in ("dpo:run", "base:one", "sft:two", "sft:one")]
-    assert model_lineage(found, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]
+    assert model_lineage(results, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]

@@ -127,8 +127,8 @@ def test_with_different_held_out_rows_only_common_rows_are_compared(earlier, cur
         inputs = json.loads(path.read_text())["inputs"]
         edit(path, inputs=inputs | {"packs": ["the same" if same_packs else "others"]})
         files = {role: [Path(path) for path in paths] for role, paths in compared_files([BEFORE]).items()}
-        found = ComparedRuns(ResultSet(current.named(), **current.files()), [BEFORE], *files.values())
-        rows = {one.measure.name: one.rows for one in found.comparisons[0].scores.get(f"dpo:{BEFORE}", [])}
+        compared = ComparedRuns(ResultSet(current.named(), **current.files()), [BEFORE], *files.values())
+        rows = {one.measure.name: one.rows for one in compared.comparisons[0].scores.get(f"dpo:{BEFORE}", [])}
         assert rows["exact match"] == 12
         assert ("held-out loss" in rows) == (evaluated is current)
 

@@ -117,8 +117,8 @@ def test_flipped_pairs_are_shown_with_their_texts(results):
     results.dpo("a", model, results.pack("pairs-demo-128-bb", pairs, tokenizer, kind="preference"))
     results.pairs("main/dpo-a", MOVED, reference=MARGINS)
     results.evaluate("main/dpo-a")
-    found = result_set(results)
-    (flip,) = flips(found, preference_changes(found)[0], True, 5)
+    reported = result_set(results)
+    (flip,) = flips(reported, preference_changes(reported)[0], True, 5)
     assert (flip.prompt, flip.chosen) == ("[user] ask up", "<i>good up</i>")
     assert len(flip.rejected) < 1000
     _, pages = results.report()

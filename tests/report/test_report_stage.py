@@ -288,8 +288,8 @@ def test_a_large_loss_to_the_row_length_is_reported_on_both_pages(results):
 
 def test_a_model_has_one_colour_everywhere(sweep_pages):
     page = (sweep_pages / "index.html").read_text("utf-8")
-    found = set(re.findall(r'background: var\(--([\w-]+)\)"></span>dpo:soft', page))
-    assert found == {"dpo-2"}
+    colours = set(re.findall(r'background: var\(--([\w-]+)\)"></span>dpo:soft', page))
+    assert colours == {"dpo-2"}
 
 
 def test_no_torch_is_imported():

@@ -64,11 +64,11 @@ FIRES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "sound", "changes", "said", "key"), FIRES)
-def test_a_rule_fires_on_a_problem_and_not_on_healthy_facts(rule, sound, changes, said, key):
+@pytest.mark.parametrize(("rule", "sound", "changes", "text", "key"), FIRES)
+def test_a_rule_fires_on_a_problem_and_not_on_healthy_facts(rule, sound, changes, text, key):
     assert rule(sound) is None
     finding = rule(replace(sound, **changes))
-    assert said in finding.message
+    assert text in finding.message
     assert finding.key == key
 
 

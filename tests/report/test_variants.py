@@ -49,24 +49,24 @@ def test_the_lowest_loss_is_first(results):
     for name, right in (("good", 0.9), ("bad", 0.1)):
         results.dpo(name, *made)
         results.evaluate(f"main/dpo-{name}", right=right)
-    found = compare_variants(result_set(results), "conversations.chat.held_out_loss")
-    assert (found.labels, found.highest_first) == (["dpo:good", "dpo:bad"], False)
+    reported = compare_variants(result_set(results), "conversations.chat.held_out_loss")
+    assert (reported.labels, reported.highest_first) == (["dpo:good", "dpo:bad"], False)
 
 
 def test_runs_without_the_score_are_last(results):
     swept(results, {"a": None, "b": 0.6, "c": None, "d": 0.8})
     made = sft_and_pairs(results)
     results.dpo("unevaluated", *made)
-    found = compare_variants(result_set(results), SORT_BY)
-    assert found.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
-    assert found.sorted_by.shown("dpo:a") == "–"
+    reported = compare_variants(result_set(results), SORT_BY)
+    assert reported.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
+    assert reported.sorted_by.shown("dpo:a") == "–"
     results.report(sort_by=SORT_BY)
 
 
 def test_ties_are_sorted_by_name_and_reported(results):
     swept(results, {"lr-10": 0.8, "lr-2": 0.8, "lr-1": 0.5})
-    found = compare_variants(result_set(results), SORT_BY)
-    assert (found.best, found.tied) == ("dpo:lr-2", ["dpo:lr-10"])
+    reported = compare_variants(result_set(results), SORT_BY)
+    assert (reported.best, reported.tied) == ("dpo:lr-2", ["dpo:lr-10"])
     _, pages = results.report(sort_by=SORT_BY)
     assert "tied with dpo:lr-10 and first by name" in (pages / "index.html").read_text("utf-8")
 
@@ -111,12 +111,12 @@ def test_two_sweeps_share_a_table(results):
         "loss-b": {"loss": "ipo", "training": {"epochs": 2.0}, "lora": {"rank": 4}},
     }  # fmt: skip
     swept(results, {"beta-0.1": 0.1, "beta-0.3": 0.4, "loss-a": 0.3, "loss-b": 0.2}, specs)
-    found = compare_variants(result_set(results), SORT_BY)
-    assert found.labels == ["dpo:beta-0.3", "dpo:loss-a", "dpo:loss-b", "dpo:beta-0.1"]
-    assert list(found.keys) == ["loss", "beta", "epochs", "lora"]
-    assert found.keys["loss"]["dpo:loss-a"] == "sigmoid + 0.2 sft"
-    assert found.keys["lora"] == dict.fromkeys(found.labels, "–") | {"dpo:loss-b": "rank 4"}
-    assert found.names["dpo:loss-a"] == "sigmoid + 0.2 sft, beta 0.1, epochs 2"
+    reported = compare_variants(result_set(results), SORT_BY)
+    assert reported.labels == ["dpo:beta-0.3", "dpo:loss-a", "dpo:loss-b", "dpo:beta-0.1"]
+    assert list(reported.keys) == ["loss", "beta", "epochs", "lora"]
+    assert reported.keys["loss"]["dpo:loss-a"] == "sigmoid + 0.2 sft"
+    assert reported.keys["lora"] == dict.fromkeys(reported.labels, "–") | {"dpo:loss-b": "rank 4"}
+    assert reported.names["dpo:loss-a"] == "sigmoid + 0.2 sft, beta 0.1, epochs 2"
     results.report(sort_by=SORT_BY)
 
 
@@ -155,23 +155,23 @@ def test_names_may_contain_dots(results):
     made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.evaluate("main/dpo-a", tasks={"arc.v1.5": {"acc_norm,strict-match": 0.25}})
-    found = compare_variants(result_set(results), "tasks.arc.v1.5.acc_norm,strict-match")
-    assert found.sorted_by.values == {"dpo:a": 0.25}
+    reported = compare_variants(result_set(results), "tasks.arc.v1.5.acc_norm,strict-match")
+    assert reported.sorted_by.values == {"dpo:a": 0.25}
 
 
 def test_runs_can_be_sorted_by_a_breakdown(results):
     swept(results, {"a": 0.5, "b": 0.6})
-    found = compare_variants(result_set(results), "conversations.chat.exact_match.by_task.weekday.share")
-    assert found.columns[0] is found.sorted_by
-    assert found.sorted_by.shown("dpo:a") == "50%"
+    reported = compare_variants(result_set(results), "conversations.chat.exact_match.by_task.weekday.share")
+    assert reported.columns[0] is reported.sorted_by
+    assert reported.sorted_by.shown("dpo:a") == "50%"
 
 
 def test_every_score_that_the_planner_knows_has_a_name_in_the_report(sweep):
     """The scores that `sort_by` accepts, evaluations write, and the table names."""
-    found = result_set(sweep)
+    reported = result_set(sweep)
     for section, on in (("conversations", "chat"), ("preferences", "pairs")):
         for figure in FIGURES[section]:
-            assert compare_variants(found, f"{section}.{on}.{figure}").sorted_by.name
+            assert compare_variants(reported, f"{section}.{on}.{figure}").sorted_by.name
 
 
 def test_warnings_of_a_training_are_shown(results):

@@ -18,8 +18,8 @@ PAIRS = [f"p{n:02}" for n in range(40)]
 
 
 def judged(results):
-    found = result_set(results)
-    return headline(found, judged_lineage(found))
+    reported = result_set(results)
+    return headline(reported, judged_lineage(reported))
 
 
 @pytest.mark.parametrize(("gained", "size"), [(0.0, 30), (0.1, 60), (0.4, 40)])
@@ -55,18 +55,18 @@ def test_the_verdict_pairs_common_rows(results):
     ):
         results.pairs(f"main/{model}", margins)
         results.evaluate(f"main/{model}", right=right)
-    found = judged(results)
-    assert found.sentence == "dpo:a is better than base:a on both measures."
-    assert found.more == ["dpo:a is better than sft:a on 1 of 2 measures; 1 is inconclusive."]
-    assert found.models == ["base:a", "sft:a", "dpo:a"]
-    lines = {line.name: line for line in found.table}
+    verdict = judged(results)
+    assert verdict.sentence == "dpo:a is better than base:a on both measures."
+    assert verdict.more == ["dpo:a is better than sft:a on 1 of 2 measures; 1 is inconclusive."]
+    assert verdict.models == ["base:a", "sft:a", "dpo:a"]
+    lines = {line.name: line for line in verdict.table}
     votes = lines["log-prob accuracy, per token"]
     # A pair that only one model has isn't counted.
     assert (votes.rows, votes.values) == (40, ["0%", "0%", "50%"])
     assert votes.differences[0].interval == paired(np.zeros(40, bool), np.arange(40) < 20)
     # Older results have no losses per document, so their difference has no interval.
     assert [one.outcome for one in lines["held-out loss"].differences] == ["no interval", "no interval"]
-    assert found.tone == "better"
+    assert verdict.tone == "better"
 
 
 def test_a_loss_counts_if_losses_per_document_are_known(results):
@@ -92,10 +92,10 @@ def test_a_worse_model_is_reported(results):
     assert model == "sft/a"
     results.evaluate("main/base-a", right=1.0, preferences=())
     results.evaluate("main/sft-a", right=0.0, preferences=())
-    found = judged(results)
-    assert (found.sentence, found.tone) == ("sft:a is worse than base:a on the only measure.", "worse")
+    verdict = judged(results)
+    assert (verdict.sentence, verdict.tone) == ("sft:a is worse than base:a on the only measure.", "worse")
     warnings = report_findings(
-        result_set(results), ["base:a", "sft:a"], found.verdicts, compare_variants(result_set(results), None)
+        result_set(results), ["base:a", "sft:a"], verdict.verdicts, compare_variants(result_set(results), None)
     )
     assert warnings[0].kind == "worse: base:a, exact match of chat"
     assert warnings[0].key == "sft.a.training.learning_rate"
@@ -124,18 +124,18 @@ def test_reward_accuracy_counts_only_pairs_that_the_reference_has(results):
     results.evaluate("main/sft-a", reference=True)
     results.pairs("main/sft-a", {"up": 0.2, "down": 0.2, "new": 1.0}, reference={"up": 0.1, "down": 0.3})
     results.evaluate("main/sft-a", reference=True)
-    found = row_outcomes(result_set(results).evaluations["main"][0])
-    assert found["preferences.pairs.reward_accuracy"] == {"up": 1.0, "down": 0.0}
-    assert found["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
+    reported = row_outcomes(result_set(results).evaluations["main"][0])
+    assert reported["preferences.pairs.reward_accuracy"] == {"up": 1.0, "down": 0.0}
+    assert reported["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
 
 
 def test_ties_count_half(results):
     sft_and_pairs(results)
     results.pairs("main/sft-a", {"same": 0.25, "tie": 0.0}, reference={"same": 0.25, "tie": 0.0})
     results.evaluate("main/sft-a", reference=True)
-    found = row_outcomes(result_set(results).evaluations["main"][0])
-    assert found["preferences.pairs.reward_accuracy"] == {"same": 0.5, "tie": 0.5}
-    assert found["preferences.pairs.logp_accuracy_per_token"] == {"same": 1.0, "tie": 0.5}
+    reported = row_outcomes(result_set(results).evaluations["main"][0])
+    assert reported["preferences.pairs.reward_accuracy"] == {"same": 0.5, "tie": 0.5}
+    assert reported["preferences.pairs.logp_accuracy_per_token"] == {"same": 1.0, "tie": 0.5}
 
 
 def test_the_paired_interval_accepts_halves():
@@ -152,9 +152,9 @@ def test_without_a_comparison_the_page_says_why(results):
     results.corpus("chat")
     assert judged(results).sentence == "No model was trained or evaluated; 80 rows are ready."
     sft_and_pairs(results)
-    found = judged(results)
-    assert found.sentence.startswith("sft:a was trained, and nothing was evaluated, so the models can't be compared.")
-    assert "Its training loss went from 5." in found.sentence
+    verdict = judged(results)
+    assert verdict.sentence.startswith("sft:a was trained, and nothing was evaluated, so the models can't be compared.")
+    assert "Its training loss went from 5." in verdict.sentence
     results.evaluate("main/sft-a")
     assert "only sft:a was evaluated" in judged(results).sentence
     results.jobs.pop("sft/a")
@@ -190,14 +190,14 @@ def test_runs_of_a_grid_have_the_config_key_of_the_grid(results):
         key = results.dpo(name, model, pack, spec={"beta": beta})
         results.jobs[key] = results.jobs[key].model_copy(update={"config_key": "dpo.s"})
         results.evaluate(f"main/dpo-{name}", right=beta)
-    found = result_set(results)
-    assert {run.key for run in facts.trainings(found)} == {"sft.a", "dpo.s"}
-    (beta,) = facts.swept_keys(found, compare_variants(found, "preferences.pairs.logp_accuracy"))
+    reported = result_set(results)
+    assert {run.key for run in facts.trainings(reported)} == {"sft.a", "dpo.s"}
+    (beta,) = facts.swept_keys(reported, compare_variants(reported, "preferences.pairs.logp_accuracy"))
     assert (beta.values, beta.best, beta.key) == ((0.1, 0.2, 0.3), 0.3, "dpo.s")
-    assert facts.swept_keys(found, compare_variants(found, None)) == []
-    (best,) = facts.best_runs(compare_variants(found, "preferences.pairs.logp_accuracy"))
+    assert facts.swept_keys(reported, compare_variants(reported, None)) == []
+    (best,) = facts.best_runs(compare_variants(reported, "preferences.pairs.logp_accuracy"))
     assert (best.run, best.candidates) == ("dpo:s-b3", 3)
-    assert facts.best_runs(compare_variants(found, None)) == []
+    assert facts.best_runs(compare_variants(reported, None)) == []
 
 
 def test_facts_of_a_training_are_taken_from_its_run(results):
@@ -208,8 +208,8 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     run = json.loads(path.read_text())
     measured = {"device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
     path.write_text(json.dumps(run | measured | {"calibration": {"trials": []}}))
-    (found,) = facts.trainings(result_set(results))
-    assert (found.gpu, found.mfu, found.waited_s, found.slowdown_percent, found.calibrated) == (
+    (reported,) = facts.trainings(result_set(results))
+    assert (reported.gpu, reported.mfu, reported.waited_s, reported.slowdown_percent, reported.calibrated) == (
         True,
         0.4,
         2.0,
@@ -218,8 +218,8 @@ def test_facts_of_a_training_are_taken_from_its_run(results):
     )
     # The first and the last three of thirty steps.
     losses = [entry["loss"] for entry in run["history"]]
-    assert found.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
-    assert found.held_out == {"chat": (1.8, 1.5)}
+    assert reported.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
+    assert reported.held_out == {"chat": (1.8, 1.5)}
     train, held_out, *_ = facts.packs(result_set(results))
     assert (train.key, train.lost_to_length, held_out.split) == ("sft.a.packing", None, "held_out")
 
@@ -234,8 +234,8 @@ def test_truncated_responses_are_counted(results):
     manifest = json.loads(path.read_text())
     for most, cut_off in ((5, 12), (6, 0)):
         path.write_text(json.dumps(manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}}))
-        (found,) = facts.evaluated_prompts(result_set(results), ["base:a"])
-        assert (found.answers, found.distinct, found.truncated) == (12, 6, cut_off)
+        (reported,) = facts.evaluated_prompts(result_set(results), ["base:a"])
+        assert (reported.answers, reported.distinct, reported.truncated) == (12, 6, cut_off)
 
 
 def test_preflight_findings_are_on_the_page(results):

@@ -39,7 +39,7 @@ class CardResults:
     """All results of a card, by stage and role."""
 
     def __init__(self, spec: CardSpec, manifests: list[Path]):
-        """Raises SnaketuneError if a manifest can't be read or isn't that of its job."""
+        """Read the manifests. Raises SnaketuneError if one can't be read or isn't that of its job."""
         if len(spec.jobs) != len(manifests):
             raise SnaketuneError(f"--spec names {len(spec.jobs)} jobs, but there are {len(manifests)} manifests")
         self.spec = spec

@@ -83,7 +83,9 @@ class ComparedRuns:
         runs: list[Path],
         evaluations: list[Path],
     ):
-        """Args:
+        """Read the manifests and run.json files of all entries.
+
+        Args:
             entries: Their names, in the order of `manifests`.
         Raises:
             SnaketuneError: If a result isn't in the form that stages write.

@@ -34,7 +34,7 @@ def side_by_side_files(corpora: Mapping[str, Iterable[str]]) -> dict[str, list[s
 
 
 def prompt_corpora(evaluations: Mapping[str, list[ScoredModel]]) -> dict[str, list[str]]:
-    """By evaluation, the corpora whose prompts its models answered."""
+    """The corpora whose prompts the models answered, by evaluation."""
     return {
         name: unique(corpus for scored in models for corpus in scored.result.spec.get("conversations", ()))
         for name, models in evaluations.items()

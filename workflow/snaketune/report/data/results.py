@@ -116,7 +116,9 @@ class ResultSet:
     """All results, in an order that doesn't depend on the order of the arguments."""
 
     def __init__(self, jobs: tuple[ReportedJob, ...], manifests: list[Path], runs: list[Path]):
-        """Args:
+        """Read all manifests and run.json files.
+
+        Args:
             jobs: Names and inputs of the results, in the order of their manifests.
         Raises SnaketuneError if a manifest or a run.json can't be read.
         """

@@ -89,10 +89,6 @@ class Verdict:
     key: str = ""
     differences: list[Difference]
 
-    @property
-    def counted(self) -> list[Difference]:
-        return [one for one in self.differences if one.outcome != NO_INTERVAL]
-
     def of(self, outcome: str) -> list[Difference]:
         return [one for one in self.differences if one.outcome == outcome]
 
