@@ -81,7 +81,9 @@ def push(models: dict[str, Push], *, dry_run: bool) -> None:
         return
     token = os.environ.get(TOKEN, "").strip()
     if not token:
-        raise SnaketuneError(f"{TOKEN} isn't set: set it in the environment to a Hub token with write access")
+        raise SnaketuneError(
+            f"{TOKEN} isn't set: set it in the environment to a Hub token with write access (a stored login isn't used)"
+        )
     for name, push in models.items():
         with _readable_errors(name, push, token):
             print(f"push.{name}: {_send(push, uploads[name], token)}", flush=True)
