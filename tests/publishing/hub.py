@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "hf_StandInStandInStandInStandIn"
-# What the Hub keeps outside git.
+# Files that the Hub stores outside git.
 LARGE = (".safetensors", ".model", "tokenizer.json")
 
 
 @dataclass
 class Repository:
-    """One repository: its files by branch, each as the digest by which git or LFS knows it, and its commits."""
+    """One repository: its commits, and its files by branch with their git or LFS digests."""
 
     private: bool
     branches: dict[str, dict[str, str]] = field(default_factory=lambda: {"main": {}})
@@ -29,11 +29,13 @@ class Repository:
 
 
 class Hub:
-    """Attributes:
-    objects: what was uploaded outside git, by SHA-256; they outlive a push that was killed.
-    uploads: digests in the order in which they came.
-    hold: uploads wait for it, but the first one.
-    uploading: set when one waits.
+    """The state of the stand-in.
+
+    Attributes:
+        objects: Uploads outside git by SHA-256; they stay when a push is killed.
+        uploads: Their digests in the order of arrival.
+        hold: All uploads but the first wait for this event.
+        uploading: Set while an upload waits.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Hub:
 
 @contextmanager
 def running() -> Iterator[Hub]:
-    """A stand-in that listens on this machine."""
+    """Run a stand-in that listens on localhost."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Answer,), {"hub": hub}))
     server.daemon_threads = True
@@ -69,23 +71,26 @@ def git_digest(content: bytes) -> str:
 
 
 class Answer(BaseHTTPRequestHandler):
-    """To one request."""
+    """The handler of one request."""
 
     hub: Hub
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is said."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         kind, owner, name, *revision = (*self.path.partition("?")[0].removeprefix("/api/").split("/"), "", "")[:5]
-        found = self.hub.repositories.get(f"{owner}/{name}")
-        if kind != "models" or found is None:
-            self._say(404, {"error": "not here"})
-        elif self._may():
-            files = found.branches[revision[1] or "main"]
+        repository = self.hub.repositories.get(f"{owner}/{name}")
+        if kind != "models" or repository is None:
+            self._respond(404, {"error": "not here"})
+        elif self._is_authorized():
+            files = repository.branches[revision[1] or "main"]
             siblings = [{"rfilename": file} for file in sorted(files)]
-            self._say(200, {"id": f"{owner}/{name}", "sha": found.sha, "private": found.private, "siblings": siblings})
+            self._respond(
+                200,
+                {"id": f"{owner}/{name}", "sha": repository.sha, "private": repository.private, "siblings": siblings},
+            )
 
     def do_PUT(self) -> None:
         digest, content = self.path.rpartition("/")[2], self._read()
@@ -96,48 +101,48 @@ class Answer(BaseHTTPRequestHandler):
                 return
         self.hub.uploading.set()
         self.hub.hold.wait(30)
-        # Whoever sent it may be gone.
+        # The client may have been killed.
         self.close_connection = True
 
     def _store(self, digest: str, content: bytes) -> None:
         assert hashlib.sha256(content).hexdigest() == digest
         self.hub.objects[digest] = content
         self.hub.uploads.append(digest)
-        self._say(200, {})
+        self._respond(200, {})
 
     def do_POST(self) -> None:
         content = self._read()
-        if not self._may():
+        if not self._is_authorized():
             return
         parts = self.path.partition("?")[0].strip("/").split("/")
         if parts[-1] == "batch":
-            self._say(200, {"objects": [self._batch(one) for one in json.loads(content)["objects"]]})
+            self._respond(200, {"objects": [self._batch(one) for one in json.loads(content)["objects"]]})
         elif parts[:2] == ["api", "validate-yaml"]:
-            self._say(200, {"errors": [], "warnings": []})
+            self._respond(200, {"errors": [], "warnings": []})
         elif parts[:3] == ["api", "repos", "create"]:
             self._create(json.loads(content))
         else:
-            found = self.hub.repositories["/".join(parts[2:4])]
+            repository = self.hub.repositories["/".join(parts[2:4])]
             match parts[4]:
                 case "preupload":
-                    self._preupload(found.branches[parts[5]], json.loads(content)["files"])
+                    self._preupload(repository.branches[parts[5]], json.loads(content)["files"])
                 case "branch":
-                    status = 409 if parts[5] in found.branches else 200
-                    found.branches.setdefault(parts[5], dict(found.branches["main"]))
-                    self._say(status, {"error": "there already"} if status == 409 else {})
+                    status = 409 if parts[5] in repository.branches else 200
+                    repository.branches.setdefault(parts[5], dict(repository.branches["main"]))
+                    self._respond(status, {"error": "there already"} if status == 409 else {})
                 case "commit":
-                    self._commit(found, "/".join(parts[2:4]), parts[5], content)
+                    self._commit(repository, "/".join(parts[2:4]), parts[5], content)
 
-    def _create(self, asked: dict[str, Any]) -> None:
-        name = f"{asked['organization']}/{asked['name']}"
+    def _create(self, request: dict[str, Any]) -> None:
+        name = f"{request['organization']}/{request['name']}"
         url = f"{self.hub.endpoint}/{name}"
         if name in self.hub.repositories:
-            self._say(409, {"error": "there already", "url": url})
+            self._respond(409, {"error": "there already", "url": url})
             return
-        self.hub.repositories[name] = Repository(private=asked["visibility"] == "private")
-        self._say(200, {"url": url, "name": name})
+        self.hub.repositories[name] = Repository(private=request["visibility"] == "private")
+        self._respond(200, {"url": url, "name": name})
 
-    def _preupload(self, files: dict[str, str], asked: list[dict[str, Any]]) -> None:
+    def _preupload(self, files: dict[str, str], request: list[dict[str, Any]]) -> None:
         answer = [
             {
                 "path": one["path"],
@@ -145,16 +150,16 @@ class Answer(BaseHTTPRequestHandler):
                 "shouldIgnore": False,
                 "oid": files.get(one["path"]),
             }
-            for one in asked
+            for one in request
         ]
-        self._say(200, {"files": answer})
+        self._respond(200, {"files": answer})
 
-    def _batch(self, asked: dict[str, Any]) -> dict[str, Any]:
-        upload = {"upload": {"href": f"{self.hub.endpoint}/upload/{asked['oid']}", "header": {}}}
-        return asked if asked["oid"] in self.hub.objects else asked | {"actions": upload}
+    def _batch(self, request: dict[str, Any]) -> dict[str, Any]:
+        upload = {"upload": {"href": f"{self.hub.endpoint}/upload/{request['oid']}", "header": {}}}
+        return request if request["oid"] in self.hub.objects else request | {"actions": upload}
 
-    def _commit(self, found: Repository, name: str, branch: str, content: bytes) -> None:
-        files, lines = found.branches[branch], [json.loads(line) for line in content.splitlines()]
+    def _commit(self, repository: Repository, name: str, branch: str, content: bytes) -> None:
+        files, lines = repository.branches[branch], [json.loads(line) for line in content.splitlines()]
         for line in lines:
             value = line["value"]
             match line["key"]:
@@ -165,21 +170,21 @@ class Answer(BaseHTTPRequestHandler):
                     files[value["path"]] = value["oid"]
                 case "deletedFile":
                     del files[value["path"]]
-        found.commits.append({"branch": branch, "lines": lines})
-        url = f"{self.hub.endpoint}/{name}/commit/{found.sha}"
-        self._say(200, {"success": True, "commitOid": found.sha, "commitUrl": url})
+        repository.commits.append({"branch": branch, "lines": lines})
+        url = f"{self.hub.endpoint}/{name}/commit/{repository.sha}"
+        self._respond(200, {"success": True, "commitOid": repository.sha, "commitUrl": url})
 
-    def _may(self) -> bool:
+    def _is_authorized(self) -> bool:
         if self.headers.get("Authorization") == f"Bearer {TOKEN}":
             return True
-        # As careless as a server can be.
-        self._say(401, {"error": f"Invalid credentials: {self.headers.get('Authorization')}"})
+        # A careless server, which echoes the token.
+        self._respond(401, {"error": f"Invalid credentials: {self.headers.get('Authorization')}"})
         return False
 
     def _read(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def _say(self, status: int, answer: dict[str, Any]) -> None:
+    def _respond(self, status: int, answer: dict[str, Any]) -> None:
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

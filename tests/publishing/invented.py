@@ -1,4 +1,4 @@
-"""Invented results of a small chain, as a card reads them: an SFT run, a DPO run from it, their rows, and an evaluation."""
+"""Invented results for a card: an SFT run, a DPO run from it, their data, and an evaluation."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def source(*files: str, hub: dict | None = None) -> dict[str, Any]:
     return {"files": list(files), "hub": hub}
 
 
-# By job, what its manifest has besides what all have.
+# By job, the entries of its manifest besides those of every manifest.
 CHAIN: dict[str, dict[str, Any]] = {
     "dpo/demo": {
         "spec": {
@@ -87,9 +87,12 @@ SCORES = {
 
 
 def write_chain(folder: Path, **changes: dict[str, Any]) -> list[Path]:
-    """Manifests and payloads of all jobs below `folder`, in the order of `CHAIN`. Args: changes: by job, what its manifest has
-    instead (`sft_demo` is `sft/demo`)."""
-    instead = {name.replace("_", "/"): change for name, change in changes.items()}
+    """Write manifests and payloads of all jobs below `folder`, in the order of `CHAIN`.
+
+    Args:
+        changes: By job (`sft_demo` is `sft/demo`), entries that replace those of its manifest.
+    """
+    replaced = {name.replace("_", "/"): change for name, change in changes.items()}
     manifests = []
     for job, about in CHAIN.items():
         stage = job.split("/")[0]
@@ -108,7 +111,7 @@ def write_chain(folder: Path, **changes: dict[str, Any]) -> list[Path]:
             "code": "c0de",
         }
         manifest |= {"payload": describe_files(payload), "fingerprint": f"{len(manifests)}f" * 16}
-        write_manifest(folder / job / "manifest.json", manifest | about | instead.get(job, {}))
+        write_manifest(folder / job / "manifest.json", manifest | about | replaced.get(job, {}))
         manifests.append(folder / job / "manifest.json")
     return manifests
 
@@ -135,7 +138,7 @@ def spec_of(**changes: Any) -> CardSpec:
 
 
 def card_of(folder: Path, spec: CardSpec | None = None, **changes: dict[str, Any]) -> str:
-    """The card of an invented chain."""
+    """Build the card of an invented chain, and return its text."""
     work = WorkFolder(folder / "work")
     work.payload.mkdir(parents=True)
     card.build(spec or spec_of(), work, manifests=write_chain(folder / "results", **changes))
@@ -143,7 +146,7 @@ def card_of(folder: Path, spec: CardSpec | None = None, **changes: dict[str, Any
 
 
 def write_handed_on(folder: Path) -> None:
-    """A chain below `folder/results` with the card of its DPO run, as the stage publishes it."""
+    """Write a chain below `folder/results`, with the card of its DPO run as the stage publishes it."""
     manifests = write_chain(folder / "results")
     work = WorkFolder(folder / "results/card/dpo-demo")
     work.payload.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Model cards: what they say of results, and what of foreign text they don't let through."""
+"""Model cards: their content, and escaping of untrusted text."""
 
 import re
 
@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.card_results import Told
+from snaketune.publishing.card_results import CardResults
 from snaketune.publishing.markdown import text
 from snaketune.stages.specs import CorpusWords
 
@@ -41,7 +41,7 @@ def test_the_hub_reads_base_datasets_license_and_scores(tmp_path):
     assert head_of(card)["base_model_relation"] == "finetune"
 
 
-def test_it_says_where_rows_went_and_under_what_terms_they_are(tmp_path):
+def test_it_has_row_counts_and_licenses_of_the_data(tmp_path):
     card = card_of(tmp_path)
     chat, votes = card.split("### chat")[1].split("### votes")
     for line in (
@@ -57,7 +57,7 @@ def test_it_says_where_rows_went_and_under_what_terms_they_are(tmp_path):
     assert "In rows of 512 tokens: 3 dropped (too long), 2 truncated; 76,326 tokens, 9,000 supervised." in votes
 
 
-def test_scores_have_the_intervals_that_there_are(tmp_path):
+def test_scores_have_intervals_where_known(tmp_path):
     card = card_of(tmp_path)
     assert "| e | chat | exact match, share | 0.95 | 0.92 to 0.97 | 320 |" in card
     assert "| e | chat | held-out loss, nats per token | 0.2328 |  | 11,529 |" in card
@@ -66,7 +66,7 @@ def test_scores_have_the_intervals_that_there_are(tmp_path):
     assert "acc\\_norm" not in card
 
 
-def test_each_run_has_a_column_and_digests_are_the_manifests(tmp_path):
+def test_each_run_has_a_column_and_digests_are_from_the_manifest(tmp_path):
     card = card_of(tmp_path)
     assert "|  | sft:demo | dpo:demo |" in card
     assert "| beta |  | 0.2 |" in card
@@ -77,14 +77,14 @@ def test_each_run_has_a_column_and_digests_are_the_manifests(tmp_path):
     assert digest in (tmp_path / "results/dpo/demo/manifest.json").read_text()
 
 
-def test_it_holds_no_time_no_host_and_no_path_and_is_the_same_every_time(tmp_path):
+def test_it_is_deterministic_and_has_no_time_host_or_path(tmp_path):
     card = card_of(tmp_path / "one")
     assert card == card_of(tmp_path / "two")
     for where in (str(tmp_path), "/home/me", "secret.jsonl"):
         assert where not in card
 
 
-def test_a_local_base_and_a_local_reference_are_not_where_they_lie(tmp_path):
+def test_paths_of_a_local_base_and_reference_are_not_disclosed(tmp_path):
     base = {"path": "/home/me/models/base", "revision": None, "trust_remote_code": False}
     card = card_of(
         tmp_path,
@@ -97,32 +97,32 @@ def test_a_local_base_and_a_local_reference_are_not_where_they_lie(tmp_path):
     assert "base_model" not in head_of(card)
 
 
-def test_languages_are_said_where_rows_were_sorted_by_them(tmp_path):
-    said = {
+def test_languages_are_listed_if_all_corpora_were_filtered_by_language(tmp_path):
+    filtered = {
         name: CHAIN[name] | {"spec": CHAIN[name]["spec"] | {"cleaning": {"languages": ["en"]}}}
         for name in ("corpus/chat", "corpus/votes")
     }
-    one = card_of(tmp_path / "one", corpus_chat=said["corpus/chat"])
-    both = card_of(tmp_path / "both", corpus_chat=said["corpus/chat"], corpus_votes=said["corpus/votes"])
+    one = card_of(tmp_path / "one", corpus_chat=filtered["corpus/chat"])
+    both = card_of(tmp_path / "both", corpus_chat=filtered["corpus/chat"], corpus_votes=filtered["corpus/votes"])
     assert "language" not in head_of(one)
     assert head_of(both)["language"] == ["en"]
 
 
 @pytest.mark.parametrize(
-    ("dpo", "sft", "below", "base"),
+    ("dpo", "sft", "base_model", "base"),
     [
-        # Upon the SFT run's result, which has no name on the Hub.
-        ({}, {}, "the result of `sft:demo`, which", 'BASE = "..."'),
-        ({}, ALONE, "the result of `sft:demo`, an adapter itself, merged, which", 'BASE = "..."'),
-        ({"continued": True}, ALONE, "the model that it began with, which", 'BASE = "Qwen/Qwen2.5-0.5B"'),
-        ({"continued": True}, ALONE, "the model that it began with, which", 'revision="main")'),
+        # On the SFT run's result, which has no name on the Hub.
+        ({}, {}, "the result of `sft:demo`; set", 'BASE = "..."'),
+        ({}, ALONE, "the result of `sft:demo`, an adapter itself, merged; set", 'BASE = "..."'),
+        ({"continued": True}, ALONE, "the model that its training started from; set", 'BASE = "Qwen/Qwen2.5-0.5B"'),
+        ({"continued": True}, ALONE, "the model that its training started from; set", 'revision="main")'),
     ],
 )
-def test_an_adapter_alone_says_what_it_lies_on(tmp_path, dpo, sft, below, base):
+def test_an_adapter_names_its_base(tmp_path, dpo, sft, base_model, base):
     lora = {"rank": 8, "merge": False}
     spec = CHAIN["dpo/demo"]["spec"] | {"lora": lora} | dpo
     card = card_of(tmp_path, dpo_demo={"spec": spec} | ALONE, sft_demo=SFT_ON_HUB | sft)
-    assert f"It lies on {below}" in card
+    assert f"Its base is {base_model}" in card
     assert base in card
     assert 'PeftModel.from_pretrained(model, MODEL, subfolder="adapter")' in card
     assert "| lora.rank |  | 8 |" in card
@@ -130,13 +130,13 @@ def test_an_adapter_alone_says_what_it_lies_on(tmp_path, dpo, sft, below, base):
     assert (head["library_name"], head["base_model_relation"], head["tags"][-1]) == ("peft", "adapter", "lora")
 
 
-def test_code_that_comes_with_a_model_is_told_of(tmp_path):
+def test_python_code_of_a_model_is_mentioned(tmp_path):
     card = card_of(tmp_path, dpo_demo={"spec": CHAIN["dpo/demo"]["spec"] | {"trust_remote_code": True}})
     assert "read it first" in card
     assert card.count("trust_remote_code=True") == 2
 
 
-def test_foreign_text_stays_text(tmp_path):
+def test_untrusted_text_is_escaped(tmp_path):
     words = {name: CorpusWords(license=HOSTILE.replace("\n", " "), description=HOSTILE) for name in ("chat", "votes")}
     hostile = {"spec": CHAIN["dpo/demo"]["spec"] | {"loss": HOSTILE, "training": LEARNING | {HOSTILE: HOSTILE}}}
     card = card_of(tmp_path / "hostile", spec_of(corpora=words, license="mit"), dpo_demo=hostile)
@@ -145,7 +145,7 @@ def test_foreign_text_stays_text(tmp_path):
     )
 
     def elements(card: str) -> list[str]:
-        """All that begins within the text, in order, but paragraphs, which a description adds."""
+        """The types of all Markdown elements in order, without paragraphs, which a description adds."""
         tokens = MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(card.split("---\n", 2)[2])
         inner = [child.type for token in tokens for child in token.children or ()]
         return [
@@ -160,8 +160,8 @@ def test_foreign_text_stays_text(tmp_path):
     assert head_of(card)["license"] == "mit"
 
 
-def test_an_id_that_the_hub_can_not_have_makes_no_address_and_no_code(tmp_path):
-    """As a manifest from elsewhere may say it."""
+def test_an_invalid_hub_id_makes_no_link_and_no_code(tmp_path):
+    """Manifests of other origin may contain one."""
     path = 'x"); import os  # ](http://x) <b>'
     corpus = CHAIN["corpus/votes"]["spec"]
     corpus = corpus | {"sources": [corpus["sources"][0] | {"hub": corpus["sources"][0]["hub"] | {"path": path}}]}
@@ -178,13 +178,13 @@ def test_an_id_that_the_hub_can_not_have_makes_no_address_and_no_code(tmp_path):
     assert "datasets" not in head_of(card)
 
 
-def test_addresses_in_foreign_text_become_no_links():
+def test_urls_in_untrusted_text_become_no_links():
     assert text("http://x https://y www.z me@z") == r"http\://x https\://y www\.z me\@z"
 
 
 def test_manifests_in_another_order_are_refused(tmp_path):
     manifests = write_chain(tmp_path)
     with pytest.raises(SnaketuneError, match="isn't the manifest of dpo/demo"):
-        Told(spec_of(), manifests[::-1])
+        CardResults(spec_of(), manifests[::-1])
     with pytest.raises(SnaketuneError, match="7 jobs, but there are 6 manifests"):
-        Told(spec_of(), manifests[:-1])
+        CardResults(spec_of(), manifests[:-1])

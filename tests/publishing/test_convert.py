@@ -1,4 +1,4 @@
-"""GGUF files: what the converter is given and how, where there is none, and what isn't converted."""
+"""GGUF files: input of the converter, missing converters, and models that are refused."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import ConvertSpec
 
 SPEC = ConvertSpec(type="q8_0")
-# It writes what it was given and found; the shell's own characters are in the name of its folder.
+# It writes its arguments and input files; the name of its folder has shell metacharacters.
 STAND_IN = """#!{python}
 import json, os, sys
 from pathlib import Path
@@ -25,8 +25,8 @@ assert options[0::2] == ["--outfile", "--outtype"], options
 print("converting", folder)
 if (Path(folder) / "fails").exists():
     sys.exit("no such architecture")
-found = {{path.name: path.read_text() for path in Path(folder).iterdir()}}
-about = {{"type": options[3], "files": found, "environment": dict(os.environ)}}
+files = {{path.name: path.read_text() for path in Path(folder).iterdir()}}
+about = {{"type": options[3], "files": files, "environment": dict(os.environ)}}
 Path(options[1]).write_text(json.dumps(about))
 """
 BYTE_LEVEL = {"model": {"type": "BPE", "byte_fallback": False}}
@@ -64,7 +64,7 @@ def llama_cpp(tmp_path, monkeypatch) -> Path:
 
 
 def converted(folder: Path, model: Artifact) -> dict:
-    """What the stand-in was given."""
+    """Run the stage; return the input of the stand-in."""
     work = WorkFolder(folder / "work")
     work.start()
     convert.build(SPEC, work, model=model)
@@ -80,69 +80,69 @@ def test_the_converter_gets_the_model_and_the_type(tmp_path, llama_cpp, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_it_gets_no_token_and_nothing_of_the_hub(tmp_path, llama_cpp, monkeypatch):
+def test_it_gets_no_token_and_no_access_to_the_hub(tmp_path, llama_cpp, monkeypatch):
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"):
-        monkeypatch.setenv(name, "hf_of_nobodys_business")
+        monkeypatch.setenv(name, "hf_secret")
     environment = converted(tmp_path, a_model(tmp_path))["environment"]
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["HF_HOME"].startswith(str(tmp_path))
     assert not {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY"} & set(environment) and "PATH" in environment
 
 
-def test_one_on_path_runs_as_it_was_installed(tmp_path, llama_cpp, monkeypatch):
+def test_a_converter_on_path_is_executed_directly(tmp_path, llama_cpp, monkeypatch):
     monkeypatch.delenv("LLAMA_CPP")
     monkeypatch.setenv("PATH", f"{llama_cpp}:{os.environ['PATH']}")
     assert converted(tmp_path, a_model(tmp_path))["type"] == "q8_0"
 
 
-def test_where_there_is_none_it_says_how_to_get_it(tmp_path, monkeypatch):
+def test_a_missing_converter_is_reported_with_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SnaketuneError, match=r"git clone https://github.com/ggml-org/llama.cpp"):
         convert.find_converter()
     monkeypatch.setenv("LLAMA_CPP", str(tmp_path))
-    with pytest.raises(SnaketuneError, match=r"LLAMA_CPP names .*, and there is no convert_hf_to_gguf.py in it"):
+    with pytest.raises(SnaketuneError, match=r"LLAMA_CPP is .*, which has no convert_hf_to_gguf.py; set it"):
         convert.find_converter()
 
 
-def test_its_last_words_are_the_error(tmp_path, llama_cpp):
-    with pytest.raises(SnaketuneError, match=r"(?s)failed \(exit status 1\); it said:.*no such architecture"):
+def test_the_error_has_its_last_output(tmp_path, llama_cpp):
+    with pytest.raises(SnaketuneError, match=r"(?s)failed \(exit status 1\); its last output:.*no such architecture"):
         converted(tmp_path, a_model(tmp_path, fails=""))
 
 
-def test_an_adapter_alone_is_refused_with_what_to_do(tmp_path, llama_cpp):
+def test_an_adapter_is_refused(tmp_path, llama_cpp):
     model = a_model(tmp_path, about={"base_dtype": "float32"})
     with pytest.raises(SnaketuneError, match=r"set lora.merge: true"):
         converted(tmp_path, model)
 
 
-def test_code_that_nobody_trusts_is_not_brought_where_it_might_run(tmp_path, llama_cpp):
+def test_untrusted_code_is_not_passed_to_the_converter(tmp_path, llama_cpp):
     with pytest.raises(SnaketuneError, match=r"modeling_x.py"):
         converted(tmp_path, a_model(tmp_path, **{"modeling_x.py": "raise SystemExit"}))
 
 
-def test_a_tokenizer_that_was_trained_here_is_found_and_puts_no_blank_before_texts(tmp_path, llama_cpp):
+def test_a_tokenizer_that_was_trained_here_is_laid_out_without_prefix_space(tmp_path, llama_cpp):
     config = {"eos_token": "<|im_end|>"}
     more = {"sentencepiece.model": "pieces", "tokenizer_config.json": json.dumps(config)}
     model = a_model(tmp_path, SENTENCEPIECE, **more)
     files = converted(tmp_path, model)["files"]
     assert files["tokenizer.model"] == "pieces"
     assert json.loads(files["tokenizer_config.json"]) == config | {"add_prefix_space": False}
-    # What was trained stays as it is.
+    # The trained model is unchanged.
     assert json.loads((model.folder / "tokenizer_config.json").read_text()) == config
 
 
 @pytest.mark.parametrize(
-    ("tokenizer", "family", "more", "said"),
+    ("tokenizer", "family", "more", "message"),
     [
         (UNIGRAM, "llama", {"sentencepiece.model": ""}, "the tokenizer is Unigram"),
-        (SENTENCEPIECE, "qwen2", {"sentencepiece.model": ""}, "of architecture qwen2"),
+        (SENTENCEPIECE, "qwen2", {"sentencepiece.model": ""}, "for architecture qwen2"),
         (SENTENCEPIECE, "mistral", {}, "without its tokenizer.model"),
         (UNIGRAM, "mistral", {}, "without its tokenizer.model"),
     ],
 )
-def test_a_tokenizer_that_would_come_out_as_another_is_refused(tmp_path, llama_cpp, tokenizer, family, more, said):
-    with pytest.raises(SnaketuneError, match=said):
+def test_a_tokenizer_that_the_converter_would_change_is_refused(tmp_path, llama_cpp, tokenizer, family, more, message):
+    with pytest.raises(SnaketuneError, match=message):
         converted(tmp_path, a_model(tmp_path, tokenizer, family=family, **more))
 
 

@@ -1,4 +1,4 @@
-"""Pushes, against a stand-in for the Hub on this machine."""
+"""Pushes to a local stand-in for the Hub."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import yaml
 from snaketune.artifacts.digests import digest_file
 from snaketune.artifacts.manifest import describe_files, write_manifest
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.push import models_asked_for
+from snaketune.publishing.push import requested_models
 from snaketune.stages.cache.code_digest import PACKAGE_FOLDER
 
 from .hub import TOKEN, Hub, running
@@ -36,10 +36,10 @@ def handed_on(tmp_path) -> Path:
 
 
 def started(hub: Hub, folder: Path, *arguments: str, token: str | None = TOKEN, **push) -> subprocess.Popen:
-    """`python -m snaketune push` in `folder`, with what is told of `push` besides."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    # Nothing of this user: neither a token nor a cache. Uploads by LFS, since Xet is no protocol to stand in for.
-    told = {
+    """Start `python -m snaketune push` in `folder`, with the entries `push` in its config section."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    # Without the user's token and cache. Uploads use LFS, since the stand-in doesn't support Xet.
+    environment |= {
         "HF_ENDPOINT": hub.endpoint,
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(folder / "hf"),
@@ -48,31 +48,31 @@ def started(hub: Hub, folder: Path, *arguments: str, token: str | None = TOKEN, 
     models = json.dumps({"demo": PUSH | push})
     return subprocess.Popen(
         [sys.executable, "-m", "snaketune", "push", "--models", models, *arguments],
-        cwd=folder, env=kept | told | ({"HF_TOKEN": token} if token else {}), text=True,
+        cwd=folder, env=environment | ({"HF_TOKEN": token} if token else {}), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
-def pushed(hub: Hub, folder: Path, *arguments: str, status: int = 0, **told) -> str:
-    """All that a push says."""
-    process = started(hub, folder, *arguments, **told)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == status, said
-    assert TOKEN not in said
-    return said
+def pushed(hub: Hub, folder: Path, *arguments: str, status: int = 0, **options) -> str:
+    """Run a push, and return its output."""
+    process = started(hub, folder, *arguments, **options)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == status, output
+    assert TOKEN not in output
+    return output
 
 
 def test_a_model_and_its_card_are_one_commit_in_a_private_repository(hub, handed_on):
-    said = pushed(hub, handed_on)
+    output = pushed(hub, handed_on)
     repository = hub.repositories["owner/name"]
     assert repository.private
     assert set(repository.branches["main"]) == NAMES
     assert len(repository.commits) == 1
     assert b"weights of dpo" in hub.objects.values()
-    assert f"pushed, {hub.endpoint}/owner/name/commit/{repository.sha}" in said
+    assert f"pushed, {hub.endpoint}/owner/name/commit/{repository.sha}" in output
 
 
-def test_pushed_again_nothing_new_is_sent_and_what_changed_is(hub, handed_on):
+def test_a_second_push_sends_only_changed_files(hub, handed_on):
     pushed(hub, handed_on)
     before, uploads = dict(hub.repositories["owner/name"].branches["main"]), list(hub.uploads)
     assert "nothing new" in pushed(hub, handed_on)
@@ -81,26 +81,26 @@ def test_pushed_again_nothing_new_is_sent_and_what_changed_is(hub, handed_on):
     replace(handed_on, "tokenizer.json", "[1]")
     pushed(hub, handed_on)
     after = hub.repositories["owner/name"].branches["main"]
-    # The card has its digest.
+    # README.md is unchanged: its manifest was updated, not its text.
     assert {name for name in NAMES if after[name] != before[name]} == {"tokenizer.json"}
     assert len(hub.uploads) == len(uploads) + 1
 
 
 def replace(folder: Path, name: str, content: str) -> None:
-    """Another result with other content of one file, whose card is up to date."""
+    """Replace the content of one file, with manifest and card up to date."""
     manifest, model = folder / "results/dpo/demo/manifest.json", folder / "results/dpo/demo/model"
     card = folder / "results/card/dpo-demo/manifest.json"
     (model / name).write_text(content)
     before = digest_file(manifest)
     write_manifest(manifest, json.loads(manifest.read_text()) | {"payload": describe_files(model)})
-    said = json.loads(card.read_text())
-    said["inputs"]["manifests"] = [
-        digest_file(manifest) if one == before else one for one in said["inputs"]["manifests"]
+    entries = json.loads(card.read_text())
+    entries["inputs"]["manifests"] = [
+        digest_file(manifest) if one == before else one for one in entries["inputs"]["manifests"]
     ]
-    write_manifest(card, said)
+    write_manifest(card, entries)
 
 
-def test_killed_in_the_middle_it_completes_when_it_runs_again(hub, handed_on):
+def test_a_killed_push_completes_when_run_again(hub, handed_on):
     hub.hold.clear()
     process = started(hub, handed_on)
     assert hub.uploading.wait(60)
@@ -111,57 +111,57 @@ def test_killed_in_the_middle_it_completes_when_it_runs_again(hub, handed_on):
     assert hub.repositories["owner/name"].branches["main"] == {}
     assert "pushed, " in pushed(hub, handed_on)
     assert set(hub.repositories["owner/name"].branches["main"]) == NAMES
-    # What had come wasn't sent again.
+    # The uploaded file wasn't sent again.
     assert len(hub.uploads) == len(set(hub.uploads)) == 2
 
 
 def test_a_dry_run_lists_and_sends_nothing(hub, handed_on):
-    said = pushed(hub, handed_on, "--dry-run", token=None)
-    assert "dpo:demo to owner/name (private, branch main)" in said
+    output = pushed(hub, handed_on, "--dry-run", token=None)
+    assert "dpo:demo to owner/name (private, branch main)" in output
     weights = handed_on / "results/dpo/demo/model/model.safetensors"
-    assert f"14  {digest_file(weights)}  model.safetensors" in said
-    assert "nothing was sent" in said
+    assert f"14  {digest_file(weights)}  model.safetensors" in output
+    assert "nothing was sent" in output
     assert not hub.repositories
 
 
-def test_another_branch_and_a_public_repository_where_they_are_asked_for(hub, handed_on):
+def test_branch_and_public_repository_can_be_configured(hub, handed_on):
     pushed(hub, handed_on, branch="v1", private=False)
     repository = hub.repositories["owner/name"]
     assert not repository.private
     assert (set(repository.branches["main"]), set(repository.branches["v1"])) == (set(), NAMES)
 
 
-def test_a_public_repository_gets_nothing_private(hub, handed_on):
+def test_a_private_model_is_not_pushed_to_a_public_repository(hub, handed_on):
     pushed(hub, handed_on, private=False, branch="v1")
-    said = pushed(hub, handed_on, status=1)
-    assert "owner/name is there and public" in said
+    output = pushed(hub, handed_on, status=1)
+    assert "owner/name exists and is public" in output
     assert hub.repositories["owner/name"].branches["main"] == {}
 
 
-def test_weights_of_the_model_before_do_not_stay_and_other_files_do(hub, handed_on):
+def test_weights_of_the_previous_model_are_deleted_and_other_files_are_not(hub, handed_on):
     pushed(hub, handed_on)
     files = hub.repositories["owner/name"].branches["main"]
     files |= {"model-00001-of-00002.safetensors": "0", "model.safetensors.index.json": "0", "notes.md": "0"}
-    said = pushed(hub, handed_on)
+    output = pushed(hub, handed_on)
     assert (
-        "weights that were there before are gone: model-00001-of-00002.safetensors, model.safetensors.index.json"
-        in said
+        "deleted weights of the previous model: model-00001-of-00002.safetensors, model.safetensors.index.json"
+        in output
     )
     assert set(hub.repositories["owner/name"].branches["main"]) == NAMES | {"notes.md"}
 
 
 @pytest.mark.parametrize("token", ["hf_WrongWrongWrongWrongWrongWrong", "no-token-by-its-looks"])
-def test_a_wrong_token_is_refused_in_a_sentence_without_it(hub, handed_on, token):
-    said = pushed(hub, handed_on, status=1, token=token)
-    assert "the Hub doesn't take the token in HF_TOKEN" in said
-    assert token not in said
-    assert "Traceback" not in said
+def test_a_wrong_token_is_refused_without_printing_it(hub, handed_on, token):
+    output = pushed(hub, handed_on, status=1, token=token)
+    assert "the Hub rejects the token in HF_TOKEN" in output
+    assert token not in output
+    assert "Traceback" not in output
     assert not hub.repositories
 
 
-def test_without_a_token_nothing_is_asked_of_anybody(hub, handed_on):
+def test_without_a_token_no_request_is_sent(hub, handed_on):
     (handed_on / "hf").mkdir()
-    # What `hf auth login` leaves isn't taken.
+    # A token stored by `hf auth login` isn't used.
     (handed_on / "hf/token").write_text(TOKEN)
     assert "HF_TOKEN isn't set" in pushed(hub, handed_on, status=1, token=None)
     assert not hub.repositories
@@ -171,53 +171,53 @@ def spoil(name: str, content: str):
     return lambda folder: (folder / "results" / name).write_text(content)
 
 
-def take_the_manifest_of_another(folder: Path) -> None:
-    """As after a training whose card wasn't written yet."""
+def change_the_manifest(folder: Path) -> None:
+    """The state after a training whose card hasn't been written yet."""
     path = folder / "results/dpo/demo/manifest.json"
     write_manifest(path, json.loads(path.read_text()) | {"fingerprint": "0" * 32})
 
 
 REFUSED = {
-    "a file that nobody described": (spoil("dpo/demo/model/.env", "x"), "has .env, which"),
-    "a link that nobody described": (
+    "a file that the manifest does not describe": (spoil("dpo/demo/model/.env", "x"), "has .env, which"),
+    "a link that the manifest does not describe": (
         lambda folder: (folder / "results/dpo/demo/model/x.json").symlink_to("/etc/passwd"), "has x.json, which",
     ),
     "a file that changed": (spoil("dpo/demo/model/model.safetensors", "others"), "model.safetensors is damaged"),
     "a card that changed": (spoil("card/dpo-demo/card/README.md", "x"), "README.md is damaged"),
     "no model": (lambda folder: (folder / "results/dpo/demo/manifest.json").unlink(), "manifest.json doesn't exist"),
-    "a card of another result": (take_the_manifest_of_another, "is of another result of dpo:demo"),
+    "a card of another result": (change_the_manifest, "is of another result of dpo:demo"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_as_its_manifest_says_is_not_pushed(hub, handed_on, what):
-    change, said = REFUSED[what]
+def test_a_result_that_differs_from_its_manifest_is_not_pushed(hub, handed_on, what):
+    change, output = REFUSED[what]
     change(handed_on)
-    assert said in pushed(hub, handed_on, status=1)
+    assert output in pushed(hub, handed_on, status=1)
     assert not hub.repositories
 
 
 @pytest.mark.parametrize(
-    ("names", "config", "said"),
+    ("names", "config", "message"),
     [
-        ([], "no.yaml", "no.yaml isn't there"),
+        ([], "no.yaml", "no.yaml doesn't exist"),
         ([], "config/config.yaml", "config/config.yaml has no `push:`"),
     ],
 )
-def test_by_hand_a_config_says_what_is_pushed(names, config, said, monkeypatch):
+def test_a_config_without_push_is_refused(names, config, message, monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(SnaketuneError, match=said):
-        models_asked_for(names, Path(config), None)
+    with pytest.raises(SnaketuneError, match=message):
+        requested_models(names, Path(config), None)
 
 
-def test_some_of_a_config_are_named(tmp_path, monkeypatch):
+def test_entries_can_be_requested_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     config["push"] = {"one": PUSH, "other": PUSH | {"repository": "owner/other"}}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
-    assert list(models_asked_for([], file, None)) == ["one", "other"]
-    (other,) = models_asked_for(["other"], file, None).values()
+    assert list(requested_models([], file, None)) == ["one", "other"]
+    (other,) = requested_models(["other"], file, None).values()
     assert (other.repository, other.private, other.branch) == ("owner/other", True, "main")
     with pytest.raises(SnaketuneError, match="there is no 'others' under `push:`; did you mean 'other'"):
-        models_asked_for(["others"], file, None)
+        requested_models(["others"], file, None)

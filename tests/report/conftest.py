@@ -1,4 +1,4 @@
-"""What the report's tests share: invented results, and the report of a sweep that is built once."""
+"""Fixtures: invented results, and the report of a sweep, which is built once."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def results(tmp_path: Path) -> Results:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """`everything`, for tests that only look."""
+    """The results of `everything`, for tests that only read them."""
     results = Results(tmp_path_factory.mktemp("sweep"))
     results.everything()
     return results

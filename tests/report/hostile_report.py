@@ -1,4 +1,4 @@
-"""A report of results with markup wherever users, files, models and evaluations can put some."""
+"""A report of results with markup in every text that users, files, models and evaluations control."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></style>{{ 7 * 7
 
 
 def hostile_report(results: Results, hostile: str = HOSTILE) -> Path:
-    """The folder of its pages."""
+    """Build the report, and return the folder of its pages."""
     tokenizer = results.tokenizer(samples=[{"tokens": 3, "supervised": 1, "supervised_text": [hostile]}])
     tokenized = {"samples": [[[f"<s>{hostile}", False], [hostile, True]]], "ways": (("reference", hostile),)}
     pack = results.pack("chat-demo-128-aa", hostile_corpus(results, hostile), tokenizer, tokenized=tokenized)
@@ -21,8 +21,8 @@ def hostile_report(results: Results, hostile: str = HOSTILE) -> Path:
     results.dpo("a", model, preferred, spec=spec, logged={hostile: 1.0}, stopped={"step": 1, "reason": hostile})
     results.dpo("b", model, preferred)
     path = results.folder / "results/dpo/a/run.json"
-    warned = {"step": 1, "kind": hostile, "text": hostile, "at_end": {"text": f"still {hostile}"}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": [warned]}))
+    warning = {"step": 1, "kind": hostile, "text": hostile, "at_end": {"text": f"still {hostile}"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": [warning]}))
     for name, before in (("sft-a", ""), ("dpo-a", "Well, "), ("dpo-b", "")):
         results.pairs(f"main/{name}", {"p": 0.5, "q": -0.5}, reference={"p": -0.5, "q": 0.5} if "dpo" in name else None)
         results.evaluate(
@@ -37,10 +37,10 @@ def hostile_report(results: Results, hostile: str = HOSTILE) -> Path:
 
 
 def hostile_corpus(results: Results, hostile: str) -> str:
-    """Markup wherever users, files and evaluations can put some."""
+    """A corpus with markup in every text that users, files and evaluations control."""
     quarantined = bad(hostile, 1) | {"file": hostile, "detail": hostile, "excerpt": hostile}
     layouts = {"layouts": {hostile: 80}, "ignored": {hostile: 7}}
-    found = hit(2, hostile, hostile) | {"ngram": hostile, "file": hostile, "id": hostile}
+    contaminated = hit(2, hostile, hostile) | {"ngram": hostile, "file": hostile, "id": hostile}
     return results.corpus(
         "chat",
         quarantined={hostile: 1},
@@ -49,7 +49,7 @@ def hostile_corpus(results: Results, hostile: str) -> str:
         records={
             "quarantine.jsonl": [quarantined],
             "duplicates.jsonl": [{"rows": 2, "ids": [hostile], "excerpt": hostile}],
-            "contamination.jsonl": [found],
+            "contamination.jsonl": [contaminated],
         },
         repeated=1,
         sources=[{"files": [hostile], "read": 80, "quarantined": 1, "dropped": {hostile: 1}, "kept": 80} | layouts],

@@ -1,4 +1,4 @@
-"""Invented results of the data path, from corpora to packed rows, as the stages leave them."""
+"""Invented results of the data stages, from corpora to packed rows, in the form that stages write."""
 
 import json
 import math
@@ -18,7 +18,7 @@ LENGTH = 128
 
 
 class DataResults:
-    """Writes results below a folder; every method returns the key by which others name it as an input."""
+    """Writes results below a folder. Every method returns the key of its result, `stage/name`, for use as an input."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -81,12 +81,12 @@ class DataResults:
         dropped: dict[str, int] | None = None,
         **counts: Any,
     ) -> str:
-        """Args: records: lines by file name; counts: what else the manifest counts, or in place of what it would."""
+        """Write a corpus. `records` has lines by file name; `counts` extends or replaces counts of the manifest."""
         quarantined, dropped = counts.pop("quarantined", {}), {"duplicate": 0} | (dropped or {})
         bad = sum(quarantined.values())
         flows = {key: counts.pop(key, 0) for key in ("extra", "joined", "repeated")}
-        gone = bad + sum(dropped.values()) + flows["joined"] - flows["extra"] - flows["repeated"]
-        rows = {"read": counts.pop("read", train + held_out + gone), **flows, "dropped": dropped}
+        dropped_rows = bad + sum(dropped.values()) + flows["joined"] - flows["extra"] - flows["repeated"]
+        rows = {"read": counts.pop("read", train + held_out + dropped_rows), **flows, "dropped": dropped}
         source = rows | {"quarantined": bad, "kept": train + held_out, "layouts": {"messages": train + held_out}}
         counts = (
             rows
@@ -137,12 +137,12 @@ class DataResults:
         ways: tuple[tuple[str, str], ...] = (("fast", ""),),
         samples: list[Any] | None = None,
     ) -> list[str]:
-        """Args: tokens: by split; ways: path and reason of the parts, in turn."""
+        """Write the parts of a tokenized corpus. `tokens` is by split; `ways` has the code path and reason of the parts."""
         keys = []
         for part in range(1, parts + 1):
             counts = {}
             for split, rows in (("train", train), ("held_out", held_out)):
-                # Parts of what can't be divided: the first has the rest.
+                # The first part has the remainder of the division.
                 shares = [_part(number, part, parts) for number in (rows, (tokens or {}).get(split, 30 * rows))]
                 own = {"rows": shares[0], "tokens": shares[1], "supervised_tokens": shares[1] // 3}
                 counts[split] = own | {"control_text": 0, "nothing_supervised": 0}
@@ -181,13 +181,13 @@ class DataResults:
         tokenized: dict[str, Any] | None = None,
         **counted: Any,
     ) -> str:
-        """Tokenized, planned, written and packed rows.
+        """Write tokenized, planned, written and packed rows.
 
         Args:
             long, cut: train rows that are dropped and truncated, 200 and 10 tokens each.
             shared: prompt tokens that train pairs share; of their answers, if any, it is three.
             tokenized: more about the tokenized parts.
-            counted: what packing counted of the train split, in place of what it would.
+            counted: replaces counts of the train split.
         """
         tables, counts, about, tokens = [], {}, {}, {}
         written = 0
@@ -217,8 +217,12 @@ class DataResults:
             written += documents if raw else rows
             key = "packing_metadata" if is_train else "packing_metadata_held_out"
             about[key] = _metadata(own, rows_by_length, lengths) if not raw else {"enabled": False, "strategy": "none"}
-            gone = {"rows": dropped + cut * is_train, "tokens": 200 * dropped + 10 * cut * is_train, "enough": 448}
-            about[key] |= {"lost_to_length": gone}
+            dropped_rows = {
+                "rows": dropped + cut * is_train,
+                "tokens": 200 * dropped + 10 * cut * is_train,
+                "enough": 448,
+            }
+            about[key] |= {"lost_to_length": dropped_rows}
         counts["train"] |= counted
         corpus_name = name.partition("-")[0]
         more = {"tokens": tokens, "train": train, "held_out": held_out} | (tokenized or {})
@@ -267,9 +271,9 @@ def bad(reason: str, line: int) -> dict[str, Any]:
 
 def hit(line: int, evaluated: str, row: str) -> dict[str, Any]:
     """A line of `contamination.jsonl`."""
-    words = "seven words that nobody should have learned"
-    place = {"id": f"id{line}", "file": "chat.jsonl", "line": line}
-    return place | {"evaluated": evaluated, "evaluated_row": row, "ngram": words}
+    words = "seven words that no model should learn"
+    location = {"id": f"id{line}", "file": "chat.jsonl", "line": line}
+    return location | {"evaluated": evaluated, "evaluated_row": row, "ngram": words}
 
 
 def _part(number: int, part: int, parts: int) -> int:
@@ -277,30 +281,30 @@ def _part(number: int, part: int, parts: int) -> int:
 
 
 def _rows(tokens: np.ndarray, lengths: tuple[int, ...]) -> tuple[np.ndarray, dict[int, int]]:
-    """The row of each document, and how many rows there are of each length, the shorter ones first."""
+    """The row of each document, and the number of rows of each length, shorter ones first."""
     of = np.searchsorted(lengths, tokens)
     row, first, rows_by_length = np.zeros(len(tokens), np.int32), 0, {}
     for number, length in enumerate(lengths):
         used: list[int] = []
-        for place in np.flatnonzero(of == number).tolist():
-            if not used or used[-1] + tokens[place] > length:
+        for index in np.flatnonzero(of == number).tolist():
+            if not used or used[-1] + tokens[index] > length:
                 used.append(0)
-            used[-1] += int(tokens[place])
-            row[place] = first + len(used) - 1
+            used[-1] += int(tokens[index])
+            row[index] = first + len(used) - 1
         rows_by_length[length] = len(used)
         first += len(used)
     return row, rows_by_length
 
 
 def _metadata(tokens: np.ndarray, rows_by_length: dict[int, int], lengths: tuple[int, ...]) -> dict[str, Any]:
-    room = sum(length * n for length, n in rows_by_length.items())
+    capacity = sum(length * n for length, n in rows_by_length.items())
     several = {"rows_by_length": {str(length): n for length, n in rows_by_length.items() if n}}
     return {
         "enabled": True,
         "strategy": "best-fit-decreasing",
         "rows": sum(rows_by_length.values()),
-        "row_tokens": room,
+        "row_tokens": capacity,
         "lower_bound_rows": math.ceil(int(tokens.sum()) / lengths[-1]),
-        "packing_efficiency": round(100 * int(tokens.sum()) / room, 3) if room else 100.0,
+        "packing_efficiency": round(100 * int(tokens.sum()) / capacity, 3) if capacity else 100.0,
         "supervised_per_row": {"min": 1, "median": 20, "max": 40},
     } | (several if len(lengths) > 1 else {})

@@ -1,4 +1,4 @@
-"""Invented results on disk, as the stages leave them: enough kinds of them to draw every part of the report."""
+"""Invented results on disk in the form that stages write, with all parts of the report."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from snaketune.tables import write_table
 
 
 class Results(DataResults):
-    """Results of every stage, and the report of them."""
+    """Writes results of every stage, and builds their report."""
 
     def sft(self, name: str, pack: str, tokenizer: str, *, steps: int = 30, trl: bool = False) -> str:
         history = [
@@ -50,7 +50,7 @@ class Results(DataResults):
         logged: dict[str, float] | None = None,
         **about: Any,
     ) -> str:
-        """Args: spec: in place of what it would be; logged: further metrics, the same at every step; about: of the manifest."""
+        """Write a DPO run. `spec` and `about` replace entries of spec and manifest; `logged` adds metrics to every step."""
         history = [
             {
                 "step": n,
@@ -87,7 +87,7 @@ class Results(DataResults):
         tokens: int = 10,
         sources: int = 1,
     ) -> None:
-        """The held-out pairs of an evaluation's model.
+        """Write the held-out pairs of an evaluation's model.
 
         Args:
             margins: by pair id, chosen less rejected in nats per token; the rejected one has -2 per token.
@@ -113,7 +113,7 @@ class Results(DataResults):
         write_table(self.payload("eval", name, "pairs.arrow"), pa.Table.from_pylist(rows, schema=PAIRS))
 
     def losses(self, name: str, losses: dict[int, float], shortest: int, corpus: str = "chat") -> None:
-        """Of the held-out documents of an evaluation's model, by number in nats; each is a token longer than the one before."""
+        """Write the losses (nats) of held-out documents by number; each has one token more than the previous one."""
         rows = [
             {"corpus": corpus, "document": number, "loss_nats": loss, "tokens": shortest + number}
             for number, loss in losses.items()
@@ -121,7 +121,7 @@ class Results(DataResults):
         write_table(self.payload("eval", name, "losses.arrow"), pa.Table.from_pylist(rows, schema=LOSSES))
 
     def texts(self, name: str, pairs: dict[str, tuple[str, str, str]], **counts: Any) -> str:
-        """A corpus of preferences with its held-out rows: by id, prompt, chosen and rejected."""
+        """Write a corpus of preferences with held-out rows. `pairs` has prompt, chosen and rejected by id."""
         rows = [
             {"id": pair, "prompt": _turn("user", prompt), "chosen": _turn("assistant", chosen)}
             | {"rejected": _turn("assistant", rejected)}
@@ -146,7 +146,7 @@ class Results(DataResults):
         packs: tuple[str, ...] = (),
         **preferred: Any,
     ) -> str:
-        """Args: preferred: figures of all preferences, in place of what they would be."""
+        """Write an evaluation. `preferred` replaces scores of the preferences."""
         rows, conversations = [], {}
         for corpus in corpora:
             by_task = {}
@@ -189,7 +189,7 @@ class Results(DataResults):
         return self.add("eval", name, spec=spec, counts={"prompts": len(rows)}, inputs=inputs, run={"device": "cpu"})
 
     def everything(self) -> None:
-        """A sweep: three corpora, packed and raw, rows of one length and two; three SFT and two DPO runs, two evals."""
+        """Write a sweep: three corpora, packed and raw, rows of one and two lengths; three SFT and two DPO runs; two evals."""
         chat = self.corpus(
             "chat",
             quarantined={"not_json": 2, "empty_turn": 1},
@@ -233,12 +233,12 @@ class Results(DataResults):
         self.evaluate("second/sft-raw", corpora=("chat", "other"), preferences=())
 
     def named(self, backwards: bool = False) -> tuple[ReportedJob, ...]:
-        """The jobs whose results are there."""
+        """The jobs that have results."""
         there = (job for job in self.jobs.values() if self._manifest(job).is_file())
         return tuple(sorted(there, key=lambda job: (job.stage, job.name), reverse=backwards))
 
     def files(self, backwards: bool = False) -> dict[str, list[Path]]:
-        """Of the same jobs."""
+        """Manifests and run.json files of these jobs."""
         manifests = [self._manifest(job) for job in self.named(backwards)]
         return {"manifests": manifests, "runs": sorted(self.folder.glob("results/**/run.json"), reverse=backwards)}
 
@@ -254,7 +254,7 @@ class Results(DataResults):
         compared_evals: Sequence[Path] = (),
         **spec: Any,
     ) -> tuple[Outcome, Path]:
-        """Build the report of everything there is, named in this order or the other; where its pages are."""
+        """Build the report of all results, given in order or `backwards`. Return its outcome and the folder of its pages."""
         self.built += 1
         work = WorkFolder(self.folder / f"work-{self.built}")
         work.start()

@@ -1,22 +1,22 @@
-"""What tests of several DPO runs share: what these begin with, and what is read back of a report."""
+"""Helpers for tests with several DPO runs: their inputs, and reading tables of a report."""
 
 import csv
 
 from invented_results import Results
 
-from snaketune.report.data.results import Findings
+from snaketune.report.data.results import ResultSet
 
-# Margins per token of held-out pairs before and after a run, of which one is won and one lost.
+# Margins per token of held-out pairs before and after a run; one pair is won and one lost.
 MARGINS = {"up": -0.5, "down": 0.4, "high": 1.0, "low": -1.0}
 MOVED = {"up": 0.3, "down": -0.1, "high": 1.5, "low": -0.2}
 
 
-def findings(results: Results) -> Findings:
-    return Findings(results.named(), **results.files())
+def result_set(results: Results) -> ResultSet:
+    return ResultSet(results.named(), **results.files())
 
 
-def begun(results: Results) -> tuple[str, str]:
-    """An SFT run, and packed pairs."""
+def sft_and_pairs(results: Results) -> tuple[str, str]:
+    """Write an SFT run and packed pairs; return their keys."""
     tokenizer = results.tokenizer()
     model = results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer)
     pairs = results.corpus("pairs", kind="preferences")

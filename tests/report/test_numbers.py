@@ -1,4 +1,4 @@
-"""The numbers in the tables: that they add up, and that the page says so where they don't."""
+"""The numbers in the tables: they add up, and the page says so if they don't."""
 
 import csv
 import json
@@ -15,21 +15,21 @@ from invented_data import bad
 from snaketune.evaluation.score_intervals import wilson
 from snaketune.report.compare.scores import measures
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.dropped_examples import records
-from snaketune.report.data.histograms import distribution
+from snaketune.report.data.dropped_examples import dropped_examples
+from snaketune.report.data.histograms import read_distribution
 from snaketune.report.data.job_table import job_rows
 from snaketune.report.data.packing_flow import pack_flows, training_flows
-from snaketune.report.data.results import Findings
+from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import choose
 from snaketune.report.data.supervised_spans import tokenized_rows
 from snaketune.report.judge import facts
-from snaketune.report.judge.headline import cards, lineage
+from snaketune.report.judge.headline import cards, model_lineage
 from snaketune.report.text import short
 from snaketune.tables import read_table
 
 
-def findings(results) -> Findings:
-    return Findings(results.named(), **results.files())
+def result_set(results) -> ResultSet:
+    return ResultSet(results.named(), **results.files())
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -49,17 +49,17 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
         rows[key] += int(line["rows"] or 0)
         tokens[key] += int(line["tokens"] or 0)
     for stage, name, source in {key[:3] for key in rows if key[0] in ("corpus", "pack")}:
-        came, went = (
+        incoming, outgoing = (
             sum(rows[stage, name, source, what] for what in parts)
             for parts in (("read", "extra", "repeated"), ("joined", "quarantined", "dropped", "kept"))
         )
-        assert came == went, (name, source)
+        assert incoming == outgoing, (name, source)
     for name in {key[1] for key in tokens if key[0] == "pack"}:
-        gone = sum(
+        outgoing = sum(
             tokens["pack", name, "", what]
             for what in ("dropped", "truncated", "shared prompts", "shared answers", "kept")
         )
-        assert tokens["pack", name, "", "read"] == gone, name
+        assert tokens["pack", name, "", "read"] == outgoing, name
     assert rows["corpus", "chat", "", "kept"] == rows["pack", "chat-demo-128-aa", "", "read"]
     assert rows["corpus", "chat", "", "quarantined"] == rows["corpus", "chat", "chat.jsonl", "quarantined"] == 3
     assert rows["pack", "chat-demo-128-aa", "", "dropped"] == 3
@@ -71,7 +71,7 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
 
 
 @pytest.mark.parametrize(
-    ("counts", "gap"),
+    ("counts", "error"),
     [
         ({"read": 1000}, "1,000 rows came in, but 80 went out"),
         ({"quarantined": {"total": 2, "not_json": 1}}, "2 rows quarantined, but 1 have a reason"),
@@ -79,19 +79,19 @@ def test_rows_add_up_from_reading_to_packing(sweep_pages):
         ({"sources": [source(read=80, kept=80, joined=1)]}, "80 rows came in from a, but 81 went out"),
     ],
 )
-def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
+def test_wrong_counts_of_a_corpus_are_reported(results, counts, error):
     results.corpus("chat", **counts)
-    (flow,) = corpus_flows(findings(results))
-    assert gap in flow.gaps
+    (flow,) = corpus_flows(result_set(results))
+    assert error in flow.count_errors
     _, pages = results.report()
     for name in ("index.html", "corpus.html"):
         page = (pages / name).read_text("utf-8")
         assert "wrong-sum" in page.partition("<body>")[2]
-        assert gap in page
+        assert error in page
 
 
 @pytest.mark.parametrize(
-    ("packed", "gap"),
+    ("packed", "error"),
     [
         ({"train": 59}, "train: 60 rows kept by the corpus, but 59 read by packing"),
         ({"tokenized": {"train": 58}}, "train: 58 rows tokenized, but 60 read by packing"),
@@ -101,35 +101,35 @@ def test_a_corpus_that_does_not_add_up_is_called_out(results, counts, gap):
         ({"mismatched_tokens": 1_000_000}, "packed, dropped, cut off and shared"),
     ],
 )
-def test_a_pack_that_does_not_add_up_is_called_out(results, packed, gap):
+def test_wrong_counts_of_a_pack_are_reported(results, packed, error):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), **packed)
-    (flow,) = pack_flows(findings(results))
-    assert any(gap in found for found in flow.gaps)
-    assert not flow.splits[1].gaps
+    (flow,) = pack_flows(result_set(results))
+    assert any(error in message for message in flow.count_errors)
+    assert not flow.splits[1].count_errors
     _, pages = results.report()
     for name in ("index.html", "packing.html"):
         assert "wrong-sum" in (pages / name).read_text("utf-8").partition("<body>")[2]
 
 
-def test_a_shard_or_a_tokenized_part_that_is_missing_is_called_out(results):
+def test_a_missing_shard_or_tokenized_part_is_reported(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 2})
     for part in ("tokenize/chat-tokens-aa/2-of-2", "write/chat-demo-128-aa/2-of-2"):
         (results.folder / "results" / part / "manifest.json").unlink()
-    (flow,) = pack_flows(findings(results))
-    assert "1 of 2 tokenized parts are known" in flow.gaps
-    assert any(gap.endswith("written") for gap in flow.gaps)
+    (flow,) = pack_flows(result_set(results))
+    assert "1 of 2 tokenized parts are known" in flow.count_errors
+    assert any(message.endswith("written") for message in flow.count_errors)
 
 
-def test_nothing_is_called_out_where_all_adds_up(sweep, sweep_pages):
-    found = findings(sweep)
-    assert not [gap for flow in (*corpus_flows(found), *pack_flows(found)) for gap in flow.gaps]
+def test_correct_counts_are_not_reported(sweep, sweep_pages):
+    reported = result_set(sweep)
+    assert not [error for flow in (*corpus_flows(reported), *pack_flows(reported)) for error in flow.count_errors]
     for name in ("index.html", "corpus.html", "packing.html"):
         assert "wrong-sum" not in (sweep_pages / name).read_text("utf-8").partition("<body>")[2]
 
 
-def test_what_a_source_ignores_is_named_with_its_rows(results):
-    kept = {"read": 5, "kept": 5, "ignored": {"id": 1, "messages[].weight": 5}}
-    results.corpus("chat", train=5, held_out=0, sources=[source(**kept), source(read=0, kept=0)])
+def test_ignored_columns_are_listed_with_their_rows(results):
+    counts = {"read": 5, "kept": 5, "ignored": {"id": 1, "messages[].weight": 5}}
+    results.corpus("chat", train=5, held_out=0, sources=[source(**counts), source(read=0, kept=0)])
     _, pages = results.report()
     page = (pages / "corpus.html").read_text("utf-8")
     assert "Ignored in a: <code>messages[].weight</code> (5 rows), <code>id</code> (1 rows)." in page
@@ -139,14 +139,14 @@ def test_what_a_source_ignores_is_named_with_its_rows(results):
 
 
 def test_parts_of_a_tokenized_corpus_are_one(sweep):
-    chat = next(corpus.flow for corpus in tokenized_rows(findings(sweep)) if corpus.flow.name == "chat-tokens-aa")
+    chat = next(corpus.flow for corpus in tokenized_rows(result_set(sweep)) if corpus.flow.name == "chat-tokens-aa")
     assert chat.counts["train"]["rows"] == 60
     assert chat.paths == {("fast", ""): 2, ("reference", "the template trims"): 1}
     assert (chat.parts, chat.parity_rows) == (3, 40)
 
 
-def test_only_supervised_text_is_marked_and_special_tokens_stand_apart(sweep, sweep_pages):
-    samples = [corpus.samples for corpus in tokenized_rows(findings(sweep))]
+def test_only_supervised_text_is_marked_and_special_tokens_are_separate(sweep, sweep_pages):
+    samples = [corpus.samples for corpus in tokenized_rows(result_set(sweep))]
     spans = [(span.text, span.supervised, span.special) for span in samples[0][0]]
     assert spans == [("<s>", False, True), ("Hi", False, False), ("Yes", True, False), ("</s>", True, True)]
     page = (sweep_pages / "packing.html").read_text("utf-8")
@@ -154,21 +154,27 @@ def test_only_supervised_text_is_marked_and_special_tokens_stand_apart(sweep, sw
 
 
 def test_examples_come_from_the_records(sweep, sweep_pages):
-    chat = next(result for result in findings(sweep).of("corpus") if result.name == "chat")
-    found = records(chat)
-    assert [row.place for row in found.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
-    assert [group.rows for group in found.groups] == [4, 3]
-    assert [(hit.times, hit.evaluated, hit.place) for hit in found.hits] == [(2, "pairs, row 6a", "chat.jsonl:5")]
+    chat = next(result for result in result_set(sweep).of("corpus") if result.name == "chat")
+    examples = dropped_examples(chat)
+    assert [row.location for row in examples.quarantined["not_json"]] == ["chat.jsonl:3", "chat.jsonl:9"]
+    assert [group.rows for group in examples.groups] == [4, 3]
+    assert [(hit.count, hit.evaluated, hit.location) for hit in examples.hits] == [(2, "pairs, row 6a", "chat.jsonl:5")]
     page = (sweep_pages / "corpus.html").read_text("utf-8")
-    for text in ("group 4", "seven words that nobody", "chat.jsonl:12", "drop trailing user", "2 groups of rows"):
+    for text in (
+        "group 4",
+        "seven words that no",
+        "chat.jsonl:12",
+        "drop trailing user",
+        "2 groups of near-duplicate rows",
+    ):
         assert text in page
 
 
 def test_only_the_first_lines_of_a_record_are_read(results):
     lines = [bad("not_json", line) for line in range(5000)] + [bad("late", 5000)]
     results.corpus("chat", quarantined={"not_json": 5000, "late": 1}, records={"quarantine.jsonl": lines})
-    found = records(findings(results).of("corpus")[0])
-    assert {reason: len(rows) for reason, rows in found.quarantined.items()} == {"not_json": 3}
+    reported = dropped_examples(result_set(results).of("corpus")[0])
+    assert {reason: len(rows) for reason, rows in reported.quarantined.items()} == {"not_json": 3}
     _, pages = results.report()
     assert "late" in (pages / "corpus.html").read_text("utf-8")
 
@@ -176,98 +182,98 @@ def test_only_the_first_lines_of_a_record_are_read(results):
 def test_rows_of_a_table_are_named_by_number(results):
     row = {"file": "a.parquet", "row": 7, "reason": "x", "detail": "y", "excerpt": "z"}
     results.corpus("chat", quarantined={"x": 1}, records={"quarantine.jsonl": [row]})
-    assert records(findings(results).of("corpus")[0]).quarantined["x"][0].place == "a.parquet, row 7"
+    assert dropped_examples(result_set(results).of("corpus")[0]).quarantined["x"][0].location == "a.parquet, row 7"
 
 
 def test_rows_are_measured_against_their_own_length(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), lengths=(32, 64, 128))
-    (pack,) = findings(results).of("pack")
-    found = distribution(pack)
-    assert found.fill.total == pack.manifest["packing_metadata"]["rows"]
-    assert 0 < found.fill.low <= found.fill.median <= found.fill.high <= 1
-    assert found.tokens.total == found.tokens.counts.sum() == 80
-    assert found.supervised.high <= 1 / 3
-    (flow,) = pack_flows(findings(results))
+    (pack,) = result_set(results).of("pack")
+    histograms = read_distribution(pack)
+    assert histograms.fill.total == pack.manifest["packing_metadata"]["rows"]
+    assert 0 < histograms.fill.low <= histograms.fill.median <= histograms.fill.high <= 1
+    assert histograms.tokens.total == histograms.tokens.counts.sum() == 80
+    assert histograms.supervised.high <= 1 / 3
+    (flow,) = pack_flows(result_set(results))
     assert list(flow.lengths) == [32, 64, 128]
     assert flow.length == 128
 
 
 def test_lengths_agree_with_numpy(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer())
-    (pack,) = findings(results).of("pack")
+    (pack,) = result_set(results).of("pack")
     tokens = read_table(pack.artifact.file("documents.arrow"))["tokens"].to_numpy()
-    found = distribution(pack)
+    histograms = read_distribution(pack)
     expected = [np.quantile(tokens, share, method="inverted_cdf") for share in (0.5, 0.95)]
-    assert [found.tokens.median, found.most] == expected
+    assert [histograms.tokens.median, histograms.p95] == expected
 
 
-def test_of_results_that_hold_the_same_each_is_linked_to_its_own(results):
+def test_results_with_equal_content_are_linked_by_name(results):
     tokenizer = results.tokenizer()
     for name in ("one", "two"):
         results.pack(f"{name}-demo-128-aa", results.corpus(name), tokenizer)
         results.contents[f"corpus/{name}"] = "same"
-    assert {flow.name: flow.corpus for flow in pack_flows(findings(results))} == {
+    assert {flow.name: flow.corpus for flow in pack_flows(result_set(results))} == {
         "one-demo-128-aa": "one",
         "two-demo-128-aa": "two",
     }
 
 
-def test_links_between_results_are_those_that_were_told(sweep):
-    found = findings(sweep)
-    assert {flow.name: flow.corpus for flow in pack_flows(found)} == {
+def test_inputs_are_those_of_the_jobs(sweep):
+    reported = result_set(sweep)
+    assert {flow.name: flow.corpus for flow in pack_flows(reported)} == {
         "chat-demo-128-aa": "chat",
         "other-demo-128-bb": "other",
         "pairs-demo-128-cc": "pairs",
     }
-    flows = {flow.label: flow for flow in training_flows(found)}
+    flows = {flow.label: flow for flow in training_flows(reported)}
     assert flows["sft:small"].tokens == 3000
     # TRL tokenizes raw rows itself.
     assert flows["sft:raw"].tokens is None
-    pairs = next(flow for flow in pack_flows(found) if flow.corpus == "pairs")
+    pairs = next(flow for flow in pack_flows(reported) if flow.corpus == "pairs")
     assert flows["dpo:soft"].tokens == pairs.train.tokens
 
 
 @pytest.mark.parametrize(
     ("counts", "epoch", "tokens", "epochs"),
     [
-        # Ended early by stop_if, and half an epoch.
+        # Stopped early by stop_if, and half an epoch.
         ({"tokens": 300, "tokens_per_epoch": 1500}, 0.25, 300, 0.2),
         ({"tokens": 3000, "tokens_per_epoch": 1500}, 2.0, 3000, 2.0),
-        # Raw rows, whose epoch is counted by nobody.
+        # Raw rows, whose tokens per epoch aren't known.
         ({"tokens": 300}, 0.25, 300, 0.25),
-        # Results of before tokens were counted: as far as their log goes.
+        # Older results without token counts: from the epochs in their log.
         ({"tokens_per_epoch": 1500}, 0.25, 375, 0.25),
         ({"tokens_per_epoch": 1500}, None, None, None),
         ({}, 0.25, None, 0.25),
     ],
 )
-def test_the_tokens_trained_are_those_of_the_steps_that_were_done(results, counts, epoch, tokens, epochs):
+def test_tokens_trained_are_those_of_the_steps_that_ran(results, counts, epoch, tokens, epochs):
     history = [{"step": 1, "loss": 1.0}] + ([{"step": 2, "loss": 1.0, "epoch": epoch}] if epoch else [])
     counts = {"rows": 12, "steps": 2} | counts
     results.add("sft", "a", spec={"training": {"epochs": 30.0}}, counts=counts, run={"history": history})
-    found = findings(results)
-    (flow,) = training_flows(found)
+    reported = result_set(results)
+    (flow,) = training_flows(reported)
     assert (flow.tokens, flow.epochs) == (tokens, epochs)
-    assert facts.trainings(found)[0].epochs == epochs
-    shown = [card.value for card in cards(found) if card.title == "Tokens trained"]
+    assert facts.trainings(reported)[0].epochs == epochs
+    shown = [card.value for card in cards(reported) if card.title == "Tokens trained"]
     assert shown == ([short(tokens)] if tokens else [])
     _, pages = results.report()
-    assert "What was trained on" in (pages / "index.html").read_text("utf-8")
+    assert "Training data" in (pages / "index.html").read_text("utf-8")
 
 
 def test_the_headline_follows_the_best_model_back_to_its_base(sweep):
-    found = findings(sweep)
-    assert lineage(found, found.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
-    assert lineage(found, found.evaluations["second"]) == ["sft:raw"]
+    reported = result_set(sweep)
+    assert model_lineage(reported, reported.evaluations["main"]) == ["base:small", "sft:small", "dpo:soft"]
+    assert model_lineage(reported, reported.evaluations["second"]) == ["sft:raw"]
 
 
-def test_what_it_cost_is_added_up(sweep):
-    cost = {card.title: card for card in cards(findings(sweep))}
-    assert cost["Tokens per second"].steps == [("sft", "22 k"), ("dpo", "9 k")]
-    # Two DPO runs of a second in two processes each; what ran on the CPU isn't counted.
+def test_cost_is_summed(sweep):
+    cost = {card.title: card for card in cards(result_set(sweep))}
+    assert cost["Tokens per second"].values == [("sft", "22 k"), ("dpo", "9 k")]
+    # Two DPO runs of one second with two processes each; CPU jobs aren't counted.
     assert cost["GPU hours"].value == "under 0.01"
-    assert "by 4 runs, 5,081 steps in all; 1 more on raw rows" in cost["Tokens trained"].note
-    assert cost["Computing time"].value == "32.0 s"
+    assert "by 4 runs, 5,081 steps in total; 1 more on raw rows" in cost["Tokens trained"].note
+    assert cost["Compute time"].value == "32.0 s"
 
 
 def test_gpu_hours_are_of_all_gpus(results):
@@ -277,25 +283,25 @@ def test_gpu_hours_are_of_all_gpus(results):
         "c": {"device": "cuda:0", "seconds": 1800.0},
     }.items():
         results.add("sft", name, spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
-    (card,) = (card for card in cards(findings(results)) if card.title == "GPU hours")
+    (card,) = (card for card in cards(result_set(results)) if card.title == "GPU hours")
     assert (card.value, card.note) == ("6.50", "0.50 on GPU, 6.00 on NVIDIA H200")
 
 
-def test_of_a_run_in_several_attempts_all_of_them_are_its_time(results):
+def test_the_time_of_a_run_includes_all_attempts(results):
     run = {"device": "cpu", "seconds": 310.0, "attempts": [100.0, 200.0, 10.0], "waited_for_data_s": 5.0}
     results.add("sft", "a", spec={"training": {"epochs": 1.0}}, counts={"rows": 1, "steps": 1}, run=run)
-    found = findings(results)
-    (row,) = job_rows(found)
+    reported = result_set(results)
+    (row,) = job_rows(reported)
     assert (row.seconds, "3 attempts, the last one 10.0 s" in row.facts) == ("5 min 10 s", True)
-    # What it waited for is known of the last one alone.
-    (training,) = facts.trainings(found)
-    assert (training.waited, training.seconds) == (5.0, 10.0)
+    # The waiting time is that of the last attempt.
+    (training,) = facts.trainings(reported)
+    assert (training.waited_s, training.seconds) == (5.0, 10.0)
 
 
 def test_scores_side_by_side(sweep, sweep_pages):
-    found = findings(sweep)
-    lines = {(m.on, m.name): m for m in measures(found.evaluations["main"])}
-    reward = lines["pairs", "chosen gained more than rejected"]
+    reported = result_set(sweep)
+    lines = {(m.on, m.name): m for m in measures(reported.evaluations["main"])}
+    reward = lines["pairs", "reward accuracy"]
     assert [reward.shown(model) for model in reward.values] == ["–", "–", "90%", "90%"]
     loss = lines["chat", "held-out loss"]
     assert [model for model in loss.values if loss.is_best(model)] == ["dpo:soft"]
@@ -311,27 +317,27 @@ def test_scores_side_by_side(sweep, sweep_pages):
     assert scores["main"]["base:small"]["preferences"]["pairs"]["reward_accuracy"] is None
 
 
-def test_samples_take_turns_among_tasks_and_keep_models_together(results):
+def test_samples_are_round_robin_over_tasks_with_all_models(results):
     results.evaluate("main/base-a", right=0.0, samples=3)
     results.evaluate("main/sft-a", right=1.0, samples=3)
-    chosen = choose(findings(results).evaluations["main"])
+    chosen = choose(result_set(results).evaluations["main"])
     assert [sample.task for sample in chosen] == ["counting", "weekday", "counting"]
     assert [[answer.verdict for answer in sample.answers] for sample in chosen] == [["wrong", "right"]] * 3
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.0, 5), (1.0, 5), (0.3, 1000)])
-def test_an_interval_holds_its_share_and_narrows_with_size(share, size):
+def test_an_interval_contains_its_share_and_narrows_with_size(share, size):
     low, high = wilson(share, size)
     assert 0 <= low <= share <= high <= 1
     assert high - low > wilson(share, size * 10)[1] - wilson(share, size * 10)[0]
 
 
-def test_a_run_that_goes_on_from_another_is_shown_after_it():
+def test_a_run_follows_the_run_that_it_was_trained_from():
     jobs = {label: SimpleNamespace(label=label) for label in ("sft:one", "sft:two", "dpo:run")}
     sources = {"dpo:run": "sft:two", "sft:two": "sft:one"}
-    found = SimpleNamespace(
+    results = SimpleNamespace(
         of=lambda stage: [job for label, job in jobs.items() if label.startswith(stage)],
         made_from=lambda job, role: [jobs[sources[job.label]]] if job.label in sources else [],
     )
     models = [SimpleNamespace(model=label, scores={}) for label in ("dpo:run", "base:one", "sft:two", "sft:one")]
-    assert lineage(found, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]
+    assert model_lineage(results, models) == ["base:one", "sft:one", "sft:two", "dpo:run"]

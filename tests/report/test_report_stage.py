@@ -1,4 +1,4 @@
-"""The report as a whole: which pages there are, that they are the same twice, safe, self-contained, and gap-proof."""
+"""The report as a whole: its pages, which are deterministic, safe, self-contained, and robust to missing values."""
 
 import json
 import re
@@ -20,7 +20,7 @@ HTML = ("index.html", "corpus.html", "packing.html", "samples.html", "preference
 
 
 class Elements(HTMLParser):
-    """Which elements and attributes a page really has."""
+    """The elements, attributes and text of a parsed page."""
 
     def __init__(self, page: str):
         super().__init__()
@@ -69,7 +69,7 @@ def base_only(results):
 
 
 @pytest.mark.parametrize("fill", [corpora_only, packed_only, raw_only, no_eval, base_only])
-def test_exactly_the_promised_pages_are_written(results, fill):
+def test_exactly_the_declared_pages_are_written(results, fill):
     fill(results)
     outcome, pages = results.report()
     assert names(pages) == set(pages_for(outcome.counts["results"]))
@@ -80,7 +80,7 @@ def test_a_sweep_has_every_page(sweep_pages):
     assert names(sweep_pages) == set(pages_for(STAGES))
 
 
-def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
+def test_the_pages_of_a_graph_follow_from_its_stages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("chat.jsonl").touch()
     config = {
@@ -95,7 +95,7 @@ def test_a_plan_promises_what_its_stages_give(tmp_path, monkeypatch):
     ]
 
 
-def test_every_caption_is_there_and_says_something():
+def test_every_page_has_a_caption():
     captions = Path(__file__).parents[2] / "workflow" / "report"
     promised = {caption for _, caption in pages_for(STAGES, compared=True).values()}
     assert {path.stem for path in captions.glob("*.rst")} == promised
@@ -112,7 +112,7 @@ def test_the_same_results_give_the_same_bytes_in_any_order(sweep, sweep_pages):
     assert "side_by_side/main/chat/blind.csv" in files[0]
 
 
-def test_text_of_models_and_data_stays_text(results):
+def test_text_of_models_and_data_is_escaped(results):
     pages = hostile_report(results)
     for name in HTML:
         page = (pages / name).read_text("utf-8")
@@ -126,7 +126,7 @@ def test_text_of_models_and_data_stays_text(results):
         ElementTree.parse(path)
 
 
-def test_pages_need_nothing_from_outside(sweep_pages):
+def test_pages_load_no_external_resources(sweep_pages):
     for name in HTML:
         page = (sweep_pages / name).read_text("utf-8")
         assert not {"script", "link", "img"} & Elements(page).tags
@@ -141,7 +141,7 @@ def test_figures_in_the_page_follow_light_and_dark(sweep_pages):
     assert len(ids) == len(set(ids))
 
 
-def test_missing_facts_leave_gaps_and_nothing_else(results):
+def test_missing_run_files_leave_values_out(results):
     results.everything()
     for run in results.folder.glob("results/**/run.json"):
         run.unlink()
@@ -152,7 +152,7 @@ def test_missing_facts_leave_gaps_and_nothing_else(results):
     assert "No run logged anything" in page
 
 
-def test_throughput_is_told_as_a_share_and_as_older_results_have_it(results):
+def test_throughput_is_shown_as_mfu_and_as_flops_for_older_results(results):
     tokenizer = results.tokenizer()
     pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
     share = {
@@ -170,12 +170,12 @@ def test_throughput_is_told_as_a_share_and_as_older_results_have_it(results):
         path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     _, pages = results.report()
     page = (pages / "index.html").read_text("utf-8")
-    told = "MFU 52.1%: 6 x 6.82M parameters + attention, of 171 GFLOP/s (measured matrix product, float32, 1 thread)"
-    assert f"22 k tokens/s, {told}, 0.914 GB resident in the process" in page
+    mfu = "MFU 52.1%: 6 x 6.82M parameters + attention, of 171 GFLOP/s (measured matrix product, float32, 1 thread)"
+    assert f"22 k tokens/s, {mfu}, 0.914 GB resident in the process" in page
     assert page.count("89.3 GFLOP/s at 6 per parameter and token") == 1
 
 
-def test_what_calibration_measured_is_drawn_and_what_was_chosen_is_told(results):
+def test_calibration_is_drawn_and_the_batch_plan_is_shown(results):
     tokenizer = results.tokenizer()
     pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
     trials = [
@@ -189,20 +189,20 @@ def test_what_calibration_measured_is_drawn_and_what_was_chosen_is_told(results)
         "measured": {"micro_batch_rows": 2, "calibration": curve, "slower_than_best_percent": 20.0},
         "unmeasured": {"micro_batch_rows": 1, "calibration": None, "slower_than_best_percent": None},
     }
-    for name, told in facts.items():
+    for name, entries in facts.items():
         results.sft(name, pack, tokenizer)
         path = results.folder / f"results/sft/{name}/run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"gradient_checkpointing": False} | told))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"gradient_checkpointing": False} | entries))
     _, pages = results.report()
     page = (pages / "index.html").read_text("utf-8")
-    assert "micro-batches of 2 rows (20% slower than the best found)" in page
+    assert "micro-batches of 2 rows (20% slower than the best measured)" in page
     assert "micro-batches of 1 row" in page
-    assert "Memory by rows at once: 2 GB at most (a card, 6 GB)" in page
-    assert "8,000 tokens/s with 2" in page
-    assert "rows at once (x: they didn't fit)" in (pages / "sft.svg").read_text("utf-8").replace("&apos;", "'")
+    assert "Peak memory by micro-batch size: 2 GB at most (a card, 6 GB)" in page
+    assert "8,000 tokens/s with 2 rows" in page
+    assert "rows per micro-batch (x: out of memory)" in (pages / "sft.svg").read_text("utf-8")
 
 
-def test_values_that_are_null_or_no_numbers(results):
+def test_values_that_are_null_or_nan(results):
     tokenizer = results.tokenizer()
     pack = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
     results.sft("a", pack, tokenizer)
@@ -225,35 +225,35 @@ def test_empty_splits_and_packs_are_drawn(results):
 
 
 @pytest.mark.parametrize("steps", [1, 20000])
-def test_one_logged_step_and_very_many(results, steps):
+def test_a_single_logged_step_and_many(results, steps):
     tokenizer = results.tokenizer()
     results.sft("a", results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer), tokenizer, steps=steps)
     _, pages = results.report()
     assert (pages / "sft.svg").stat().st_size < 200_000
 
 
-def test_what_was_not_asked_for_is_not_on_the_page(results):
+def test_sections_without_data_are_omitted(results):
     results.corpus("plain", characters=None)
     results.pack("plain-demo-128-aa", results.corpus("chat"), results.tokenizer())
     _, pages = results.report()
     corpus = (pages / "corpus.html").read_text("utf-8")
-    for heading in ("Quarantined", "Near duplicates", "Contamination", "What was changed"):
+    for heading in ("Quarantined", "Near duplicates", "Contamination", "Changes and notes"):
         assert f">{heading}" not in corpus
-    assert "lengths weren" in corpus
+    assert "the manifest has no lengths" in corpus
     packing = (pages / "packing.html").read_text("utf-8")
-    for line in ("cut off", "pairs share", "split among", "rows by length"):
+    for line in ("truncated to fit", "stored once", "split over", "rows by length"):
         assert line not in packing
 
 
-def test_nothing_to_compare_with_is_said(results):
+def test_checks_without_matches_are_reported(results):
     results.corpus("chat", contamination={"ngram": 13, "hits": {}}, near_duplicates={"groups": 0, "largest": 0})
     _, pages = results.report()
     page = (pages / "corpus.html").read_text("utf-8")
-    assert "there was nothing to compare with" in page
-    assert "No rows say nearly the same" in page
+    assert "there was no evaluation data to compare with" in page
+    assert "No near duplicates" in page
 
 
-def test_raw_rows_are_told_from_packed_ones(results):
+def test_raw_rows_have_no_packing_figures(results):
     raw_only(results)
     _, pages = results.report()
     page = (pages / "packing.html").read_text("utf-8")
@@ -262,7 +262,7 @@ def test_raw_rows_are_told_from_packed_ones(results):
     assert "<figure>" not in page
 
 
-def test_the_parts_of_a_result_are_one_line_of_what_ran(results):
+def test_the_parts_of_a_result_share_a_row_of_the_job_table(results):
     results.pack("chat-demo-128-aa", results.corpus("chat"), results.tokenizer(), tokenized={"parts": 12})
     _, pages = results.report()
     page = (pages / "index.html").read_text("utf-8")
@@ -276,7 +276,7 @@ def test_rows_of_several_lengths_are_counted_by_length(sweep_pages):
     assert re.search(r"<b>\d+</b> rows of 64 tokens", page)
 
 
-def test_what_rows_are_too_short_for_is_told_on_both_pages_where_it_is_much(results):
+def test_a_large_loss_to_the_row_length_is_reported_on_both_pages(results):
     results.pack("much-demo-128-aa", results.corpus("much"), results.tokenizer(), long=6)
     results.pack("little-demo-128-aa", results.corpus("little"), results.tokenizer(), train=100, cut=1)
     _, pages = results.report()
@@ -288,8 +288,8 @@ def test_what_rows_are_too_short_for_is_told_on_both_pages_where_it_is_much(resu
 
 def test_a_model_has_one_colour_everywhere(sweep_pages):
     page = (sweep_pages / "index.html").read_text("utf-8")
-    found = set(re.findall(r'background: var\(--([\w-]+)\)"></span>dpo:soft', page))
-    assert found == {"dpo-2"}
+    colours = set(re.findall(r'background: var\(--([\w-]+)\)"></span>dpo:soft', page))
+    assert colours == {"dpo-2"}
 
 
 def test_no_torch_is_imported():

@@ -1,4 +1,4 @@
-"""Answers side by side for people: every model's own, in its column; blind, in another order per row, and a key that fits."""
+"""CSV files for human evaluation: side by side, blind with a different column order per row, and the key."""
 
 import csv
 import json
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snaketune.config.load import load
-from snaketune.report.compare.side_by_side import names_of
-from snaketune.report.pages import files_to_judge
+from snaketune.report.compare.side_by_side import side_by_side_files
+from snaketune.report.pages import judging_files
 from snaketune.stages.graph import JobGraph
 
 MODELS = ("base:a", "sft:a", "dpo:a")
@@ -28,7 +28,7 @@ def judged(results) -> Path:
     return results.report()[1] / "side_by_side/main/chat"
 
 
-def test_every_model_has_its_answers_in_its_column(judged):
+def test_each_model_has_a_column(judged):
     rows = read(judged / "side_by_side.csv")
     assert list(rows[0]) == ["id", "prompt", "expected", *MODELS, "better", "note"]
     assert [row["id"] for row in rows] == sorted(
@@ -40,18 +40,18 @@ def test_every_model_has_its_answers_in_its_column(judged):
         assert (row["better"], row["note"]) == ("", "")
 
 
-def test_blind_shows_no_name_in_another_order_per_row_and_the_key_tells(judged):
+def test_blind_columns_are_shuffled_per_row_and_the_key_has_the_models(judged):
     open_rows, blind, key = (read(judged / f"{name}.csv") for name in ("side_by_side", "blind", "key"))
     columns = ["response_1", "response_2", "response_3"]
     assert list(blind[0]) == ["id", "prompt", "expected", *columns, "better", "note"]
-    for shown, hidden, told in zip(open_rows, blind, key, strict=True):
-        assert shown["id"] == hidden["id"] == told["id"]
-        assert sorted(told[column] for column in columns) == sorted(MODELS)
-        assert all(hidden[column] == shown[told[column]] for column in columns)
+    for shown, hidden, names in zip(open_rows, blind, key, strict=True):
+        assert shown["id"] == hidden["id"] == names["id"]
+        assert sorted(names[column] for column in columns) == sorted(MODELS)
+        assert all(hidden[column] == shown[names[column]] for column in columns)
     assert len({tuple(row[column] for column in columns) for row in key}) > 2
 
 
-def test_an_answer_that_a_model_did_not_give_is_empty(results):
+def test_a_missing_response_is_empty(results):
     for label in MODELS:
         results.evaluate(
             f"main/{label.replace(':', '-')}", task_names=("counting",) if label == "sft:a" else ("counting", "weekday")
@@ -61,23 +61,23 @@ def test_an_answer_that_a_model_did_not_give_is_empty(results):
     assert all(row["base:a"] and row["dpo:a"] for row in rows)
 
 
-def test_half_a_character_and_directions_are_shown_and_not_obeyed(results):
+def test_surrogates_and_bidirectional_controls_are_replaced(results):
     results.evaluate("main/sft-a", text="a\ud800\u202eb\x00", task_names=("counting",))
     assert {row["sft:a"] for row in read(results.report()[1] / "side_by_side/main/chat/side_by_side.csv")} == {"a��b�"}
 
 
-def test_the_page_of_samples_links_to_them(judged):
+def test_the_samples_page_links_to_the_files(judged):
     page = (judged.parents[2] / "samples.html").read_text("utf-8")
-    for name in (name for names in names_of({"main": ["chat", "other"]}).values() for name in names):
+    for name in (name for names in side_by_side_files({"main": ["chat", "other"]}).values() for name in names):
         assert f'href="{name}"' in page
         assert (judged.parents[2] / name).is_file()
 
 
-def test_the_files_are_those_that_the_graph_promises(raw_default, results):
-    asked = load(raw_default)[0]
-    promised = files_to_judge(JobGraph(*load(raw_default)))
-    expected = {name: one.conversations for name, one in asked.eval.items()}
-    assert promised == [name for names in names_of(expected).values() for name in names] and promised
+def test_the_files_are_those_declared_for_the_graph(raw_default, results):
+    config = load(raw_default)[0]
+    declared = judging_files(JobGraph(*load(raw_default)))
+    expected = {name: one.conversations for name, one in config.eval.items()}
+    assert declared == [name for names in side_by_side_files(expected).values() for name in names] and declared
 
 
 def test_scores_are_shown_with_their_intervals(results):
@@ -91,6 +91,6 @@ def test_scores_are_shown_with_their_intervals(results):
     page = (results.report()[1] / "index.html").read_text("utf-8")
     for shown in ('50% <span class="interval">[41%, 59%]', '3 <span class="interval">[2.5, 3.5]', "[20%, 80%]"):
         assert shown in page
-    # Of the share of a task there is no interval in these scores, but how many it is of: Wilson's. Of others there is none.
+    # These scores have no interval for the share of a task but its size, so Wilson's is shown. Others have none.
     assert '50% <span class="interval">[18.8%, 81.2%]' in page
     assert "2</td>" in page

@@ -1,22 +1,22 @@
-"""The table and the picture of the DPO runs: what differs, in which order, which is the best, and what is missing."""
+"""The table and the chart of the DPO runs: differing keys, order, best run, and missing scores."""
 
 import json
 
 import pytest
 from invented_results import Results
-from invented_sweeps import MARGINS, MOVED, begun, findings, table
+from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 
 from snaketune.config.score_names import FIGURES
 from snaketune.errors import SnaketuneError
-from snaketune.report.compare.variants import variants
-from snaketune.report.judge.headline import judged_line
+from snaketune.report.compare.variants import compare_variants
+from snaketune.report.judge.headline import judged_lineage
 
 SORT_BY = "preferences.pairs.reward_accuracy"
 
 
 def swept(results: Results, accuracies: dict[str, float | None], specs: dict[str, dict] | None = None) -> None:
-    """A sweep: an evaluated run for each accuracy."""
-    made = begun(results)
+    """Write an evaluated DPO run for each accuracy."""
+    made = sft_and_pairs(results)
     for name, accuracy in accuracies.items():
         results.dpo(name, *made, spec=(specs or {}).get(name))
         results.evaluate(f"main/dpo-{name}", reference=True, reward_accuracy=accuracy)
@@ -34,61 +34,61 @@ def test_variants_are_sorted_and_the_first_is_the_best(results):
     }  # fmt: skip
     page = (pages / "index.html").read_text("utf-8")
     assert "<b>dpo:b0.2</b> comes first and is linked at <code>results/best</code>" in page
-    # What is the same for all isn't among what differs.
+    # A key with one value isn't listed.
     assert "loss" not in rows[0]
 
 
-def test_the_headline_is_of_the_best_one(results):
+def test_the_headline_is_about_the_best_run(results):
     swept(results, {"a": 0.7, "b": 0.6})
     for best in ("dpo:a", "dpo:b"):
-        assert judged_line(findings(results), best)[-1] == best
+        assert judged_lineage(result_set(results), best)[-1] == best
 
 
-def test_of_losses_the_lowest_is_first(results):
-    made = begun(results)
+def test_the_lowest_loss_is_first(results):
+    made = sft_and_pairs(results)
     for name, right in (("good", 0.9), ("bad", 0.1)):
         results.dpo(name, *made)
         results.evaluate(f"main/dpo-{name}", right=right)
-    found = variants(findings(results), "conversations.chat.held_out_loss")
-    assert (found.labels, found.highest_first) == (["dpo:good", "dpo:bad"], False)
+    reported = compare_variants(result_set(results), "conversations.chat.held_out_loss")
+    assert (reported.labels, reported.highest_first) == (["dpo:good", "dpo:bad"], False)
 
 
-def test_a_missing_figure_comes_last_and_is_a_gap(results):
+def test_runs_without_the_score_are_last(results):
     swept(results, {"a": None, "b": 0.6, "c": None, "d": 0.8})
-    made = begun(results)
+    made = sft_and_pairs(results)
     results.dpo("unevaluated", *made)
-    found = variants(findings(results), SORT_BY)
-    assert found.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
-    assert found.sorted_by.shown("dpo:a") == "–"
+    reported = compare_variants(result_set(results), SORT_BY)
+    assert reported.labels == ["dpo:d", "dpo:b", "dpo:a", "dpo:c", "dpo:unevaluated"]
+    assert reported.sorted_by.shown("dpo:a") == "–"
     results.report(sort_by=SORT_BY)
 
 
-def test_equal_ones_are_in_the_order_of_their_names_and_that_is_told(results):
+def test_ties_are_sorted_by_name_and_reported(results):
     swept(results, {"lr-10": 0.8, "lr-2": 0.8, "lr-1": 0.5})
-    found = variants(findings(results), SORT_BY)
-    assert (found.best, found.tied) == ("dpo:lr-2", ["dpo:lr-10"])
+    reported = compare_variants(result_set(results), SORT_BY)
+    assert (reported.best, reported.tied) == ("dpo:lr-2", ["dpo:lr-10"])
     _, pages = results.report(sort_by=SORT_BY)
-    assert "as of dpo:lr-10, which comes after it by name" in (pages / "index.html").read_text("utf-8")
+    assert "tied with dpo:lr-10 and first by name" in (pages / "index.html").read_text("utf-8")
 
 
-def test_what_nobody_has_is_refused_with_what_there_is(results):
+def test_an_unknown_score_is_refused_with_the_known_ones(results):
     swept(results, {"a": None, "b": None})
     with pytest.raises(SnaketuneError, match=r"known: .*conversations.chat.exact_match.by_task.counting.share, "):
         results.report(sort_by="zzz")
 
 
-def test_rewards_that_no_run_turned_out_to_have_sort_nothing_and_cost_no_report(results, capsys):
+def test_missing_rewards_leave_runs_unsorted_with_a_warning(results, capsys):
     swept(results, {"b": None, "a": None})
     outcome, pages = results.report(sort_by=SORT_BY)
     assert "best" not in outcome.about
     assert [row["variant"] for row in table(pages)] == ["dpo:a", "dpo:b"]
-    said = capsys.readouterr().out
-    assert "reward_accuracy'; did you mean 'preferences.pairs.logp_accuracy'" in said
-    assert "the runs aren't sorted, and none is the best" in said
-    assert "By name, and none is the best: no run has" in (pages / "index.html").read_text("utf-8")
+    printed = capsys.readouterr().out
+    assert "reward_accuracy'; did you mean 'preferences.pairs.logp_accuracy'" in printed
+    assert "the runs aren't sorted, and none is the best" in printed
+    assert "Sorted by name, without a best run: no run has" in (pages / "index.html").read_text("utf-8")
 
 
-def test_without_sort_by_runs_are_in_the_order_of_their_names_and_none_is_the_best(results):
+def test_without_sort_by_runs_are_sorted_by_name_without_a_best_one(results):
     swept(results, {"b": 0.9, "a": 0.1})
     outcome, pages = results.report()
     assert [row["variant"] for row in table(pages)] == ["dpo:a", "dpo:b"]
@@ -96,42 +96,42 @@ def test_without_sort_by_runs_are_in_the_order_of_their_names_and_none_is_the_be
     assert "<code>results/best</code>: " not in (pages / "index.html").read_text("utf-8")
 
 
-def test_one_run_alone_is_a_table_too(results):
+def test_a_single_run_has_a_table(results):
     swept(results, {"only": 0.7})
     _, pages = results.report(sort_by=SORT_BY)
     (row,) = table(pages)
     assert (row["variant"], row["best"]) == ("dpo:only", "yes")
-    assert "what differs" not in (pages / "index.html").read_text("utf-8")
+    assert ">differences<" not in (pages / "index.html").read_text("utf-8")
 
 
-def test_two_sweeps_stand_in_one_table(results):
+def test_two_sweeps_share_a_table(results):
     specs = {
         "beta-0.1": {}, "beta-0.3": {"beta": 0.3},
         "loss-a": {"loss": {"sigmoid": 1.0, "sft": 0.2}, "training": {"epochs": 2.0}},
         "loss-b": {"loss": "ipo", "training": {"epochs": 2.0}, "lora": {"rank": 4}},
     }  # fmt: skip
     swept(results, {"beta-0.1": 0.1, "beta-0.3": 0.4, "loss-a": 0.3, "loss-b": 0.2}, specs)
-    found = variants(findings(results), SORT_BY)
-    assert found.labels == ["dpo:beta-0.3", "dpo:loss-a", "dpo:loss-b", "dpo:beta-0.1"]
-    assert list(found.keys) == ["loss", "beta", "epochs", "lora"]
-    assert found.keys["loss"]["dpo:loss-a"] == "sigmoid + 0.2 sft"
-    assert found.keys["lora"] == dict.fromkeys(found.labels, "–") | {"dpo:loss-b": "rank 4"}
-    assert found.names["dpo:loss-a"] == "sigmoid + 0.2 sft, beta 0.1, epochs 2"
+    reported = compare_variants(result_set(results), SORT_BY)
+    assert reported.labels == ["dpo:beta-0.3", "dpo:loss-a", "dpo:loss-b", "dpo:beta-0.1"]
+    assert list(reported.keys) == ["loss", "beta", "epochs", "lora"]
+    assert reported.keys["loss"]["dpo:loss-a"] == "sigmoid + 0.2 sft"
+    assert reported.keys["lora"] == dict.fromkeys(reported.labels, "–") | {"dpo:loss-b": "rank 4"}
+    assert reported.names["dpo:loss-a"] == "sigmoid + 0.2 sft, beta 0.1, epochs 2"
     results.report(sort_by=SORT_BY)
 
 
-def test_runs_from_two_models_say_which(results):
+def test_runs_from_two_models_list_the_models(results):
     tokenizer = results.tokenizer()
     chat = results.pack("chat-demo-128-aa", results.corpus("chat"), tokenizer)
     pairs = results.pack("pairs-demo-128-bb", results.corpus("pairs", kind="preferences"), tokenizer, kind="preference")
     for name in ("one", "two"):
         results.dpo(name, results.sft(name, chat, tokenizer), pairs)
-    assert variants(findings(results), None).keys == {"from": {"dpo:one": "one", "dpo:two": "two"}}
+    assert compare_variants(result_set(results), None).keys == {"from": {"dpo:one": "one", "dpo:two": "two"}}
 
 
-def test_what_was_ended_early_says_why_and_is_not_the_best(results):
+def test_a_run_that_was_stopped_early_has_a_reason_and_is_not_the_best(results):
     reason = "<b>margin</b> -2.1 below -1 at 3 lines of the log"
-    made = begun(results)
+    made = sft_and_pairs(results)
     for name, accuracy, about in (("a", 0.95, {"stopped": {"step": 1200, "reason": reason}}), ("b", 0.7, {})):
         spec = {"beta": accuracy, "stop_if": {"margin_below": -1.0, "window": 3, "kl_above": None} if about else None}
         results.dpo(name, *made, spec=spec, logged={"kl": 3000.0 if about else 0.5}, **about)
@@ -144,49 +144,49 @@ def test_what_was_ended_early_says_why_and_is_not_the_best(results):
     assert "&lt;b&gt;margin&lt;/b&gt; -2.1" in page
     assert "step 1,200" in page
     assert "<td>margin_below -1, window 3</td>" in page
-    assert "<b>dpo:b</b> is the first that wasn't ended early and is linked" in page
-    # What went wrong leaves the axes to the others.
+    assert "<b>dpo:b</b> is the first that wasn't stopped early and is linked" in page
+    # Axes are scaled to the runs that weren't stopped early.
     assert "KL to the reference: 0.5 → 0.5" in page
-    assert "as the reference and dpo:b see them" in page
-    assert "ended early" in (pages / "variants.svg").read_text("utf-8")
+    assert "the reference compared with dpo:b" in page
+    assert "stopped early" in (pages / "variants.svg").read_text("utf-8")
 
 
-def test_names_may_hold_dots(results):
-    made = begun(results)
+def test_names_may_contain_dots(results):
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.evaluate("main/dpo-a", tasks={"arc.v1.5": {"acc_norm,strict-match": 0.25}})
-    found = variants(findings(results), "tasks.arc.v1.5.acc_norm,strict-match")
-    assert found.sorted_by.values == {"dpo:a": 0.25}
+    reported = compare_variants(result_set(results), "tasks.arc.v1.5.acc_norm,strict-match")
+    assert reported.sorted_by.values == {"dpo:a": 0.25}
 
 
-def test_a_figure_of_a_detail_can_be_sorted_by(results):
+def test_runs_can_be_sorted_by_a_breakdown(results):
     swept(results, {"a": 0.5, "b": 0.6})
-    found = variants(findings(results), "conversations.chat.exact_match.by_task.weekday.share")
-    assert found.columns[0] is found.sorted_by
-    assert found.sorted_by.shown("dpo:a") == "50%"
+    reported = compare_variants(result_set(results), "conversations.chat.exact_match.by_task.weekday.share")
+    assert reported.columns[0] is reported.sorted_by
+    assert reported.sorted_by.shown("dpo:a") == "50%"
 
 
-def test_every_figure_of_the_plan_is_one_that_the_report_names(sweep):
-    """What `sort_by` may name, what an evaluation writes, and what the table calls it."""
-    found = findings(sweep)
+def test_every_score_that_the_planner_knows_has_a_name_in_the_report(sweep):
+    """The scores that `sort_by` accepts, evaluations write, and the table names."""
+    reported = result_set(sweep)
     for section, on in (("conversations", "chat"), ("preferences", "pairs")):
         for figure in FIGURES[section]:
-            assert variants(found, f"{section}.{on}.{figure}").sorted_by.name
+            assert compare_variants(reported, f"{section}.{on}.{figure}").sorted_by.name
 
 
-def test_what_a_training_warned_of_is_told(results):
-    made = begun(results)
+def test_warnings_of_a_training_are_shown(results):
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.dpo("b", *made)
-    seen = {
+    warning = {
         "step": 40,
         "text": "chosen <i>completions</i> are collapsing: 0.21 nats",
         "numbers": {"x": 1},
         "kind": "collapse",
     }
     warnings = [
-        seen | {"at_end": seen | {"text": "collapsing: 0.5 nats"}},
-        seen | {"kind": "only_rejected", "at_end": None},
+        warning | {"at_end": warning | {"text": "collapsing: 0.5 nats"}},
+        warning | {"kind": "only_rejected", "at_end": None},
     ]
     path = results.folder / "results/dpo/b/run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"warnings": warnings}))
@@ -197,12 +197,12 @@ def test_what_a_training_warned_of_is_told(results):
         "chosen &lt;i&gt;completions&lt;/i&gt; are collapsing: 0.21 nats</span> At the end: collapsing: 0.5 nats"
         in page
     )
-    assert "0.21 nats</span> No longer so at the end." in page
+    assert "0.21 nats</span> Resolved at the end." in page
 
 
-def test_metrics_that_nobody_here_has_heard_of_are_drawn(results):
-    made = begun(results)
-    # Those of single sources would hide the others.
+def test_unknown_metrics_are_drawn(results):
+    made = sft_and_pairs(results)
+    # Metrics of single sources would hide the others.
     logged = {
         "sources.0/kl": 0.7,
         "kl": 0.5,
@@ -220,12 +220,12 @@ def test_metrics_that_nobody_here_has_heard_of_are_drawn(results):
     assert "ources.0" not in svg
 
 
-def test_a_model_of_before_and_its_answers_stand_beside_what_changed(results):
-    made = begun(results)
+def test_responses_show_the_changes_from_the_initial_model(results):
+    made = sft_and_pairs(results)
     results.dpo("a", *made)
     results.evaluate("main/sft-a", text="Sure! The\nanswer is <b>{answer}</b>.")
     results.evaluate("main/dpo-a", text="The\nanswer is <b>{answer}</b>!")
     _, pages = results.report()
     page = (pages / "samples.html").read_text("utf-8")
     assert "<del>Sure! </del>The\nanswer is &lt;b&gt;7&lt;/b&gt;<del>.</del><ins>!</ins>" in page
-    assert page.count("against sft:a") == page.count("<del>Sure! ") == 3
+    assert page.count("changes from sft:a") == page.count("<del>Sure! ") == 3

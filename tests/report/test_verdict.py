@@ -1,30 +1,30 @@
-"""The verdict: which of two models is better, by how much, how sure that is, and what is said where nothing can be."""
+"""Verdicts: which of two models is better, by how much, with which interval, and the sentence if they can't be compared."""
 
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from invented_sweeps import begun, findings
+from invented_sweeps import result_set, sft_and_pairs
 
-from snaketune.report.compare.variants import variants
+from snaketune.report.compare.variants import compare_variants
 from snaketune.report.judge import facts
 from snaketune.report.judge.difference_intervals import paired, separate
-from snaketune.report.judge.headline import headline, judged_line
-from snaketune.report.judge.run_warnings import suspicions
-from snaketune.report.judge.verdict import outcomes
+from snaketune.report.judge.headline import headline, judged_lineage
+from snaketune.report.judge.run_warnings import report_findings
+from snaketune.report.judge.verdict import row_outcomes
 
 PAIRS = [f"p{n:02}" for n in range(40)]
 
 
 def judged(results):
-    found = findings(results)
-    return headline(found, judged_line(found))
+    reported = result_set(results)
+    return headline(reported, judged_lineage(reported))
 
 
 @pytest.mark.parametrize(("gained", "size"), [(0.0, 30), (0.1, 60), (0.4, 40)])
-def test_the_paired_interval_holds_the_true_difference_as_often_as_it_says(gained, size):
-    """More often where few rows changed: of whole rows no interval holds it exactly as often."""
+def test_the_paired_interval_has_its_nominal_coverage(gained, size):
+    """Coverage is higher where few rows changed: counts are discrete, so it can't be exact."""
     random = np.random.default_rng(0)
     held = 0
     for _ in range(1500):
@@ -44,10 +44,10 @@ def test_pairing_narrows_the_interval_where_the_models_fail_alike():
     assert high - low < 0.6 * (apart[1] - apart[0])
 
 
-def test_the_verdict_pairs_the_rows_that_both_were_asked(results):
+def test_the_verdict_pairs_common_rows(results):
     before = dict.fromkeys(PAIRS, -0.2)
     after = {pair: 0.1 if number < 20 else -0.1 for number, pair in enumerate(PAIRS)}
-    results.dpo("a", *begun(results))
+    results.dpo("a", *sft_and_pairs(results))
     for model, margins, right in (
         ("base-a", before, 0.0),
         ("sft-a", before, 0.5),
@@ -55,52 +55,54 @@ def test_the_verdict_pairs_the_rows_that_both_were_asked(results):
     ):
         results.pairs(f"main/{model}", margins)
         results.evaluate(f"main/{model}", right=right)
-    found = judged(results)
-    assert found.sentence == "dpo:a is better than base:a on both measures."
-    assert found.more == ["dpo:a is better than sft:a on 1 of 2 measures; 1 is too close to call."]
-    assert found.models == ["base:a", "sft:a", "dpo:a"]
-    lines = {line.name: line for line in found.table}
-    votes = lines["chosen is likelier, per token"]
-    # The pair that only one of them knows isn't counted.
+    verdict = judged(results)
+    assert verdict.sentence == "dpo:a is better than base:a on both measures."
+    assert verdict.more == ["dpo:a is better than sft:a on 1 of 2 measures; 1 is inconclusive."]
+    assert verdict.models == ["base:a", "sft:a", "dpo:a"]
+    lines = {line.name: line for line in verdict.table}
+    votes = lines["log-prob accuracy, per token"]
+    # A pair that only one model has isn't counted.
     assert (votes.rows, votes.values) == (40, ["0%", "0%", "50%"])
     assert votes.differences[0].interval == paired(np.zeros(40, bool), np.arange(40) < 20)
-    # Of losses from before those of documents were kept: less is better, but whether that is noise isn't known.
-    assert [one.outcome for one in lines["held-out loss"].differences] == ["uncounted", "uncounted"]
-    assert found.tone == "better"
+    # Older results have no losses per document, so their difference has no interval.
+    assert [one.outcome for one in lines["held-out loss"].differences] == ["no interval", "no interval"]
+    assert verdict.tone == "better"
 
 
-def test_a_loss_counts_where_those_of_documents_are_known(results):
-    results.dpo("a", *begun(results))
-    # By model, the loss of a token, and how much easier or harder some documents are to it.
-    lost = {"base-a": (2.0, 1), "sft-a": (1.51, 2), "dpo-a": (1.5, 3)}
-    for model, (loss, own) in lost.items():
+def test_a_loss_counts_if_losses_per_document_are_known(results):
+    results.dpo("a", *sft_and_pairs(results))
+    # By model, the loss per token, and how it varies over the documents.
+    losses = {"base-a": (2.0, 1), "sft-a": (1.51, 2), "dpo-a": (1.5, 3)}
+    for model, (loss, own) in losses.items():
         results.losses(f"main/{model}", {n: (loss + 0.02 * (n * own % 5)) * (10 + n) for n in range(12)}, 10)
         results.evaluate(f"main/{model}", right=0.5, preferences=())
     line = {one.name: one for one in judged(results).table}["held-out loss"]
-    assert [one.outcome for one in line.differences] == ["better", "open"] and line.rows == 12
+    assert [one.outcome for one in line.differences] == ["better", "inconclusive"] and line.rows == 12
     low, high = line.differences[0].interval
     assert -0.6 < low < -0.5 < high < -0.4
-    # Rows of another packing are other documents.
+    # Documents of another pack can't be paired.
     results.losses("main/dpo-a", {n: 0.1 * (10 + n) for n in range(12)}, 10)
     results.evaluate("main/dpo-a", right=0.5, preferences=(), packs=(next(iter(results.contents)),))
     line = {one.name: one for one in judged(results).table}["held-out loss"]
-    assert [one.outcome for one in line.differences] == ["uncounted", "uncounted"]
+    assert [one.outcome for one in line.differences] == ["no interval", "no interval"]
 
 
-def test_a_model_that_got_worse_is_called_so(results):
-    model, _ = begun(results)
+def test_a_worse_model_is_reported(results):
+    model, _ = sft_and_pairs(results)
     assert model == "sft/a"
     results.evaluate("main/base-a", right=1.0, preferences=())
     results.evaluate("main/sft-a", right=0.0, preferences=())
-    found = judged(results)
-    assert (found.sentence, found.tone) == ("sft:a is worse than base:a on the one measure.", "worse")
-    told = suspicions(findings(results), ["base:a", "sft:a"], found.verdicts, variants(findings(results), None))
-    assert told[0].kind == "worse: base:a, exact match of chat"
-    assert told[0].key == "sft.a.training.learning_rate"
+    verdict = judged(results)
+    assert (verdict.sentence, verdict.tone) == ("sft:a is worse than base:a on the only measure.", "worse")
+    warnings = report_findings(
+        result_set(results), ["base:a", "sft:a"], verdict.verdicts, compare_variants(result_set(results), None)
+    )
+    assert warnings[0].kind == "worse: base:a, exact match of chat"
+    assert warnings[0].key == "sft.a.training.learning_rate"
 
 
 def test_results_without_pairs_are_compared_as_separate_shares(results):
-    begun(results)
+    sft_and_pairs(results)
     for model, right in (("base-a", 0.5), ("sft-a", 0.9)):
         results.evaluate(f"main/{model}", right=right, corpora=())
     (line,) = judged(results).table
@@ -108,131 +110,135 @@ def test_results_without_pairs_are_compared_as_separate_shares(results):
     assert line.differences[0].interval == separate(0.5, 20, 0.9, 20)
 
 
-def test_rows_that_cannot_be_checked_are_no_outcomes(results):
-    begun(results)
+def test_rows_without_a_checkable_answer_are_not_counted(results):
+    sft_and_pairs(results)
     results.evaluate("main/sft-a", preferences=())
-    scored = findings(results).evaluations["main"][0]
+    scored = result_set(results).evaluations["main"][0]
     unchecked = replace(scored, responses=[row | {"correct": None} for row in scored.responses])
-    assert len(outcomes(scored)["conversations.chat.exact_match.share"]) == 12
-    assert outcomes(unchecked) == {}
+    assert len(row_outcomes(scored)["conversations.chat.exact_match.share"]) == 12
+    assert row_outcomes(unchecked) == {}
 
 
-def test_what_gained_more_is_counted_of_the_pairs_that_the_reference_knows(results):
-    begun(results)
+def test_reward_accuracy_counts_only_pairs_that_the_reference_has(results):
+    sft_and_pairs(results)
     results.evaluate("main/sft-a", reference=True)
     results.pairs("main/sft-a", {"up": 0.2, "down": 0.2, "new": 1.0}, reference={"up": 0.1, "down": 0.3})
     results.evaluate("main/sft-a", reference=True)
-    found = outcomes(findings(results).evaluations["main"][0])
-    assert found["preferences.pairs.reward_accuracy"] == {"up": 1.0, "down": 0.0}
-    assert found["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
+    reported = row_outcomes(result_set(results).evaluations["main"][0])
+    assert reported["preferences.pairs.reward_accuracy"] == {"up": 1.0, "down": 0.0}
+    assert reported["preferences.pairs.logp_accuracy_per_token"] == {"up": 1.0, "down": 1.0, "new": 1.0}
 
 
-def test_pairs_that_neither_completion_wins_count_half_here_too(results):
-    begun(results)
+def test_ties_count_half(results):
+    sft_and_pairs(results)
     results.pairs("main/sft-a", {"same": 0.25, "tie": 0.0}, reference={"same": 0.25, "tie": 0.0})
     results.evaluate("main/sft-a", reference=True)
-    found = outcomes(findings(results).evaluations["main"][0])
-    assert found["preferences.pairs.reward_accuracy"] == {"same": 0.5, "tie": 0.5}
-    assert found["preferences.pairs.logp_accuracy_per_token"] == {"same": 1.0, "tie": 0.5}
+    reported = row_outcomes(result_set(results).evaluations["main"][0])
+    assert reported["preferences.pairs.reward_accuracy"] == {"same": 0.5, "tie": 0.5}
+    assert reported["preferences.pairs.logp_accuracy_per_token"] == {"same": 1.0, "tie": 0.5}
 
 
-def test_the_paired_interval_takes_halves():
+def test_the_paired_interval_accepts_halves():
     before, after = np.array([0.5] * 20), np.array([1.0] * 10 + [0.5] * 10)
     low, high = paired(before, after)
     assert 0 < low < 0.25 < high
-    # Of what moved by half as much it is narrower than of what moved by all.
+    # Half changes give a narrower interval than full ones.
     all_, none = np.array([0.0] * 10 + [1.0] * 10), np.array([1.0] * 20)
     assert high - low < np.subtract(*paired(all_, none)[::-1])
     assert paired(before, before) == pytest.approx((-paired(before, before)[1], paired(before, before)[1]))
 
 
-def test_where_nothing_can_be_compared_the_page_says_why(results):
+def test_without_a_comparison_the_page_says_why(results):
     results.corpus("chat")
     assert judged(results).sentence == "No model was trained or evaluated; 80 rows are ready."
-    begun(results)
-    found = judged(results)
-    assert found.sentence.startswith(
-        "sft:a was trained, and nothing was evaluated: whether that is better than before isn't known."
-    )
-    assert "Its training loss went from 5." in found.sentence
+    sft_and_pairs(results)
+    verdict = judged(results)
+    assert verdict.sentence.startswith("sft:a was trained, and nothing was evaluated, so the models can't be compared.")
+    assert "Its training loss went from 5." in verdict.sentence
     results.evaluate("main/sft-a")
     assert "only sft:a was evaluated" in judged(results).sentence
     results.jobs.pop("sft/a")
     assert judged(results).sentence == "Only sft:a was evaluated: there is nothing to compare it with."
 
 
-def test_models_of_no_common_measure_are_not_judged(results):
-    begun(results)
+def test_models_without_a_common_measure_have_no_verdict(results):
+    sft_and_pairs(results)
     results.evaluate("main/base-a", corpora=())
     results.evaluate("main/sft-a", preferences=())
     assert judged(results).sentence == (
-        "sft:a against base:a: nothing was measured of both; whether that is noise isn't known."
+        "sft:a against base:a: no common measure; without intervals, significance is unknown."
     )
 
 
-def test_the_first_page_tells_verdict_cost_suspicions_and_steps_before_all_else(sweep_pages):
+def test_the_overview_begins_with_verdict_cost_warnings_and_steps(sweep_pages):
     page = (sweep_pages / "index.html").read_text("utf-8")
     top = page[: page.index('<section id="data">')]
-    for said in (
+    for text in (
         "dpo:soft is better than base:small on both measures.",
         "+83.3 points",
         "GPU hours",
         "8.3% of the conversations and 25.9% of the tokens",
-        "<code>sft.long.packing.length</code>: 448 keeps 99% of the tokens",
-        "6 of 12 held-out prompts of chat repeat another",
+        "<code>sft.long.packing.length</code>: set it to 448, which keeps 99% of the tokens",
+        "6 of 12 held-out prompts of chat are duplicates",
     ):
-        assert said in top
+        assert text in top
 
 
-def test_runs_of_a_grid_are_named_by_the_key_that_asks_for_them(results):
-    model, pack = begun(results)
+def test_runs_of_a_grid_have_the_config_key_of_the_grid(results):
+    model, pack = sft_and_pairs(results)
     for name, beta in (("s-b1", 0.1), ("s-b2", 0.2), ("s-b3", 0.3)):
         key = results.dpo(name, model, pack, spec={"beta": beta})
         results.jobs[key] = results.jobs[key].model_copy(update={"config_key": "dpo.s"})
         results.evaluate(f"main/dpo-{name}", right=beta)
-    found = findings(results)
-    assert {run.key for run in facts.trainings(found)} == {"sft.a", "dpo.s"}
-    (beta,) = facts.swept(found, variants(found, "preferences.pairs.logp_accuracy"))
+    reported = result_set(results)
+    assert {run.key for run in facts.trainings(reported)} == {"sft.a", "dpo.s"}
+    (beta,) = facts.swept_keys(reported, compare_variants(reported, "preferences.pairs.logp_accuracy"))
     assert (beta.values, beta.best, beta.key) == ((0.1, 0.2, 0.3), 0.3, "dpo.s")
-    assert facts.swept(found, variants(found, None)) == []
-    (best,) = facts.picked(variants(found, "preferences.pairs.logp_accuracy"))
-    assert (best.run, best.of) == ("dpo:s-b3", 3)
-    assert facts.picked(variants(found, None)) == []
+    assert facts.swept_keys(reported, compare_variants(reported, None)) == []
+    (best,) = facts.best_runs(compare_variants(reported, "preferences.pairs.logp_accuracy"))
+    assert (best.run, best.candidates) == ("dpo:s-b3", 3)
+    assert facts.best_runs(compare_variants(reported, None)) == []
 
 
 def test_facts_of_a_training_are_taken_from_its_run(results):
-    begun(results)
+    sft_and_pairs(results)
     for model, right in (("base-a", 0.2), ("sft-a", 0.5)):
         results.evaluate(f"main/{model}", right=right, preferences=())
     path = results.folder / "results/sft/a/run.json"
     run = json.loads(path.read_text())
-    told = {"device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
-    path.write_text(json.dumps(run | told | {"calibration": {"trials": []}}))
-    (found,) = facts.trainings(findings(results))
-    assert (found.gpu, found.mfu, found.waited, found.slower, found.measured) == (True, 0.4, 2.0, 20.0, True)
+    measured = {"device": "NVIDIA H200", "mfu_median": 0.4, "waited_for_data_s": 2.0, "slower_than_best_percent": 20.0}
+    path.write_text(json.dumps(run | measured | {"calibration": {"trials": []}}))
+    (reported,) = facts.trainings(result_set(results))
+    assert (reported.gpu, reported.mfu, reported.waited_s, reported.slowdown_percent, reported.calibrated) == (
+        True,
+        0.4,
+        2.0,
+        20.0,
+        True,
+    )
     # The first and the last three of thirty steps.
     losses = [entry["loss"] for entry in run["history"]]
-    assert found.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
-    assert found.held_out == {"chat": (1.8, 1.5)}
-    train, held_out, *_ = facts.packed(findings(results))
-    assert (train.key, train.lost, held_out.split) == ("sft.a.packing", None, "held_out")
+    assert reported.loss == pytest.approx((np.mean(losses[:3]), np.mean(losses[-3:])))
+    assert reported.held_out == {"chat": (1.8, 1.5)}
+    train, held_out, *_ = facts.packs(result_set(results))
+    assert (train.key, train.lost_to_length, held_out.split) == ("sft.a.packing", None, "held_out")
 
 
-def test_a_line_of_a_log_that_holds_no_number_counts_for_nothing():
+def test_log_entries_that_are_no_numbers_are_ignored():
     assert facts.numbers([{"loss": 1}, {"loss": "2"}, {"loss": True}, {"loss": float("nan")}, {}, "x"], "loss") == [1.0]
 
 
-def test_answers_as_long_as_they_may_be_are_counted(results):
+def test_truncated_responses_are_counted(results):
     results.evaluate("main/base-a", preferences=())
     path = results.folder / "results/eval/main/base-a/manifest.json"
     manifest = json.loads(path.read_text())
     for most, cut_off in ((5, 12), (6, 0)):
         path.write_text(json.dumps(manifest | {"spec": {"samples": 3, "generation": {"max_new_tokens": most}}}))
-        (found,) = facts.asked(findings(results), ["base:a"])
-        assert (found.answers, found.different, found.cut_off) == (12, 6, cut_off)
+        (reported,) = facts.evaluated_prompts(result_set(results), ["base:a"])
+        assert (reported.answers, reported.distinct, reported.truncated) == (12, 6, cut_off)
 
 
-def test_what_preflight_found_is_on_the_page(results):
+def test_preflight_findings_are_on_the_page(results):
     results.everything()
     key = "sft.demo.training.learning_rate"
     one = {"severity": "warns", "where": "sft.demo", "key": key, "found": "1 <is> much", "do": "1e-4"}
@@ -244,9 +250,9 @@ def test_what_preflight_found_is_on_the_page(results):
     assert '<code>sft.demo.training.learning_rate</code>: 1e-4 <span class="quiet">(preflight)</span>' in page
 
 
-def test_without_preflight_and_with_nothing_suspicious_the_page_says_so(results):
+def test_without_warnings_the_page_says_so(results):
     results.corpus("chat")
     _, pages = results.report()
     page = (pages / "index.html").read_text("utf-8")
-    assert "Nothing that these results say of themselves." in page
+    assert '<p class="quiet">None.</p>' in page
     assert "preflight" not in page

@@ -87,7 +87,7 @@ def test_the_best_of_the_sweep_is_linked_and_told(demo):
     assert (demo / "results/best").resolve() == (demo / "results" / told["payload"]).resolve()
     page = (demo / "results/report/pages/index.html").read_text(encoding="utf-8")
     assert f"<b>{told['run']}</b> comes first" in page
-    assert "Won: the rejected answer was likelier per token, now the chosen one is" in page
+    assert "Won: from the rejected to the chosen response" in page
     assert not [name for name in demo.glob("results/dpo/*/manifest.json") if '"stopped"' in name.read_text("utf-8")]
 
 

@@ -152,7 +152,7 @@ def test_a_module_runs_with_the_package_that_pip_installs(user, installed, tmp_p
     shutil.copytree(installed, tmp_path / "site")
     assert "rule report:" in user.write(GITHUB).snakemake_with(tmp_path / "site", "--dry-run")
     # All that belongs to it.
-    for name in ("report/index.html.jinja", "tokenization/chat_templates/chatml.jinja"):
+    for name in ("report/templates/index.html.jinja", "tokenization/chat_templates/chatml.jinja"):
         assert (user.copy() / "snaketune" / name).is_file()
 
 

@@ -1,4 +1,4 @@
-from snaketune.report.pages import files_to_judge, pages_of
+from snaketune.report.pages import judging_files, pages_of
 
 
 rule report:
@@ -18,7 +18,7 @@ rule report:
             )
             for page, (category, caption) in pages_of(graph).items()
         ],
-        judged=[f"results/report/pages/{name}" for name in files_to_judge(graph)],
+        judged=[f"results/report/pages/{name}" for name in judging_files(graph)],
     log:
         "results/logs/report.log",
     localrule: True

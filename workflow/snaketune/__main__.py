@@ -62,9 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{written} pairs in {options.out}")
             return 0
         if options.command == "push":
-            from snaketune.publishing.push import models_asked_for, push
+            from snaketune.publishing.push import push, requested_models
 
-            push(models_asked_for(options.names, options.configfile, options.models), dry_run=options.dry_run)
+            push(requested_models(options.names, options.configfile, options.models), dry_run=options.dry_run)
             return 0
         if options.command == "slurm-profile":
             from snaketune.cluster.describe import write_description

@@ -1,1 +1,1 @@
-"""What makes a result fit to be handed on: model cards, pushes to the Hub, GGUF files."""
+"""Publishing of models: model cards, pushes to the Hub, GGUF files."""

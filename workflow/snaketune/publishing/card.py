@@ -1,7 +1,7 @@
-"""The `card` stage: README.md of a trained model, as the Hub reads it, from the manifests of all that it was made from.
+"""The `card` stage: the model card (README.md for the Hub) of a trained model, from the manifests of all its inputs.
 
-No weights and no rows are read, and of payloads the scores alone. What a manifest doesn't know (licences, what a corpus is) is
-said as the config says it, or not at all.
+Of the payloads, only scores are read; no weights or rows. Information that manifests don't have (licences, descriptions of
+corpora) is taken from the config, or omitted.
 """
 
 from pathlib import Path
@@ -31,27 +31,31 @@ def build(spec: CardSpec, work: WorkFolder, *, manifests: list[Path]) -> Outcome
     """Fill `work.payload` with README.md.
 
     Args:
-        manifests: of all results to tell of, in the order of `spec.jobs`.
+        manifests: Manifests of all results in the card, in the order of `spec.jobs`.
     Raises:
-        SnaketuneError: a manifest or the scores of an evaluation can't be read.
+        SnaketuneError: If a manifest or the scores of an evaluation can't be read.
     """
     from snaketune.publishing import card_sections
     from snaketune.publishing.card_metadata import metadata
-    from snaketune.publishing.card_results import Told
-    from snaketune.publishing.card_scores import figures
+    from snaketune.publishing.card_results import CardResults
+    from snaketune.publishing.card_scores import scores_of
     from snaketune.publishing.markdown import text
-    from snaketune.publishing.usage_snippet import loading
+    from snaketune.publishing.usage_snippet import usage
 
-    told = Told(spec, manifests)
-    found = figures(told)
+    results = CardResults(spec, manifests)
+    scores = scores_of(results)
     parts = {
-        "Training data": card_sections.data(told),
-        "Training": card_sections.training(told),
-        "Evaluation": card_sections.scores(found),
-        "How to load it": loading(told),
-        "Files": card_sections.files(told),
+        "Training data": card_sections.data(results),
+        "Training": card_sections.training(results),
+        "Evaluation": card_sections.scores(scores),
+        "Usage": usage(results),
+        "Files": card_sections.files(results),
     }
-    card = [f"---\n{metadata(told, found)}\n---", f"# {text(told.model.job.name)}", card_sections.summary(told)]
+    card = [
+        f"---\n{metadata(results, scores)}\n---",
+        f"# {text(results.model.job.name)}",
+        card_sections.summary(results),
+    ]
     card += [f"## {title}\n\n{part}" for title, part in parts.items()]
     (work.payload / CARD).write_text("\n\n".join(card) + "\n", encoding="utf-8", newline="\n")
-    return Outcome(counts={"scores": len(found)})
+    return Outcome(counts={"scores": len(scores)})

@@ -1,4 +1,4 @@
-"""The results that a card tells of: the training, those that it goes on from, their rows, and what was measured of it."""
+"""The results of a model card: the training, the trainings that it builds on, their data, and the evaluations of the model."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ NO_WORDS = CorpusWords(license=None, description=None)
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One finished job, with what it was made from as `stage/name`."""
+    """One finished job; `job` has its inputs as `stage/name`."""
 
     job: ReportedJob
     artifact: Artifact
@@ -35,25 +35,25 @@ class Result:
         return self.manifest["counts"]
 
 
-class Told:
-    """All of them, by what they are."""
+class CardResults:
+    """All results of a card, by stage and role."""
 
     def __init__(self, spec: CardSpec, manifests: list[Path]):
-        """Raises SnaketuneError if a manifest can't be read or isn't that of its job."""
+        """Read the manifests. Raises SnaketuneError if one can't be read or isn't that of its job."""
         if len(spec.jobs) != len(manifests):
             raise SnaketuneError(f"--spec names {len(spec.jobs)} jobs, but there are {len(manifests)} manifests")
         self.spec = spec
-        self.results = {f"{job.stage}/{job.name}": _result(job, path) for job, path in zip(spec.jobs, manifests)}
+        self.by_job = {f"{job.stage}/{job.name}": _result(job, path) for job, path in zip(spec.jobs, manifests)}
 
     def of(self, *stages: str) -> list[Result]:
-        return [result for result in self.results.values() if result.job.stage in stages]
+        return [result for result in self.by_job.values() if result.job.stage in stages]
 
     def made_from(self, result: Result, role: str) -> Result | None:
-        return next((self.results[key] for key in result.job.made_from.get(role, ())), None)
+        return next((self.by_job[key] for key in result.job.made_from.get(role, ())), None)
 
     @property
     def trainings(self) -> list[Result]:
-        """The model's own first, then those that it goes on from."""
+        """The training of the model first, then those that it builds on."""
         return self.of("sft", "dpo")
 
     @property
@@ -62,39 +62,39 @@ class Told:
 
     @cached_property
     def corpora(self) -> list[Result]:
-        """That were trained on, in the order of the trainings."""
+        """The corpora that were trained on, in the order of the trainings."""
         packs = [self.made_from(run, "pack") for run in reversed(self.trainings)]
-        found = [self.made_from(pack, "corpus") for pack in packs if pack]
-        return list({corpus.job.name: corpus for corpus in found if corpus}.values())
+        corpora = [self.made_from(pack, "corpus") for pack in packs if pack]
+        return list({corpus.job.name: corpus for corpus in corpora if corpus}.values())
 
     def words(self, corpus: str) -> CorpusWords:
-        """What the config says of it."""
+        """License and description of a corpus in the config."""
         return self.spec.corpora.get(corpus, NO_WORDS)
 
     @property
     def base(self) -> dict[str, Any]:
-        """What all of it began with, as the first training's spec has it: a model with a `path`, or the shape of a new one."""
+        """The base model in the spec of the first training: a model with a `path`, or the architecture of a new one."""
         return self.trainings[-1].spec["base"]
 
     @property
     def base_on_hub(self) -> dict[str, Any] | None:
-        """The same, where it is a model on the Hub: files of a folder are in the manifest, and a new one has no path."""
+        """The base model if it is on the Hub; None for a local folder, whose files are in the manifest, and for a new model."""
         local = self.trainings[-1].manifest["inputs"].get("base")
         return self.base if not local and HUB_ID.fullmatch(self.base.get("path", "")) else None
 
     @property
     def is_adapter(self) -> bool:
-        """Whether the model's weights lie elsewhere, and the result is what is added to them."""
+        """Return True if the result has only adapter weights."""
         return "base_dtype" in self.model.manifest
 
     def hub_datasets(self, corpus: Result) -> list[str]:
-        """The datasets on the Hub that a corpus is made of."""
+        """The Hub datasets that a corpus is made of."""
         paths = (source["hub"]["path"] for source in corpus.spec["sources"] if source["hub"])
-        # A manifest from elsewhere may say anything, and these become addresses.
+        # These become URLs, and manifests of other origin are untrusted.
         return [path for path in paths if HUB_ID.fullmatch(path)]
 
-    def scores(self, evaluation: Result) -> dict[str, Any]:
-        """Raises SnaketuneError if they were damaged."""
+    def read_scores(self, evaluation: Result) -> dict[str, Any]:
+        """Read scores.json of an evaluation. Raises SnaketuneError if it is damaged."""
         return json.loads(evaluation.artifact.file("scores.json").read_text(encoding="utf-8"))
 
 

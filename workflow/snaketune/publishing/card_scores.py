@@ -1,37 +1,37 @@
-"""Scores as a card has them: the figures of an evaluation's scores.json, with intervals where it has some."""
+"""Scores of a model card, read from the scores.json of its evaluations, with intervals where available."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.publishing.card_results import Told
+from snaketune.publishing.card_results import CardResults
 
-# By section of scores.json, paths to figures, their names, and how many prompts or pairs they are of.
-FIGURES = {
+# By section of scores.json: path of a score → its name, and the path of its size (tokens, prompts or pairs).
+SCORES = {
     "conversations": {
         "held_out_loss": ("held-out loss, nats per token", "supervised_tokens"),
         "perplexity": ("perplexity", "supervised_tokens"),
         "exact_match.share": ("exact match, share", "exact_match.prompts"),
     },
     "preferences": {
-        "logp_accuracy": ("chosen is likelier, share", "pairs"),
-        "logp_accuracy_per_token": ("chosen is likelier per token, share", "pairs"),
-        "reward_accuracy": ("chosen gained more than rejected, share", "pairs_with_reference"),
-        "reward_margin_nats": ("gain margin, nats", "pairs_with_reference"),
+        "logp_accuracy": ("log-prob accuracy, share", "pairs"),
+        "logp_accuracy_per_token": ("log-prob accuracy per token, share", "pairs"),
+        "reward_accuracy": ("reward accuracy, share", "pairs_with_reference"),
+        "reward_margin_nats": ("reward margin without beta, nats", "pairs_with_reference"),
     },
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One number.
+class Score:
+    """One score.
 
     Attributes:
-        section: of scores.json.
-        on: the corpus or task that it was measured on.
-        path: where it stands there, which is what the Hub calls the metric.
-        interval: its lower and upper bound, if they are known.
-        size: how many prompts, pairs or tokens it is of, if that is known.
+        section: Its section of scores.json.
+        on: The corpus or task that it was measured on.
+        path: Its path in that section, which is the metric type on the Hub.
+        interval: Lower and upper bound, if known.
+        size: Number of prompts, pairs or tokens, if known.
     """
 
     evaluation: str
@@ -44,35 +44,37 @@ class Figure:
     size: int | None
 
 
-def figures(told: Told) -> list[Figure]:
-    """Of all evaluations of the model, in order."""
+def scores_of(results: CardResults) -> list[Score]:
+    """The scores of all evaluations of the model, in order."""
     return [
-        figure for evaluation in told.of("eval") for figure in _figures(evaluation.job.name, told.scores(evaluation))
+        score
+        for evaluation in results.of("eval")
+        for score in _scores_of(evaluation.job.name, results.read_scores(evaluation))
     ]
 
 
-def _figures(name: str, scores: dict[str, Any]) -> Iterator[Figure]:
+def _scores_of(name: str, scores: dict[str, Any]) -> Iterator[Score]:
     evaluation = name.partition("/")[0]
-    for section, known in FIGURES.items():
+    for section, known in SCORES.items():
         for on, measured in scores.get(section, {}).items():
             for path, (words, size) in known.items():
-                if _is_number(value := _at(measured, path)):
-                    yield Figure(
+                if _is_number(value := _at_path(measured, path)):
+                    yield Score(
                         evaluation=evaluation,
                         section=section,
                         on=on,
                         path=path,
                         name=words,
                         value=value,
-                        interval=_bounds(_at(measured, f"{path}_interval")),
-                        size=_at(measured, size),
+                        interval=_bounds(_at_path(measured, f"{path}_interval")),
+                        size=_at_path(measured, size),
                     )
-    # Names of tasks' metrics are lm-evaluation-harness's, and may hold dots.
+    # Metric names of tasks are those of lm-evaluation-harness, and may contain dots.
     for task, measured in scores.get("tasks", {}).items():
         intervals = scores.get("task_intervals", {}).get(task, {})
         for metric, value in measured.items():
             if _is_number(value):
-                yield Figure(
+                yield Score(
                     evaluation=evaluation,
                     section="tasks",
                     on=task,
@@ -89,9 +91,10 @@ def _bounds(interval: Any) -> tuple[float, float] | None:
     return (interval[0], interval[1]) if known else None
 
 
-def _at(measured: Any, path: str) -> Any:
-    """
-    >>> _at({"exact_match": {"share": 0.5}}, "exact_match.share")
+def _at_path(measured: Any, path: str) -> Any:
+    """The value at a dotted path, or None.
+
+    >>> _at_path({"exact_match": {"share": 0.5}}, "exact_match.share")
     0.5
     """
     for key in path.split("."):

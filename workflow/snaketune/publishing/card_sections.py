@@ -1,77 +1,78 @@
-"""The text of a card, section by section, as Markdown."""
+"""The sections of a model card as Markdown."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from snaketune.config.losses import PreferenceLoss
-from snaketune.publishing.card_results import Result, Told
-from snaketune.publishing.card_scores import Figure
+from snaketune.publishing.card_results import CardResults, Result
+from snaketune.publishing.card_scores import Score
 from snaketune.publishing.markdown import table, text
 
 UNKNOWN = "not stated"
 
 
-def summary(told: Told) -> str:
-    """What it is, in a few sentences."""
-    steps = [_how(run) for run in reversed(told.trainings)]
-    return f"{_start(told)}, trained {', then '.join(steps)}, with snaketune.{_license(told)}"
+def summary(results: CardResults) -> str:
+    """Base model, training method and license in a sentence each."""
+    steps = [_method(run) for run in reversed(results.trainings)]
+    return f"{_base(results)}, trained {', then '.join(steps)}, with snaketune.{_license(results)}"
 
 
-def _start(told: Told) -> str:
-    if base := told.base_on_hub:
+def _base(results: CardResults) -> str:
+    if base := results.base_on_hub:
         at = f" at {text(base['revision'])}" if base["revision"] else ""
         return f"[{text(base['path'])}](https://huggingface.co/{base['path']}){at}"
-    if "path" in told.base:
+    if "path" in results.base:
         return "A model from a local folder"
-    return f"A new {text(told.base['architecture'])} model with random weights"
+    return f"A new {text(results.base['architecture'])} model with random weights"
 
 
-def _how(run: Result) -> str:
+def _method(run: Result) -> str:
     if run.job.stage == "sft":
         return "by supervised fine-tuning"
-    said = f"by preference optimization ({text(_value(run.spec['loss']))})"
+    sentence = f"by preference optimization ({text(_value(run.spec['loss']))})"
     if reference := run.spec.get("reference"):
         path = reference["path"].rstrip("/")
-        # A place in somebody's folders is nobody else's business.
+        # A local path would disclose the author's folders.
         local = path.startswith((".", "/", "~")) or path.count("/") > 1
-        said += f" against {text(path.rpartition('/')[2] if local else path)}"
-    return said
+        sentence += f" against {text(path.rpartition('/')[2] if local else path)}"
+    return sentence
 
 
-def _license(told: Told) -> str:
-    return f" License: {text(told.spec.license)}." if told.spec.license else " Its license isn't stated."
+def _license(results: CardResults) -> str:
+    return f" License: {text(results.spec.license)}." if results.spec.license else " Its license isn't stated."
 
 
-def data(told: Told) -> str:
-    """Each corpus that was trained on: what it is, and where its rows went."""
-    return "\n\n".join(_corpus(told, corpus) for corpus in told.corpora)
+def data(results: CardResults) -> str:
+    """Each training corpus: description, license, sources and row counts."""
+    return "\n\n".join(_corpus(results, corpus) for corpus in results.corpora)
 
 
-def _corpus(told: Told, corpus: Result) -> str:
-    words, counts = told.words(corpus.job.name), corpus.counts
-    said = f"License: {text(words.license or UNKNOWN)}. From {_sources(told, corpus)}."
+def _corpus(results: CardResults, corpus: Result) -> str:
+    words, counts = results.words(corpus.job.name), corpus.counts
+    sentence = f"License: {text(words.license or UNKNOWN)}. From {_sources(results, corpus)}."
     if words.description:
-        said = f"What it is: {text(words.description)}\n\n{said}"
+        sentence = f"Description: {text(words.description)}\n\n{sentence}"
     rows = [("read", counts["read"])]
     rows += [
-        (what, counts.get(name)) for name, what in (("extra", "more made of them"), ("joined", "joined to others"))
+        (what, counts.get(name))
+        for name, what in (("extra", "extra (made from read rows)"), ("joined", "joined to others"))
     ]
     rows += [
         (f"malformed: {_words(reason)}", n) for reason, n in sorted(counts["quarantined"].items()) if reason != "total"
     ]
     rows += [(f"dropped: {_words(reason)}", n) for reason, n in sorted(counts["dropped"].items())]
-    rows += [("repeated for their weight", counts.get("repeated"))]
+    rows += [("repeated by weight", counts.get("repeated"))]
     rows += [("kept for training", counts["kept"]["train"]), ("held out", counts["kept"]["held_out"])]
     shown = ([what, _whole(n)] for what, n in rows if n or what in ("read", "kept for training", "held out"))
-    parts = [f"### {text(corpus.job.name)}", said, table(["rows", ""], shown)]
-    return "\n\n".join([*parts, *(_packed(pack) for pack in _packs(told, corpus))])
+    parts = [f"### {text(corpus.job.name)}", sentence, table(["rows", ""], shown)]
+    return "\n\n".join([*parts, *(_packing(pack) for pack in _packs(results, corpus))])
 
 
-def _sources(told: Told, corpus: Result) -> str:
-    """The Hub's by name and revision; of files, whose names say where somebody keeps them, how many."""
+def _sources(results: CardResults, corpus: Result) -> str:
+    """Hub datasets by name and revision; local files only by their number, since their names would disclose folders."""
     files = sum(len(source["files"]) for source in corpus.spec["sources"])
-    linked, hub = told.hub_datasets(corpus), [source["hub"] for source in corpus.spec["sources"] if source["hub"]]
+    linked, hub = results.hub_datasets(corpus), [source["hub"] for source in corpus.spec["sources"] if source["hub"]]
     named = [
         (
             f"[{text(one['path'])}](https://huggingface.co/datasets/{one['path']})"
@@ -84,26 +85,28 @@ def _sources(told: Told, corpus: Result) -> str:
     return " and ".join(named + ([f"{files} local file{'s' if files > 1 else ''}"] if files else []))
 
 
-def _packs(told: Told, corpus: Result) -> list[Result]:
-    return [pack for pack in told.of("pack") if told.made_from(pack, "corpus") is corpus]
+def _packs(results: CardResults, corpus: Result) -> list[Result]:
+    return [pack for pack in results.of("pack") if results.made_from(pack, "corpus") is corpus]
 
 
-def _packed(pack: Result) -> str:
-    """What became of its train rows on the way into rows of a length."""
+def _packing(pack: Result) -> str:
+    """The counts of the train split: rows dropped, truncated and split, and tokens."""
     counts = pack.counts["train"]
-    # Raw rows aren't packed, and what a trainer makes of them is counted by nobody.
+    # Raw rows aren't packed, so their tokens aren't counted.
     lost = [f"{_whole(n)} dropped ({_words(reason)})" for reason, n in sorted(counts.get("dropped", {}).items()) if n]
     for name, what in (("truncated", "truncated"), ("split", "split")):
         lost += [f"{_whole(n)} {what}"] if (n := counts.get(name, {}).get("rows")) else []
-    said = f"In rows of {_whole(pack.manifest['row_length'])} tokens: {', '.join(lost) or 'nothing lost'}"
+    sentence = f"In rows of {_whole(pack.manifest['row_length'])} tokens: {', '.join(lost) or 'nothing lost'}"
     tokens = counts.get("tokens")
-    return said + (f"; {_whole(tokens)} tokens, {_whole(counts['supervised_tokens'])} supervised." if tokens else ".")
+    return sentence + (
+        f"; {_whole(tokens)} tokens, {_whole(counts['supervised_tokens'])} supervised." if tokens else "."
+    )
 
 
-def training(told: Told) -> str:
-    """Hyperparameters and sizes, a column for each run, the first one first."""
-    runs = list(reversed(told.trainings))
-    columns = [dict(_settings(told, run)) for run in runs]
+def training(results: CardResults) -> str:
+    """Hyperparameters and sizes, with a column per run in the order of training."""
+    runs = list(reversed(results.trainings))
+    columns = [dict(_settings(results, run)) for run in runs]
     keys = list(dict.fromkeys(key for column in reversed(columns) for key in column))
     rows = ([text(key), *(text(column.get(key, "")) for column in columns)] for key in keys)
     versions = {name: version for run in runs for name, version in run.manifest["versions"].items() if version}
@@ -112,12 +115,12 @@ def training(told: Told) -> str:
     return f"{table(head, rows)}\n\nMade with {made_with}."
 
 
-def _settings(told: Told, run: Result) -> Iterator[tuple[str, str]]:
+def _settings(results: CardResults, run: Result) -> Iterator[tuple[str, str]]:
     spec, manifest = run.spec, run.manifest
-    pack = told.made_from(run, "pack")
-    corpus = pack and told.made_from(pack, "corpus")
+    pack = results.made_from(run, "pack")
+    corpus = pack and results.made_from(pack, "corpus")
     yield "corpus", corpus.job.name if corpus else ""
-    yield from ((key, _value(spec[key])) for key in PreferenceLoss.model_fields if _says(spec, key))
+    yield from ((key, _value(spec[key])) for key in PreferenceLoss.model_fields if _is_informative(spec, key))
     yield from ((key, _value(value)) for key, value in spec["training"].items() if value not in (None, {}))
     for section in ("lora", "quantization"):
         yield from ((f"{section}.{key}", _value(value)) for key, value in (spec[section] or {}).items())
@@ -134,24 +137,24 @@ def _settings(told: Told, run: Result) -> Iterator[tuple[str, str]]:
     )
 
 
-def _says(spec: dict[str, Any], key: str) -> bool:
-    """Whether a key of a preference loss says something; most are of one loss alone."""
+def _is_informative(spec: dict[str, Any], key: str) -> bool:
+    """Return True for the keys of a preference loss to list: loss, beta, and keys that differ from their default."""
     field = PreferenceLoss.model_fields[key]
     return key in spec and (key in ("loss", "beta") or spec[key] != field.default)
 
 
-def scores(found: list[Figure]) -> str:
-    """All of them, with the intervals that there are."""
+def scores(all_scores: list[Score]) -> str:
+    """All scores, with intervals where known."""
     rows = (
         [text(one.evaluation), text(one.on), text(one.name), _number(one.value), _interval(one), _whole(one.size)]
-        for one in found
+        for one in all_scores
     )
-    return table(["evaluation", "on", "figure", "value", "interval", "of"], rows) or "It wasn't evaluated."
+    return table(["evaluation", "on", "metric", "value", "95% interval", "size"], rows) or "It wasn't evaluated."
 
 
-def files(told: Told) -> str:
-    """What the result is, file by file, so that a copy can be held against it."""
-    manifest = told.model.manifest
+def files(results: CardResults) -> str:
+    """Size and digest of each file, to verify a copy."""
+    manifest = results.model.manifest
     rows = (
         [text(name), _whole(entry["bytes"]), text(entry["digest"])]
         for name, entry in sorted(manifest["payload"].items())
@@ -176,5 +179,5 @@ def _number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1e5 else f"{value:.3e}"
 
 
-def _interval(figure: Figure) -> str:
-    return f"{_number(figure.interval[0])} to {_number(figure.interval[1])}" if figure.interval else ""
+def _interval(score: Score) -> str:
+    return f"{_number(score.interval[0])} to {_number(score.interval[1])}" if score.interval else ""

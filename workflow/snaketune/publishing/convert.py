@@ -1,7 +1,7 @@
-"""The `convert` stage: a trained model as one GGUF file, by llama.cpp's own converter.
+"""The `convert` stage: convert a trained model to a GGUF file with llama.cpp's converter.
 
-Which architectures and tokenizers it knows, and how it writes them, is llama.cpp's to say; where it fails, its last words are
-the error. It is a program of the user's: `convert_hf_to_gguf.py` in the folder that LLAMA_CPP names, or else on PATH.
+The converter decides which architectures and tokenizers are supported; if it fails, its last lines of output are in the error.
+The user installs it: `convert_hf_to_gguf.py` in the folder that LLAMA_CPP names, else on PATH.
 """
 
 import os
@@ -27,17 +27,17 @@ STAGE = Stage(
     spec=ConvertSpec,
     payload="gguf",
     inputs={"model": exactly_one("sft", "dpo")},
-    # Weights go through the converter one after the other, and are written from memory.
+    # The converter processes one tensor after the other in memory.
     cost=Cost(mb=2000, minutes=5, bytes_per_parameter=4, minutes_per_billion=3),
-    # By the converter that is there when it runs.
+    # The result depends on the converter that is installed when it runs.
     measures=True,
     jobs=convert_jobs,
 )
 
-LAID_OUT = "model"
-CONVERTER, FOLDER = "convert_hf_to_gguf.py", "LLAMA_CPP"
+LAYOUT = "model"
+CONVERTER, LLAMA_CPP = "convert_hf_to_gguf.py", "LLAMA_CPP"
 LAST_LINES = 12
-# Of the environment, what the converter has no use for.
+# Environment variables that the converter doesn't get.
 SECRET = re.compile(r"^(HF|HUGGING_FACE)_|(TOKEN|KEY|SECRET|PASSWORD)$")
 
 
@@ -45,58 +45,59 @@ def build(spec: ConvertSpec, work: WorkFolder, *, model: Artifact) -> Outcome:
     """Fill `work.payload` with `model-<type>.gguf`.
 
     Raises:
-        SnaketuneError: there is no converter, the result is an adapter alone, or the converter failed.
+        SnaketuneError: If there is no converter, the result has only adapter weights, or the converter failed.
     """
     if "base_dtype" in model.manifest:
         raise SnaketuneError(
-            f"{model.folder} holds an adapter alone (lora.merge: false), and a GGUF file holds whole weights; set lora.merge: "
+            f"{model.folder} has only adapter weights (lora.merge: false), and a GGUF file needs full weights; set lora.merge: "
             "true, or give the adapter to llama.cpp's convert_lora_to_gguf.py"
         )
     code = [name for name in model.manifest["payload"] if name.endswith(".py")]
     if code and not model.manifest["spec"]["trust_remote_code"]:
         raise SnaketuneError(
-            f"{model.folder} has code ({', '.join(code)}), which the converter might run; nobody trusts it"
+            f"{model.folder} contains Python code ({', '.join(code)}), which the converter might run; that needs "
+            "trust_remote_code: true in the model's spec"
         )
     command, converter = find_converter()
-    # An attempt that was killed may have left one.
-    remove(work.state / LAID_OUT)
-    folder, target = lay_out(model, work.state / LAID_OUT), work.payload / f"model-{spec.type}.gguf"
-    status, said = _run(
+    # An earlier attempt that was killed may have left the folder.
+    remove(work.state / LAYOUT)
+    folder, target = lay_out(model, work.state / LAYOUT), work.payload / f"model-{spec.type}.gguf"
+    status, output = _run(
         [*command, str(folder.resolve()), "--outfile", str(target.resolve()), "--outtype", spec.type], work.state
     )
     if status or not target.is_file():
-        raise SnaketuneError("\n       ".join([f"{converter} failed (exit status {status}); it said:", *said]))
+        raise SnaketuneError(
+            "\n       ".join([f"{converter} failed (exit status {status}); its last output:", *output])
+        )
     return Outcome(about={"converter": digest_file(converter)})
 
 
 def _run(command: list[str], state: Path) -> tuple[int, list[str]]:
-    """The exit status and the last lines of a program, whose words are printed as they come. No shell is there to take any."""
-    # It reads a folder. Parts of it would run code that the folder names on the Hub: they get none, no cache, and no token.
+    """Run a program without a shell, and print its output. Return the exit status and the last lines."""
+    # The converter may run code from the Hub that the model's config names; offline, without cache and token, it can't.
     hidden = {"HF_HUB_OFFLINE": "1", "HF_HOME": str((state / "hub").resolve())}
     environment = {name: value for name, value in os.environ.items() if not SECRET.search(name)} | hidden
-    said: deque[str] = deque(maxlen=LAST_LINES)
+    output: deque[str] = deque(maxlen=LAST_LINES)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         for line in process.stdout:
             print(line, end="", flush=True)
-            said.append(line.rstrip())
-    return process.returncode, list(said)
+            output.append(line.rstrip())
+    return process.returncode, list(output)
 
 
 def find_converter() -> tuple[list[str], Path]:
-    """The command that runs llama.cpp's converter, and its file; SnaketuneError if there is none."""
-    if folder := os.environ.get(FOLDER):
-        found = Path(folder).expanduser() / CONVERTER
-        if found.is_file():
-            return [sys.executable, str(found)], found
-        raise SnaketuneError(
-            f"{FOLDER} names {folder!r}, and there is no {CONVERTER} in it; name the folder of llama.cpp"
-        )
-    if found := shutil.which(CONVERTER):
-        # With the Python that it was installed with.
-        return [found], Path(found)
+    """Return the command that runs llama.cpp's converter, and its file. Raises SnaketuneError if there is none."""
+    if folder := os.environ.get(LLAMA_CPP):
+        path = Path(folder).expanduser() / CONVERTER
+        if path.is_file():
+            return [sys.executable, str(path)], path
+        raise SnaketuneError(f"{LLAMA_CPP} is {folder!r}, which has no {CONVERTER}; set it to the folder of llama.cpp")
+    if path := shutil.which(CONVERTER):
+        # It runs with the Python that it was installed with.
+        return [path], Path(path)
     raise SnaketuneError(
-        f"llama.cpp's {CONVERTER} isn't here: get it with `git clone https://github.com/ggml-org/llama.cpp`, and say where it "
-        f"is with `export {FOLDER}=/path/to/llama.cpp`, or put the script on PATH"
+        f"llama.cpp's {CONVERTER} was not found: get it with `git clone https://github.com/ggml-org/llama.cpp`, and set its "
+        f"folder with `export {LLAMA_CPP}=/path/to/llama.cpp`, or put the script on PATH"
     )

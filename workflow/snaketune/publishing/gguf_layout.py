@@ -1,9 +1,8 @@
-"""A model's folder as llama.cpp's converter has to find it, so that what it writes cuts texts as the model learned them.
+"""Lay out a model's folder for llama.cpp's converter so that the GGUF file tokenizes text as in training.
 
-The converter takes a sentencepiece tokenizer from `tokenizer.model` and from nothing else. Without that file it puts one
-together from tokenizer.json, whose pieces have no ranks and no blanks as it writes them: the file can be loaded, and each text
-is other tokens. It also has a blank put before every text, unless the tokenizer's config says otherwise, and for some families
-whatever that says.
+The converter reads a sentencepiece tokenizer only from `tokenizer.model`. Without that file it builds one from tokenizer.json,
+whose tokens have no ranks and another notation for spaces: the GGUF file loads, but tokenizes differently. It also adds a space
+before every text unless tokenizer_config.json disables that; for some model families it always does.
 """
 
 import json
@@ -13,28 +12,28 @@ from typing import Any
 from snaketune.artifacts.manifest import Artifact
 from snaketune.errors import SnaketuneError
 
-# What a tokenizer that was trained here has beside tokenizer.json, and what the converter calls it.
-TRAINED, CALLED = "sentencepiece.model", "tokenizer.model"
-# Of tokenizers that were trained here: tokens and logits of these were held against llama.cpp's own.
+# The sentencepiece file of a tokenizer that was trained here, and the name that the converter expects.
+TRAINED_TOKENIZER, CONVERTER_TOKENIZER = "sentencepiece.model", "tokenizer.model"
+# Families whose tokens and logits, with a tokenizer that was trained here, were checked against llama.cpp.
 FAMILIES = ("llama", "mistral")
 
 
 def lay_out(model: Artifact, folder: Path) -> Path:
-    """Fill `folder` with links to the files of a model, and what the converter needs besides.
+    """Fill `folder` with links to the files of a model, and with the files that the converter needs besides.
 
     Raises:
-        SnaketuneError: a file was damaged, or the tokenizer is one that would come out as another.
+        SnaketuneError: If a file is damaged, or the converter would write a different tokenizer.
     """
     folder.mkdir(parents=True)
     for path in model.files():
         if path.parent == model.folder:
             (folder / path.name).symlink_to(path.resolve())
     _check_tokenizer(folder)
-    if (folder / TRAINED).exists():
-        (folder / CALLED).symlink_to((folder / TRAINED).resolve())
-        said = _read(folder / "tokenizer_config.json") | {"add_prefix_space": False}
+    if (folder / TRAINED_TOKENIZER).exists():
+        (folder / CONVERTER_TOKENIZER).symlink_to((folder / TRAINED_TOKENIZER).resolve())
+        config = _read(folder / "tokenizer_config.json") | {"add_prefix_space": False}
         (folder / "tokenizer_config.json").unlink(missing_ok=True)
-        (folder / "tokenizer_config.json").write_text(json.dumps(said), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
 
@@ -44,20 +43,20 @@ def _check_tokenizer(folder: Path) -> None:
         _read(folder / "config.json").get("model_type"),
     )
     kind = tokenizer.get("type")
-    if (folder / TRAINED).exists():
+    if (folder / TRAINED_TOKENIZER).exists():
         if kind != "BPE":
             raise SnaketuneError(
-                f"the tokenizer is {kind}, and llama.cpp would read its pieces as byte-pair encoding; train one with model: bpe"
+                f"the tokenizer is {kind}, which llama.cpp would read as BPE; train one with model: bpe"
             )
         if family not in FAMILIES:
             raise SnaketuneError(
-                f"a tokenizer that was trained here comes out as another one in a GGUF file of architecture {family}; of "
-                f"{' and '.join(FAMILIES)} it comes out as it is"
+                f"for architecture {family}, the converter would change a tokenizer that was trained here; it keeps it for "
+                f"{' and '.join(FAMILIES)}"
             )
-    elif (kind == "Unigram" or tokenizer.get("byte_fallback")) and not (folder / CALLED).exists():
+    elif (kind == "Unigram" or tokenizer.get("byte_fallback")) and not (folder / CONVERTER_TOKENIZER).exists():
         raise SnaketuneError(
-            f"the tokenizer was sentencepiece's, and without its {CALLED} the converter would write another one; copy the "
-            f"model's folder, put {CALLED} of the base model into it, and convert that by hand"
+            f"the tokenizer is from sentencepiece, and without its {CONVERTER_TOKENIZER} the converter would change it; copy "
+            f"the model's folder, add {CONVERTER_TOKENIZER} of the base model, and run the converter on the copy yourself"
         )
 
 

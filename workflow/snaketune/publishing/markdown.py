@@ -1,18 +1,17 @@
-"""Markdown in which foreign text stays text: no link, no element, no heading and no cell is somebody else's."""
+"""Markdown tables, and escaping of untrusted text, which then makes no links, elements, headings or cells."""
 
 import re
 import unicodedata
 from collections.abc import Iterable
 
-# What begins anything within a line, in CommonMark or in what the Hub adds to it, addresses that become links among it. A
-# backslash takes that from it.
+# Characters with a meaning within a line in CommonMark or the Hub's extensions (such as automatic links), to be escaped.
 SPECIAL = re.compile(r"([\\`*_\[\]<>&|~#$@]|:(?=//)|(?<=www)\.)", re.IGNORECASE)
-# As the report has them: characters that turn the direction of what follows.
-TURNING = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Bidirectional controls.
+BIDI_CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def text(value: object) -> str:
-    r"""Foreign text as one line of plain Markdown, to stand after words of ours or in a cell of a table.
+    r"""Escape untrusted text as one line of Markdown, for use within a line or in a table cell.
 
     >>> print(text("a|b <b>*c*</b>\n# [x](javascript:y) http://x www.x"))
     a\|b \<b\>\*c\*\</b\> \# \[x\](javascript:y) http\://x www\.x
@@ -22,7 +21,7 @@ def text(value: object) -> str:
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of Markdown; cells are Markdown already. Nothing where there are no rows.
+    """A Markdown table from cells that are Markdown; empty if there are no rows.
 
     >>> print(table(["a", "b"], [["1", "2"]]))
     | a | b |
@@ -35,4 +34,4 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _unshowable(c: str) -> bool:
-    return bool(TURNING.match(c)) or (unicodedata.category(c) in ("Cc", "Cs") and not c.isspace())
+    return bool(BIDI_CONTROLS.match(c)) or (unicodedata.category(c) in ("Cc", "Cs") and not c.isspace())

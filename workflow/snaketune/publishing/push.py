@@ -1,7 +1,8 @@
-"""Models to the Hub: `python -m snaketune push`, which `snakemake push` calls.
+"""Push models to the Hub: `python -m snaketune push`, which `snakemake push` calls.
 
-All files of a model are one commit, so that a repository holds a whole model or the one before. What was uploaded when a push
-was killed, or hasn't changed since, isn't sent again. The token is HF_TOKEN's, and is neither written nor said.
+All files of a model are one commit, so a repository has either the complete new model or the previous one. Files that were
+uploaded before a push was killed, or that haven't changed, aren't sent again. The token is read from HF_TOKEN and never written
+or printed.
 """
 
 import json
@@ -20,84 +21,84 @@ from snaketune.config.secrets import HIDDEN, without_secrets
 from snaketune.config.suggestions import unknown
 from snaketune.config.yaml_values import check_file
 from snaketune.errors import SnaketuneError
-from snaketune.publishing.upload_files import Package, package_of
+from snaketune.publishing.upload_files import Upload, upload_of
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.job import Job
 
 TOKEN = "HF_TOKEN"
-# Of these a loader takes whatever lies there: those of the model before must not stay beside the new ones.
+# Loaders read all weight files in a folder, so those of the previous model must be deleted.
 WEIGHTS = (".safetensors", ".safetensors.index.json")
 
 
-def models_asked_for(names: list[str], config: Path, told: str | None) -> dict[str, Push]:
-    """By name, what `push:` has.
+def requested_models(names: list[str], config: Path, section: str | None) -> dict[str, Push]:
+    """The entries of `push:` by name.
 
     Args:
-        names: of those that are wanted; none for all.
-        config: the file that has it.
-        told: the section as JSON, in the place of the file's.
+        names: Names of the requested entries; empty for all.
+        config: The config file.
+        section: The section `push` as JSON, which replaces that of the file.
     Raises:
-        SnaketuneError: the config is wrong, or has no such entry.
+        SnaketuneError: If the config is invalid, or has no such entry.
     """
-    if told is None:
+    if section is None:
         check_file(config)
         if not config.is_file():
-            raise SnaketuneError(f"{config} isn't there; name a config with --configfile")
-        found = load(yaml.safe_load(config.read_text(encoding="utf-8")))[0].push
+            raise SnaketuneError(f"{config} doesn't exist; name a config with --configfile")
+        targets = load(yaml.safe_load(config.read_text(encoding="utf-8")))[0].push
     else:
-        found = TypeAdapter(dict[str, Push]).validate_json(told)
-    if not found:
-        raise SnaketuneError(f"{config} has no `push:`, so nothing is to be pushed")
-    if lacking := [name for name in names if name not in found]:
-        raise SnaketuneError(f"there is no {lacking[0]!r} under `push:`{unknown(lacking[0], found)}")
-    return {name: push for name, push in found.items() if name in (names or found)}
+        targets = TypeAdapter(dict[str, Push]).validate_json(section)
+    if not targets:
+        raise SnaketuneError(f"{config} has no `push:`, so there is nothing to push")
+    if unknown_names := [name for name in names if name not in targets]:
+        raise SnaketuneError(f"there is no {unknown_names[0]!r} under `push:`{unknown(unknown_names[0], targets)}")
+    return {name: push for name, push in targets.items() if name in (names or targets)}
 
 
 def as_json(models: dict[str, Push]) -> str:
-    """`push:` as one text, for `models_asked_for`."""
+    """The section `push` as JSON, for `requested_models`."""
     return json.dumps({name: push.model_dump() for name, push in models.items()}, sort_keys=True)
 
 
 def pushed_jobs(graph: JobGraph) -> list[Job]:
-    """The jobs that make the models which `push:` names, and their cards; SnaketuneError if it names none."""
+    """The jobs of the models that `push:` names and of their cards. Raises SnaketuneError if it names none."""
     if not graph.config.push:
-        raise SnaketuneError("the config has no `push:`, so nothing is to be pushed (docs/publishing.md)")
+        raise SnaketuneError("the config has no `push:`, so there is nothing to push (docs/publishing.md)")
     names = [push.model.split(":") for push in graph.config.push.values()]
     return [graph.job(*one) for kind, run in names for one in ((kind, run), ("card", f"{kind}-{run}"))]
 
 
 def push(models: dict[str, Push], *, dry_run: bool) -> None:
-    """Push each model with its card, or only tell what would be sent.
+    """Push each model with its card, or only list the files with `dry_run`.
 
     Raises:
-        SnaketuneError: a result isn't as it should be, there is no token, or the Hub refuses.
+        SnaketuneError: If a result is damaged or incomplete, there is no token, or the Hub refuses.
     """
-    packages = {name: package_of(push.model) for name, push in models.items()}
+    uploads = {name: upload_of(push.model) for name, push in models.items()}
     for name, push in models.items():
-        _tell(name, push, packages[name])
+        _print_files(name, push, uploads[name])
     if dry_run:
         print("nothing was sent", flush=True)
         return
     token = os.environ.get(TOKEN, "").strip()
     if not token:
         raise SnaketuneError(
-            f"{TOKEN} isn't set: the Hub takes a model with a token that may write, from the environment alone"
+            f"{TOKEN} isn't set: set it in the environment to a Hub token with write access (a stored login isn't used)"
         )
     for name, push in models.items():
-        with _plain(name, push, token):
-            print(f"push.{name}: {_send(push, packages[name], token)}", flush=True)
+        with _readable_errors(name, push, token):
+            print(f"push.{name}: {_send(push, uploads[name], token)}", flush=True)
 
 
-def _tell(name: str, push: Push, package: Package) -> None:
-    seen = "private" if push.private else "public"
-    print(f"push.{name}: {push.model} to {push.repository} ({seen}, branch {push.branch})")
-    for file, about in package.files.items():
+def _print_files(name: str, push: Push, upload: Upload) -> None:
+    visibility = "private" if push.private else "public"
+    print(f"push.{name}: {push.model} to {push.repository} ({visibility}, branch {push.branch})")
+    for file, about in upload.files.items():
         print(f"{about.bytes:>16,}  {about.digest}  {file}")
-    print(f"{package.bytes:>16,}  in {len(package.files)} files", flush=True)
+    print(f"{upload.bytes:>16,}  in {len(upload.files)} files", flush=True)
 
 
-def _send(push: Push, package: Package, token: str) -> str:
-    """What came of it."""
+def _send(push: Push, upload: Upload, token: str) -> str:
+    """Create the repository and commit the files. Return what was done, as a sentence."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -107,33 +108,33 @@ def _send(push: Push, package: Package, token: str) -> str:
     api.create_repo(push.repository, private=push.private, exist_ok=True)
     if push.private and not api.model_info(push.repository).private:
         raise SnaketuneError(
-            f"{push.repository} is there and public; make it private, name another repository, or set private: false"
+            f"{push.repository} exists and is public; make it private, name another repository, or set private: false"
         )
     if push.branch != "main":
         api.create_branch(push.repository, branch=push.branch, exist_ok=True)
-    before = api.model_info(push.repository, revision=push.branch)
-    there = {file.rfilename for file in before.siblings or ()}
-    old = sorted(file for file in there - package.files.keys() if file.endswith(WEIGHTS))
+    remote = api.model_info(push.repository, revision=push.branch)
+    remote_files = {file.rfilename for file in remote.siblings or ()}
+    stale = sorted(file for file in remote_files - upload.files.keys() if file.endswith(WEIGHTS))
     operations = [
-        *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=about.path) for file, about in package.files.items()),
-        *(CommitOperationDelete(path_in_repo=file) for file in old),
+        *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=about.path) for file, about in upload.files.items()),
+        *(CommitOperationDelete(path_in_repo=file) for file in stale),
     ]
     done = api.create_commit(
         push.repository,
         operations,
-        commit_message=f"{push.model}, snaketune {package.fingerprint[:8]}",
+        commit_message=f"{push.model}, snaketune {upload.fingerprint[:8]}",
         revision=push.branch,
     )
-    if done.oid == before.sha:
-        return f"nothing new; {done.commit_url} has all of it"
+    if done.oid == remote.sha:
+        return f"nothing new; {done.commit_url} is up to date"
     return f"pushed, {done.commit_url}" + (
-        f"; weights that were there before are gone: {', '.join(old)}" if old else ""
+        f"; deleted weights of the previous model: {', '.join(stale)}" if stale else ""
     )
 
 
 @contextmanager
-def _plain(name: str, push: Push, token: str) -> Iterator[None]:
-    """What the Hub and its client say, as a sentence; without the token, whatever it looks like."""
+def _readable_errors(name: str, push: Push, token: str) -> Iterator[None]:
+    """Turn errors of the Hub and its client into one sentence without the token."""
     from httpx import HTTPError
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -142,12 +143,12 @@ def _plain(name: str, push: Push, token: str) -> Iterator[None]:
     except SnaketuneError as error:
         raise SnaketuneError(f"push.{name}: {error}") from None
     except (HTTPError, HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
-        # An upload's own error stands behind the one that names the file.
+        # The HTTP error of an upload is the cause of the error that names the file.
         response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
         status = getattr(response, "status_code", None)
-        said = without_secrets(" ".join(str(error).split()).replace(token, HIDDEN))
-        do = {
-            401: f"the Hub doesn't take the token in {TOKEN}; see https://huggingface.co/settings/tokens",
-            403: f"the token in {TOKEN} may not write to {push.repository}",
-        }.get(status, "push again, and what was uploaded isn't sent twice")
-        raise SnaketuneError(f"push.{name}: {said}; {do}") from None
+        message = without_secrets(" ".join(str(error).split()).replace(token, HIDDEN))
+        action = {
+            401: f"the Hub rejects the token in {TOKEN}; see https://huggingface.co/settings/tokens",
+            403: f"the token in {TOKEN} has no write access to {push.repository}",
+        }.get(status, "push again; files that were uploaded aren't sent twice")
+        raise SnaketuneError(f"push.{name}: {message}; {action}") from None

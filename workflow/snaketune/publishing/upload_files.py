@@ -1,4 +1,4 @@
-"""What of a result is handed on: the files that its manifest describes, digests verified, and its card. Nothing else."""
+"""The files of a result to upload: those that its manifest describes, with verified digests, and its card. Nothing else."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +9,13 @@ from snaketune.errors import SnaketuneError
 from snaketune.publishing.card import CARD
 from snaketune.stages.job import RESULTS, result_at
 
-# What Snakemake puts into folders that a rule makes.
-SNAKEMAKES = ".snakemake_timestamp"
+# Snakemake writes this file into output folders.
+SNAKEMAKE_FILE = ".snakemake_timestamp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """One of them."""
+    """One file to upload."""
 
     path: Path
     bytes: int
@@ -23,12 +23,12 @@ class File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
-    """A model as it is handed on.
+class Upload:
+    """All files of a model to upload.
 
     Attributes:
-        files: by their names in the repository, in order.
-        fingerprint: of its training.
+        files: The files by their names in the repository, sorted.
+        fingerprint: Fingerprint of its training.
     """
 
     files: dict[str, File]
@@ -39,13 +39,13 @@ class Package:
         return sum(file.bytes for file in self.files.values())
 
 
-def package_of(model: str, results: Path = RESULTS) -> Package:
-    """All files of a model and its card.
+def upload_of(model: str, results: Path = RESULTS) -> Upload:
+    """Collect all files of a model and its card.
 
     Args:
         model: `sft:NAME` or `dpo:NAME`.
     Raises:
-        SnaketuneError: one is missing or changed, the card is another result's, or there are files that nobody described.
+        SnaketuneError: If a file is missing or changed, the card is of another result, or there are files that no manifest has.
     """
     kind, name = model.split(":")
     trained = result_at(results / kind / name / "manifest.json")
@@ -56,15 +56,15 @@ def package_of(model: str, results: Path = RESULTS) -> Package:
         )
     _refuse_others(trained)
     files = {file: _file(trained, file) for file in trained.manifest["payload"]} | {CARD: _file(card, CARD)}
-    return Package(files=dict(sorted(files.items())), fingerprint=trained.manifest["fingerprint"])
+    return Upload(files=dict(sorted(files.items())), fingerprint=trained.manifest["fingerprint"])
 
 
 def _refuse_others(artifact: Artifact) -> None:
-    described = {*artifact.manifest["payload"], *artifact.manifest["records"], SNAKEMAKES}
-    found = (path.relative_to(artifact.folder).as_posix() for path in artifact.folder.rglob("*") if not path.is_dir())
-    if others := sorted(set(found) - described):
+    described = {*artifact.manifest["payload"], *artifact.manifest["records"], SNAKEMAKE_FILE}
+    present = (path.relative_to(artifact.folder).as_posix() for path in artifact.folder.rglob("*") if not path.is_dir())
+    if others := sorted(set(present) - described):
         raise SnaketuneError(
-            f"{artifact.folder} has {', '.join(others[:5])}, which {artifact.manifest_path} doesn't describe; move it away"
+            f"{artifact.folder} has {', '.join(others[:5])}, which {artifact.manifest_path} doesn't describe; remove it"
         )
 
 

@@ -1,77 +1,83 @@
-"""The lines by which a card says how its model is loaded; a test runs them."""
+"""The code in a model card that loads the model; a test runs it."""
 
 import json
 
-from snaketune.publishing.card_results import Told
+from snaketune.publishing.card_results import CardResults
 
 HERE = 'MODEL = "."  # the folder with these files, or the repository on the Hub as owner/name'
 
 
-def loading(told: Told) -> str:
-    """The section's text, with code."""
-    said = _beneath(told) if told.is_adapter else "It is complete: transformers needs nothing else."
-    if _trusts(told):
-        said += " The model comes with Python code of its own, which `trust_remote_code` runs: read it first."
-    return f"{said}\n\n```python\n{_code(told)}\n```"
+def usage(results: CardResults) -> str:
+    """The section on usage, with code."""
+    text = (
+        _base_sentence(results) if results.is_adapter else "The model is complete: transformers needs no other files."
+    )
+    if _trusts_remote_code(results):
+        text += " The model has its own Python code, which `trust_remote_code` runs: read it first."
+    return f"{text}\n\n```python\n{_code(results)}\n```"
 
 
-def _beneath(told: Told) -> str:
-    """What the adapter lies on, in words."""
-    below = told.trainings[1:]
-    if told.model.spec.get("continued"):
-        # In the place of the SFT run's adapter, and not upon it.
-        below = below[1:]
-    if below:
-        where = f"the result of `{below[0].job.stage}:{below[0].job.name}`"
-        where += ", an adapter itself, merged" if "base_dtype" in below[0].manifest else ""
+def _base_sentence(results: CardResults) -> str:
+    """The base model of the adapter, as a sentence."""
+    base_runs = results.trainings[1:]
+    if results.model.spec.get("continued"):
+        # A continued adapter replaces the adapter of the SFT run.
+        base_runs = base_runs[1:]
+    if base_runs:
+        base = f"the result of `{base_runs[0].job.stage}:{base_runs[0].job.name}`"
+        base += ", an adapter itself, merged" if "base_dtype" in base_runs[0].manifest else ""
     else:
-        where = "the model that it began with"
-    return f"This is an adapter alone, in `adapter/`, with the tokenizer. It lies on {where}, which `BASE` names."
+        base = "the model that its training started from"
+    return (
+        f"The repository has only an adapter, in `adapter/`, and the tokenizer. Its base is {base}; set `BASE` to it."
+    )
 
 
-def _code(told: Told) -> str:
-    # Of a folder of this family AutoTokenizer takes the family's own class, which cuts texts otherwise.
-    made_here = told.base.get("architecture") == "qwen2"
+def _code(results: CardResults) -> str:
+    # For this family, AutoTokenizer would use the family's own class, which tokenizes differently.
+    made_here = results.base.get("architecture") == "qwen2"
     tokenizer = "PreTrainedTokenizerFast" if made_here else "AutoTokenizer"
-    trust = ", trust_remote_code=True" if _trusts(told) else ""
-    lines = ["from peft import PeftModel"] if told.is_adapter else []
+    trust = ", trust_remote_code=True" if _trusts_remote_code(results) else ""
+    lines = ["from peft import PeftModel"] if results.is_adapter else []
     lines += [
         f"from transformers import AutoModelForCausalLM, {tokenizer}",
         "",
         HERE,
         f"tokenizer = {tokenizer}.from_pretrained(MODEL{trust})",
     ]
-    if told.is_adapter:
+    if results.is_adapter:
         lines += [
-            _base(told),
-            f'model = AutoModelForCausalLM.from_pretrained(BASE, dtype="auto"{_revision(told)}{trust})',
+            _base(results),
+            f'model = AutoModelForCausalLM.from_pretrained(BASE, dtype="auto"{_revision(results)}{trust})',
             "if len(tokenizer) > model.get_input_embeddings().num_embeddings:",
             "    model.resize_token_embeddings(len(tokenizer))",
             'model = PeftModel.from_pretrained(model, MODEL, subfolder="adapter")',
         ]
     else:
         lines.append(f'model = AutoModelForCausalLM.from_pretrained(MODEL, dtype="auto"{trust})')
-    return "\n".join([*lines, *_generating(told)])
+    return "\n".join([*lines, *_generation_lines(results)])
 
 
-def _base(told: Told) -> str:
-    base = told.base_on_hub
-    # A Hub id holds nothing that a text of Python could take amiss.
-    return f'BASE = "{base["path"]}"' if base and _is_alone(told) else 'BASE = "..."  # see above'
+def _base(results: CardResults) -> str:
+    base = results.base_on_hub
+    # A Hub id has no characters that need escaping in a Python string.
+    return f'BASE = "{base["path"]}"' if base and _has_plain_base(results) else 'BASE = "..."  # see above'
 
 
-def _revision(told: Told) -> str:
-    base = told.base_on_hub
-    return f", revision={json.dumps(base['revision'])}" if base and base["revision"] and _is_alone(told) else ""
+def _revision(results: CardResults) -> str:
+    base = results.base_on_hub
+    return (
+        f", revision={json.dumps(base['revision'])}" if base and base["revision"] and _has_plain_base(results) else ""
+    )
 
 
-def _is_alone(told: Told) -> bool:
-    """Whether the adapter is put on the base itself."""
-    return len(told.trainings) == 1 or bool(told.model.spec.get("continued"))
+def _has_plain_base(results: CardResults) -> bool:
+    """Return True if the adapter's base is the base model itself."""
+    return len(results.trainings) == 1 or bool(results.model.spec.get("continued"))
 
 
-def _generating(told: Told) -> list[str]:
-    if all(corpus.spec["kind"] == "text" for corpus in told.corpora):
+def _generation_lines(results: CardResults) -> list[str]:
+    if all(corpus.spec["kind"] == "text" for corpus in results.corpora):
         prompt = 'prompt = tokenizer("Once upon a time", return_tensors="pt")'
         return [
             prompt,
@@ -88,5 +94,5 @@ def _generating(told: Told) -> list[str]:
     ]
 
 
-def _trusts(told: Told) -> bool:
-    return bool(told.model.spec.get("trust_remote_code"))
+def _trusts_remote_code(results: CardResults) -> bool:
+    return bool(results.model.spec.get("trust_remote_code"))

@@ -1,1 +1,1 @@
-"""The report: figures, tables and the page that holds them."""
+"""The report: HTML pages, figures and tables of all results."""

@@ -1,4 +1,4 @@
-"""The pages, from templates. Everything that comes from data or models is escaped: what they write is not trusted."""
+"""Render the pages of the report from templates. All text from data and models is untrusted, so it is escaped."""
 
 from collections.abc import Callable
 from functools import cache
@@ -12,43 +12,43 @@ from markupsafe import Markup
 from snaketune.report import text
 from snaketune.report.charts.style import COLOURS, Chart, Style, svg_inline
 from snaketune.report.compare import side_by_side
-from snaketune.report.compare.other_results import Compared
+from snaketune.report.compare.other_results import ComparedRuns
 from snaketune.report.compare.scores import measures
 from snaketune.report.compare.variants import Variants
 from snaketune.report.data.corpus_flow import corpus_flows
-from snaketune.report.data.dropped_examples import records
+from snaketune.report.data.dropped_examples import dropped_examples
 from snaketune.report.data.job_table import job_rows, tokenizer_rows, versions
 from snaketune.report.data.packing_flow import pack_flows, training_flows
-from snaketune.report.data.preference_shift import Change, flips
-from snaketune.report.data.results import Findings
+from snaketune.report.data.preference_shift import PreferenceChange, flips
+from snaketune.report.data.results import ResultSet
 from snaketune.report.data.samples import Sample, choose
 from snaketune.report.data.supervised_spans import tokenized_rows
-from snaketune.report.judge.headline import cards, headline, judged_line
-from snaketune.report.judge.run_warnings import groups, steps, suspicions
+from snaketune.report.judge.headline import cards, headline, judged_lineage
+from snaketune.report.judge.run_warnings import groups, report_findings, steps
 from snaketune.stages.specs import ReportSpec
 
 SAMPLES_ON_THE_PAGE = 4
 FLIPS_ON_THE_PAGE, FLIPS = 2, 8
-COUNTED = {"per token": True, "as a whole": False}
-FLIPPED = {"won": True, "lost": False}
+PER_TOKEN = {"per token": True, "whole answer": False}
+FLIP_IS_WON = {"won": True, "lost": False}
 FILTERS = ("whole", "short", "decimal", "percent", "duration", "clean", "words")
 
 
 class Pages:
-    """The pages of one report: `render` gives one by the stem of its file name."""
+    """The pages of one report. `render` returns a page by the stem of its file name."""
 
     def __init__(
         self,
         spec: ReportSpec,
-        findings: Findings,
+        results: ResultSet,
         charts: dict[str, Chart],
         styles: dict[str, Style],
-        found: Variants,
-        changed: list[Change],
-        compared: Compared,
+        variants: Variants,
+        changes: list[PreferenceChange],
+        compared: ComparedRuns,
     ):
-        self.findings, self.variants, self.changed, self.compared = findings, found, changed, compared
-        # Both the overview and the page of its own show a figure; it is drawn once.
+        self.results, self.variants, self.changes, self.compared = results, variants, changes, compared
+        # The overview shows figures of other pages too; each is drawn once.
         self.panels = {name: _panels(chart) for name, chart in charts.items()}
         self.shared = {
             "spec": spec.model_copy(update={"title": text.clean(spec.title), "note": text.clean(spec.note)}),
@@ -56,7 +56,7 @@ class Pages:
             "colours": COLOURS,
             "charts": charts,
             "panels": self.panels,
-            "variants": found,
+            "variants": variants,
         }
 
     def render(self, name: str) -> str:
@@ -71,89 +71,91 @@ class Pages:
         return environment().get_template(f"{name}.html.jinja").render(**self.shared, **pages[name]())
 
     def _index(self) -> dict[str, Any]:
-        findings = self.findings
-        line = judged_line(findings, self.variants.best)
-        front = headline(findings, line)
-        suspicious = suspicions(findings, line, front.verdicts, self.variants, self.compared.runs)
+        results = self.results
+        lineage = judged_lineage(results, self.variants.best)
+        top = headline(results, lineage)
+        findings = report_findings(results, lineage, top.verdicts, self.variants, self.compared.runs)
         return {
-            "front": front,
-            "cards": cards(findings),
-            "suspicious": groups(suspicious),
-            "steps": steps(suspicious),
-            "corpora": corpus_flows(findings),
-            "packs": pack_flows(findings),
-            "trainings": training_flows(findings),
-            "tokenizers": tokenizer_rows(findings),
+            "headline": top,
+            "cards": cards(results),
+            "findings": groups(findings),
+            "steps": steps(findings),
+            "corpora": corpus_flows(results),
+            "packs": pack_flows(results),
+            "trainings": training_flows(results),
+            "tokenizers": tokenizer_rows(results),
             "tables": {
                 name: {"models": [scored.model for scored in models], "measures": measures(models)}
-                for name, models in findings.evaluations.items()
+                for name, models in results.evaluations.items()
             },
-            "samples": self._chosen(SAMPLES_ON_THE_PAGE),
-            "moved": self._moved([self.variants.best or self.variants.labels[0]], FLIPS_ON_THE_PAGE)
+            "samples": self._samples_of_all(SAMPLES_ON_THE_PAGE),
+            "preference_changes": self._preference_changes(
+                [self.variants.best or self.variants.labels[0]], FLIPS_ON_THE_PAGE
+            )
             if self.variants.labels
             else [],
-            "jobs": job_rows(findings),
-            "versions": versions(findings),
+            "jobs": job_rows(results),
+            "versions": versions(results),
         }
 
     def _corpus(self) -> dict[str, Any]:
-        found = [records(result) for result in self.findings.of("corpus")]
-        return {"corpora": list(zip(corpus_flows(self.findings), found, self.panels["characters"], strict=True))}
+        examples = [dropped_examples(result) for result in self.results.of("corpus")]
+        return {"corpora": list(zip(corpus_flows(self.results), examples, self.panels["characters"], strict=True))}
 
     def _packing(self) -> dict[str, Any]:
-        flows = pack_flows(self.findings)
+        flows = pack_flows(self.results)
         drawn = zip(*(self.panels[name] for name in ("lengths", "packing", "supervised")), strict=True)
         panels = dict(zip([flow.name for flow in flows if flow.packed], drawn))
-        return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.findings)}
+        return {"packs": flows, "panels_of": panels, "tokenized": tokenized_rows(self.results)}
 
     def _compare(self) -> dict[str, Any]:
         return {"comparisons": self.compared.comparisons}
 
     def _samples(self) -> dict[str, Any]:
         return {
-            "samples": self._chosen(),
-            "side_by_side": side_by_side.names_of(side_by_side.conversations_of(self.findings.evaluations)),
+            "samples": self._samples_of_all(),
+            "side_by_side": side_by_side.side_by_side_files(side_by_side.prompt_corpora(self.results.evaluations)),
         }
 
     def _preferences(self) -> dict[str, Any]:
-        return {"moved": self._moved(self.variants.labels, FLIPS)}
+        return {"preference_changes": self._preference_changes(self.variants.labels, FLIPS)}
 
-    def _chosen(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
-        evaluations = self.findings.evaluations.items()
-        return {name: choose(models, per_corpus, self.findings.begun_from) for name, models in evaluations}
+    def _samples_of_all(self, per_corpus: int | None = None) -> dict[str, list[Sample]]:
+        evaluations = self.results.evaluations.items()
+        return {name: choose(models, per_corpus, self.results.initial_models) for name, models in evaluations}
 
-    def _moved(self, labels: list[str], most: int) -> list[dict[str, Any]]:
-        """What changed in the pairs of these runs: their figures, and the pairs that flipped."""
-        # The chart has two panels of each.
-        places = {id(change): self.panels["preferences"][2 * n : 2 * n + 2] for n, change in enumerate(self.changed)}
+    def _preference_changes(self, labels: list[str], most: int) -> list[dict[str, Any]]:
+        """The changes in the held-out pairs of the runs `labels`: figures, counts and the pairs that flipped."""
+        # The chart has two panels per change.
+        panels_of = {id(change): self.panels["preferences"][2 * n : 2 * n + 2] for n, change in enumerate(self.changes)}
         return [
             {
                 "change": change,
-                "panels": places[id(change)],
-                "outcomes": {name: change.outcomes(per_token) for name, per_token in COUNTED.items()},
-                "flips": {name: flips(self.findings, change, won, most) for name, won in FLIPPED.items()},
+                "panels": panels_of[id(change)],
+                "outcomes": {name: change.outcomes(per_token) for name, per_token in PER_TOKEN.items()},
+                "flips": {name: flips(self.results, change, won, most) for name, won in FLIP_IS_WON.items()},
             }
             for label in labels
-            for change in self.changed
+            for change in self.changes
             if change.label == label
         ]
 
 
 def _panels(chart: Chart) -> list[tuple[str, Markup]]:
-    """Title and picture of each panel. The picture is marked as safe: matplotlib escapes the text in it."""
+    """Title and SVG of each panel. The SVG is marked as safe, since matplotlib escapes the text in it."""
     return [(panel.title, Markup(svg_inline(chart, number))) for number, panel in enumerate(chart.panels)]
 
 
 def _runs(values: list[Any], attribute: str) -> list[tuple[Any, list[Any]]]:
-    """Neighbours that agree, in their order."""
+    """Group neighbours with the same value of `attribute`, in order."""
     return [(key, list(some)) for key, some in groupby(values, attrgetter(attribute))]
 
 
 @cache
 def environment() -> Environment:
-    """What renders templates of this folder: escaped throughout, and nothing undefined."""
+    """The Jinja environment of the templates: everything is escaped, and an undefined name is an error."""
     environment = Environment(
-        loader=PackageLoader("snaketune", "report"),
+        loader=PackageLoader("snaketune", "report/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

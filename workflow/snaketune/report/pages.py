@@ -1,30 +1,33 @@
-"""Which pages the report has for a config: file name → (category, caption)."""
+"""The files of the report for a config: file name → (category, caption)."""
 
 from collections.abc import Collection
 
-from snaketune.report.compare.side_by_side import names_of
+from snaketune.report.compare.side_by_side import side_by_side_files
 from snaketune.stages.graph import JobGraph
 
 
 def pages_of(graph: JobGraph) -> dict[str, tuple[str, str]]:
-    """Pages for what the graph holds; a config without DPO gets no DPO page.
+    """The pages for the stages of the graph; a config without DPO has no DPO page.
 
     Returns:
-        By file name below `results/report/pages`: the category in Snakemake's report, and the caption's file name.
+        For each file name below `results/report/pages`, the category in Snakemake's report and the name of the caption file.
     """
     return pages_for({stage for stage, _ in graph.jobs}, compared=bool(graph.config.report.compare))
 
 
-def files_to_judge(graph: JobGraph) -> list[str]:
-    """Files below `results/report/pages` that are no pages, and too large for Snakemake's report."""
-    asked: dict[str, tuple[str, ...]] = {
+def judging_files(graph: JobGraph) -> list[str]:
+    """The CSV files of all responses below `results/report/pages`, which are too large for Snakemake's report."""
+    corpora: dict[str, tuple[str, ...]] = {
         job.name.partition("/")[0]: job.spec.conversations for job in graph.stage("eval")
     }
-    return [name for names in names_of(asked).values() for name in names]
+    return [name for names in side_by_side_files(corpora).values() for name in names]
 
 
 def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tuple[str, str]]:
-    """The same for the stages that results are there of. Args: compared: whether runs of another time are asked for.
+    """The pages for stages that have results.
+
+    Args:
+        compared: Whether `report.compare` names earlier runs.
 
     >>> list(pages_for({"corpus"}))
     ['index.html', 'data.csv', 'corpus.html', 'characters.svg']
@@ -33,7 +36,7 @@ def pages_for(stages: Collection[str], compared: bool = False) -> dict[str, tupl
     if "corpus" in stages:
         pages |= {"corpus.html": ("Data", "corpus"), "characters.svg": ("Data", "characters")}
     if "pack" in stages:
-        # How long a document is in tokens is known once it is packed.
+        # The length of a document in tokens is known only after packing.
         pages |= {
             "packing.html": ("Data", "rows"),
             "lengths.svg": ("Data", "lengths"),

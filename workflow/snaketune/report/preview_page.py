@@ -1,4 +1,4 @@
-"""The page of a preview: what files hold, as the model would see it. One file that fetches nothing and runs nothing."""
+"""The HTML page of a preview: the first rows of data files as the model would see them. It loads nothing and has no scripts."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from snaketune.report.html import environment
 
 
 def page(looks: list[Look]) -> str:
-    """All looks, one after the other."""
+    """Render the previews of all files as one page."""
     return (
         environment()
         .get_template("preview.html.jinja")

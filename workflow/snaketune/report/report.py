@@ -1,5 +1,7 @@
-"""The `report` stage: everything that ran, as a page, and as figures and tables for Snakemake's own report
-(`report.page_files`)."""
+"""The `report` stage: an HTML report of all results, and figures and tables for Snakemake's own report.
+
+`report.page_files` writes them.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +34,7 @@ def build(
     compared_runs: Sequence[Path] = (),
     compared_evals: Sequence[Path] = (),
 ) -> Outcome:
-    """Fill `work.payload` with the pages that `pages_for` names for the stages among the manifests; see `write_pages`."""
+    """Fill `work.payload` with the files that `pages_for` lists for the stages of the manifests; see `write_pages`."""
     from snaketune.report.page_files import write_pages
 
     return write_pages(

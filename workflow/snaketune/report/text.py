@@ -1,4 +1,4 @@
-"""Numbers and foreign text as people read them."""
+"""Format numbers, and make untrusted text printable."""
 
 import math
 import unicodedata
@@ -6,12 +6,13 @@ from typing import Any
 
 SHOWN_CHARACTERS = 2000
 NOTHING = "–"
-# Whitespace that a model writes is part of what it wrote.
-KEPT_CONTROLS = "\n\t"
+# Whitespace is part of a response and stays.
+ALLOWED_CONTROLS = "\n\t"
 
 
 def whole(value: float | None) -> str:
-    """
+    """An integer with thousands separators.
+
     >>> whole(1234567), whole(None)
     ('1,234,567', '–')
     """
@@ -40,7 +41,7 @@ def decimal(value: float | None) -> str:
     """
     if not _known(value):
         return NOTHING
-    # Adding zero makes a plain zero of a negative one.
+    # Adding zero turns -0.0 into 0.0.
     return f"{value + 0.0:.4g}" if 1e-4 <= abs(value) < 1e5 or value == 0 else f"{value:.3e}"
 
 
@@ -69,7 +70,7 @@ def duration(seconds: float | None) -> str:
 
 
 def words(name: str) -> str:
-    """A reason or step as people write it.
+    """An identifier with spaces in place of underscores.
 
     >>> words("nothing_supervised_in_a_row")
     'nothing supervised in a row'
@@ -78,9 +79,7 @@ def words(name: str) -> str:
 
 
 def clean(value: Any) -> str:
-    """Text that any page can hold: no half characters, and control and direction characters made visible.
-
-    Escaping is the template's job; this is what escaping leaves in.
+    """Replace lone surrogates, control characters and bidirectional controls, which HTML escaping keeps, by U+FFFD.
 
     >>> clean("a\\x00b\\u202ec\\n")
     'a�b�c\\n'
@@ -89,7 +88,7 @@ def clean(value: Any) -> str:
 
 
 def clip(value: Any, limit: int = SHOWN_CHARACTERS) -> str:
-    """`clean`, and the start of what is too long, saying so.
+    """`clean`, cut to `limit` characters with a note of how many were cut.
 
     >>> clip("abcdef", 4)
     'abcd … (2 more characters)'
@@ -99,10 +98,10 @@ def clip(value: Any, limit: int = SHOWN_CHARACTERS) -> str:
 
 
 def _unshowable(c: str) -> bool:
-    return c in _UNSHOWABLE or (unicodedata.category(c) in ("Cc", "Cs") and c not in KEPT_CONTROLS)
+    return c in _UNSHOWABLE or (unicodedata.category(c) in ("Cc", "Cs") and c not in ALLOWED_CONTROLS)
 
 
-# Characters that turn the direction of what follows, and two that XML has no place for.
+# Bidirectional controls, and two characters that XML forbids.
 _UNSHOWABLE = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\ufffe\uffff")
 
 

@@ -1,4 +1,4 @@
-"""The charts of the data: how long texts and pieces are, how full rows are, and how much of them is supervised."""
+"""Charts of the data: lengths of texts and documents, fill of packed rows, and share of supervised tokens."""
 
 from collections.abc import Callable
 
@@ -8,27 +8,27 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
 from snaketune.report.charts.style import COLOURS, Chart, Panel, message
 from snaketune.report.data.corpus_flow import CorpusFlow, corpus_flows
-from snaketune.report.data.histograms import Distribution, Histogram, distribution
+from snaketune.report.data.histograms import Distribution, Histogram, read_distribution
 from snaketune.report.data.packing_flow import PackFlow, pack_flow
-from snaketune.report.data.results import Findings
+from snaketune.report.data.results import ResultSet
 from snaketune.report.text import percent, whole
 
 DATA, BAD, MUTED, SURFACE = (COLOURS[name][0] for name in ("data", "bad", "muted", "surface"))
 NOTHING_PACKED = "No rows are packed; the trainer pads each batch."
-# From this share of the axis on, a mark's text stands to its left.
+# Right of this share of the axis, the label of a mark is drawn to its left.
 RIGHT = 0.6
 CHARACTER_TICKS = 7
 
 Packed = list[tuple[PackFlow, Distribution]]
 
 
-def data_charts(findings: Findings) -> dict[str, Chart]:
-    """By name of their file: a panel per corpus, or per pack with packed rows."""
-    packs = [(pack_flow(findings, result), result) for result in findings.of("pack")]
-    packed = [(flow, distribution(result)) for flow, result in packs if flow.packed]
+def data_charts(results: ResultSet) -> dict[str, Chart]:
+    """Charts by the stem of their file name: a panel per corpus, or per pack with packed rows."""
+    packs = [(pack_flow(results, result), result) for result in results.of("pack")]
+    packed = [(flow, read_distribution(result)) for flow, result in packs if flow.packed]
     charts = {}
-    if findings.of("corpus"):
-        panels = [_characters_panel(flow) for flow in corpus_flows(findings)]
+    if results.of("corpus"):
+        panels = [_characters_panel(flow) for flow in corpus_flows(results)]
         charts["characters"] = Chart(name="characters", panels=panels, key={})
     if packs:
         charts["lengths"] = _chart("lengths", packed, _lengths_panel)
@@ -42,33 +42,30 @@ def _chart(name: str, packed: Packed, panel: Callable[[PackFlow, Distribution], 
 
 
 def _characters_panel(flow: CorpusFlow) -> Panel:
-    """Bars of doubling width, drawn equally wide."""
+    """A histogram with bins of doubling width, drawn as bars of equal width."""
     rows = np.array(flow.characters["rows"] if flow.characters else [], np.int64)
     if not rows.sum():
-        return message(f"{flow.name}: lengths weren't counted")
+        return message(f"{flow.name}: the manifest has no lengths")
     bounds = flow.characters["bounds"]
     first, last = np.flatnonzero(rows)[[0, -1]]
     half = bounds[int(np.searchsorted(np.cumsum(rows), rows.sum() / 2))]
 
     def draw(ax: Axes) -> None:
-        places = np.arange(first, last + 1)
-        ax.bar(places, rows[first : last + 1], 0.92, align="edge", color=DATA)
-        step = -(-(len(places) + 1) // CHARACTER_TICKS)
+        positions = np.arange(first, last + 1)
+        ax.bar(positions, rows[first : last + 1], 0.92, align="edge", color=DATA)
+        step = -(-(len(positions) + 1) // CHARACTER_TICKS)
         ticks = np.arange(first, last + 2, step)
         # The left edge of bar i is the bound of the bar before it.
         ax.set_xticks(ticks, [whole(bounds[tick - 1]) if tick else "0" for tick in ticks])
-        ax.set(xlabel="characters, each bar twice as wide as the one before", ylabel="rows")
+        ax.set(xlabel="characters; each bin is twice as wide as the one before", ylabel="rows")
         _whole_numbers(ax)
 
-    return Panel(
-        title=f"{flow.name}: half of {whole(rows.sum())} rows have fewer than {whole(half)} characters", draw=draw
-    )
+    return Panel(title=f"{flow.name}: {whole(rows.sum())} rows, half of them below {whole(half)} characters", draw=draw)
 
 
-def _lengths_panel(flow: PackFlow, found: Distribution) -> Panel:
-    tokens = found.tokens
-    pieces = any(split.cut["rows"] for split in flow.splits)
-    unit = "pieces" if pieces else flow.unit
+def _lengths_panel(flow: PackFlow, lengths: Distribution) -> Panel:
+    tokens = lengths.tokens
+    unit = "parts" if any(split.split_up["rows"] for split in flow.splits) else flow.unit
     if not tokens.total:
         return message(f"{flow.title}: no {unit}")
     too_long = sum(split.dropped.get("longer_than_row", 0) for split in flow.splits)
@@ -83,7 +80,7 @@ def _lengths_panel(flow: PackFlow, found: Distribution) -> Panel:
                 ax.axvline(length, color=BAD, linewidth=1.0)
         if right == flow.length:
             ax.annotate(
-                "row's end", (flow.length, 0.92), (-3, 0), xycoords=("data", "axes fraction"),
+                "row length", (flow.length, 0.92), (-3, 0), xycoords=("data", "axes fraction"),
                 textcoords="offset points", ha="right", fontsize=8, color=BAD,
             )  # fmt: skip
         if too_long:
@@ -94,45 +91,45 @@ def _lengths_panel(flow: PackFlow, found: Distribution) -> Panel:
             )  # fmt: skip
         ax.set(xlabel=f"tokens; a row holds {whole(flow.length)}", ylabel=unit, xlim=(0, None))
         _mark(ax, tokens.median, f"median {whole(tokens.median)}", left=True)
-        _mark(ax, found.most, f"95% {whole(found.most)}")
+        _mark(ax, lengths.p95, f"p95 {whole(lengths.p95)}")
 
-    title = f"{flow.title}: half of {whole(tokens.total)} {unit} have at most {whole(tokens.median)} tokens"
+    title = f"{flow.title}: {whole(tokens.total)} {unit}, median {whole(tokens.median)} tokens"
     return Panel(title=title, draw=draw)
 
 
-def _fill_panel(flow: PackFlow, found: Distribution) -> Panel:
+def _fill_panel(flow: PackFlow, lengths: Distribution) -> Panel:
     metadata = flow.metadata
-    if not found.fill.total:
+    if not lengths.fill.total:
         return message(f"{flow.title}: no rows to train on")
     mean = float(metadata["packing_efficiency"]) / 100
 
     def draw(ax: Axes) -> None:
-        _bars(ax, found.fill)
-        _shares(ax, "share of a row that is tokens, not padding")
+        _bars(ax, lengths.fill)
+        _shares(ax, "fill of a row: share of tokens that are not padding")
         _mark(ax, mean, f"mean {percent(mean)}")
 
     title = (
         f"{flow.title}: {whole(metadata['rows'])} rows are {percent(mean)} full; "
-        f"at least {whole(metadata['lower_bound_rows'])} are needed"
+        f"lower bound {whole(metadata['lower_bound_rows'])} rows"
     )
     if flow.lengths:
         title = f"{flow.title}: {whole(metadata['rows'])} rows of {len(flow.lengths)} lengths are {percent(mean)} full"
     return Panel(title=title, draw=draw)
 
 
-def _supervised_panel(flow: PackFlow, found: Distribution) -> Panel:
-    supervised = found.supervised
+def _supervised_panel(flow: PackFlow, lengths: Distribution) -> Panel:
+    supervised = lengths.supervised
     if not supervised.total:
         return message(f"{flow.title}: no rows to train on")
 
     def draw(ax: Axes) -> None:
         _bars(ax, supervised)
-        _shares(ax, "share of a row's tokens that are supervised")
+        _shares(ax, "supervised share of a row's tokens")
         _mark(ax, supervised.median, f"median {percent(supervised.median)}")
 
     title = (
-        f"{flow.title}: half of the rows learn at least {percent(supervised.median)} of their tokens, "
-        f"all between {percent(supervised.low)} and {percent(supervised.high)}"
+        f"{flow.title}: {percent(supervised.median)} of a row's tokens are supervised (median), "
+        f"from {percent(supervised.low)} to {percent(supervised.high)}"
     )
     return Panel(title=title, draw=draw)
 
@@ -149,7 +146,7 @@ def _shares(ax: Axes, label: str) -> None:
 
 
 def _mark(ax: Axes, at: float, text: str, left: bool | None = None) -> None:
-    """A dotted line, its text above it, on the side where there is room."""
+    """Draw a dotted line with a label above it, on the side with more space."""
     ax.axvline(at, color=MUTED, linewidth=0.8, linestyle=":")
     if left is None:
         left = at > RIGHT * ax.get_xlim()[1]

@@ -1,11 +1,11 @@
-"""The charts of what DPO changed in the held-out pairs: margins before and after, and rewards of chosen and rejected."""
+"""Charts of the changes that DPO made in held-out pairs: margins before and after, and rewards of chosen and rejected."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from snaketune.report.charts.style import COLOURS, Chart, Panel, Style, message
-from snaketune.report.data.preference_shift import Change
+from snaketune.report.data.preference_shift import PreferenceChange
 from snaketune.report.judge.difference_intervals import wins
 from snaketune.report.text import decimal, percent
 
@@ -13,25 +13,27 @@ BINS = 40
 REFERENCE = Style(colour="base-1")
 CHOSEN, REJECTED = Style(colour="data"), Style(colour="bad", dash="--")
 MUTED = COLOURS["muted"][0]
-# Of a tail beyond these quantiles, the outermost bin holds all, so that one pair doesn't squeeze the others.
+# The outermost bins hold everything beyond these quantiles, so that an outlier doesn't compress the rest.
 TAIL = 0.005
 
 
-def preferences_chart(found: list[Change], styles: dict[str, Style]) -> Chart:
-    """Two panels for every run and corpus, in this order."""
-    several = len({(change.evaluation, change.corpus) for change in found}) > 1
-    names = [f"{one.label}, {one.corpus} ({one.evaluation})" if several else one.label for one in found]
-    panels = [panel for name, one in zip(names, found) for panel in (_margins(name, one, styles), _rewards(name, one))]
-    key = {label: styles.get(label, REFERENCE) for change in found for label in (change.before, change.label)}
+def preferences_chart(changes: list[PreferenceChange], styles: dict[str, Style]) -> Chart:
+    """Two panels for each change: margins, then rewards."""
+    several = len({(change.evaluation, change.corpus) for change in changes}) > 1
+    names = [f"{one.label}, {one.corpus} ({one.evaluation})" if several else one.label for one in changes]
+    panels = [
+        panel for name, one in zip(names, changes) for panel in (_margins(name, one, styles), _rewards(name, one))
+    ]
+    key = {label: styles.get(label, REFERENCE) for change in changes for label in (change.before, change.label)}
     return Chart(
         name="preferences",
-        panels=panels or [message("No evaluation asked a DPO run and its reference about the same pairs.")],
+        panels=panels or [message("No evaluation scored a DPO run and its reference on the same pairs.")],
         key=key | {"chosen": CHOSEN, "rejected": REJECTED} if panels else {},
     )
 
 
-def _margins(name: str, change: Change, styles: dict[str, Style]) -> Panel:
-    """How much likelier per token the chosen completion is, before and after."""
+def _margins(name: str, change: PreferenceChange, styles: dict[str, Style]) -> Panel:
+    """Histogram of the log-prob margin per token (chosen less rejected), before and after."""
     before_P, after_P = change.margins(per_token=True)
 
     def draw(ax: Axes) -> None:
@@ -39,16 +41,16 @@ def _margins(name: str, change: Change, styles: dict[str, Style]) -> Panel:
         edges = _edges(before_P, after_P)
         _steps(ax, before_P, edges, styles.get(change.before, REFERENCE))
         _steps(ax, after_P, edges, styles[change.label])
-        _axes(ax, "chosen less rejected, nats per token")
+        _axes(ax, "log-prob margin (chosen less rejected), nats per token")
 
     shares = (percent(wins(margins).mean()) for margins in (before_P, after_P))
-    return Panel(title=f"{name}: chosen is likelier per token in {' → '.join(shares)}", draw=draw)
+    return Panel(title=f"{name}: chosen preferred per token in {' → '.join(shares)}", draw=draw)
 
 
-def _rewards(name: str, change: Change) -> Panel:
-    """Rewards of chosen and rejected; those before as well, if they aren't all zero."""
+def _rewards(name: str, change: PreferenceChange) -> Panel:
+    """Histogram of the rewards of chosen and rejected; also those before, unless they are all zero."""
     before_P2, after_P2 = change.rewards()
-    # Log-probabilities of one model, computed twice, differ by rounding.
+    # Log-probabilities of one model, computed twice, differ by rounding errors.
     moved_before = bool(np.abs(before_P2).max() > 0.05 * np.abs(after_P2).max())
 
     def draw(ax: Axes) -> None:
@@ -58,20 +60,20 @@ def _rewards(name: str, change: Change) -> Panel:
             if moved_before:
                 _steps(ax, before_P2[:, column], edges, style, filled=False)
             _steps(ax, after_P2[:, column], edges, style)
-        _axes(ax, "reward, nats × beta" if change.beta else "gain, nats")
+        _axes(ax, "reward, nats × beta" if change.beta else "log-prob gain, nats")
 
     chosen, rejected = (decimal(mean) for mean in after_P2.mean(axis=0).tolist())
-    what = "rewards" if change.beta else "gains"
+    what = "mean rewards" if change.beta else "mean log-prob gains"
     before = "outlines: before" if moved_before else "before: all 0"
     return Panel(title=f"{name}: {what}, chosen {chosen}, rejected {rejected} ({before})", draw=draw)
 
 
 def _edges(*values: np.ndarray) -> np.ndarray:
-    """float64[BINS + 1], the same for all of them."""
+    """Common bin edges of all `values`, float64[BINS + 1]."""
     low = min(float(np.quantile(one, TAIL)) for one in values)
     high = max(float(np.quantile(one, 1 - TAIL)) for one in values)
-    room = max(high - low, 1e-6) * 0.02
-    return np.linspace(low - room, high + room, BINS + 1)
+    margin = max(high - low, 1e-6) * 0.02
+    return np.linspace(low - margin, high + margin, BINS + 1)
 
 
 def _steps(ax: Axes, values: np.ndarray, edges: np.ndarray, style: Style, filled: bool = True) -> None:

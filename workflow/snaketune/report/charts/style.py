@@ -1,8 +1,8 @@
-"""How figures look: colours, panels, and SVG that is the same for the same numbers.
+"""Styles of the figures: colours, panels, and deterministic SVG.
 
-A figure is a list of panels. A file holds them side by side; the page holds each by itself, so that on a phone they stand
-one below the other at a size that can be read. In the page, colours are CSS variables and follow light and dark; in a
-file they are fixed, on white.
+A chart is a list of panels. An SVG file holds them side by side; a page holds each separately, so that on a phone they are
+stacked at a readable size. In a page, colours are CSS variables that follow the light or dark scheme; in a file they are fixed,
+on white.
 """
 
 import io
@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# name: (on light, on dark). The series are Okabe and Ito's, which people with any colour vision tell apart.
+# name: (light scheme, dark scheme). Series use the colour-blind-safe palette of Okabe and Ito.
 COLOURS = {
     "ink": ("#1f2430", "#e8e8ea"),
     "muted": ("#626a78", "#a2a9b5"),
@@ -39,12 +39,12 @@ COLOURS = {
 }
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "D", "s", "^")
-# Inches; at 9 points, text stays legible where the page squeezes a panel into a phone's width.
+# Inches; text of 9 points stays legible when a panel is scaled to the width of a phone.
 PANEL_WIDTH, PANEL_HEIGHT = 4.3, 2.6
-# Beyond this many points a line is drawn as medians in a band from lowest to highest.
+# Above this many points, a line is drawn as medians in a band from minimum to maximum.
 MANY_POINTS, BUCKETS = 2000, 400
 KEY_COLUMNS = 4
-# An id of matplotlib's.
+# An id that matplotlib generated.
 DIGEST = re.compile(r'(?:(?<=id=")|(?<=url\(#)|(?<=href="#))([a-zA-Z])[0-9a-f]{10}\b')
 SETTINGS = {
     "svg.fonttype": "none",
@@ -76,7 +76,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """How one model is drawn, everywhere."""
+    """Colour, dash and marker of one model in all charts."""
 
     colour: str
     dash: str = "-"
@@ -89,7 +89,7 @@ class Style:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One set of axes. The title says what is seen; `draw` fills the axes."""
+    """One set of axes. The title states the result; `draw` draws on the axes."""
 
     title: str
     draw: Callable[[Axes], None]
@@ -98,7 +98,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Panels that belong together, and what their colours mean."""
+    """Panels of one figure, and their legend (`key`)."""
 
     name: str
     panels: list[Panel]
@@ -106,7 +106,7 @@ class Chart:
 
 
 def model_styles(labels: Iterable[str]) -> dict[str, Style]:
-    """A style per model: grey bases, blue and green SFT runs, warm DPO runs; from the fifth of a kind on, other dashes.
+    """A style per model: grey for bases, blue and green for SFT, warm colours for DPO. Then dashes change.
 
     >>> [style.colour for style in model_styles(["base:a", "sft:a", "sft:b", "dpo:a"]).values()]
     ['base-1', 'sft-1', 'sft-2', 'dpo-1']
@@ -124,9 +124,9 @@ def model_styles(labels: Iterable[str]) -> dict[str, Style]:
 
 
 def svg_file(chart: Chart) -> str:
-    """All panels of a chart, two in a row or one below the other, as a file of its own."""
+    """A chart as a standalone SVG file, with its panels in two columns or one."""
     tallest, lowest = (pick(panel.height for panel in chart.panels) for pick in (max, min))
-    # A low panel beside a tall one would be stretched.
+    # A short panel beside a tall one would be stretched.
     columns = 2 if len(chart.panels) > 1 and tallest < 1.8 * lowest else 1
     rows = math.ceil(len(chart.panels) / columns)
     heights = [max(p.height for p in chart.panels[r * columns : (r + 1) * columns]) for r in range(rows)]
@@ -138,18 +138,18 @@ def svg_file(chart: Chart) -> str:
         size = (width, sum(heights) + titles * rows + key_height)
         figure = Figure(figsize=size, layout="constrained")
         ratios = [height + titles for height in heights] + ([key_height] if chart.key else [])
-        # A panel is a figure within the figure, so that long labels of one don't squeeze the others.
-        parts = figure.subfigures(len(ratios), columns, squeeze=False, height_ratios=ratios, wspace=0.03)
-        for panel, part in zip(chart.panels, parts.flat):
-            part.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
-            panel.draw(part.subplots())
+        # Each panel is a subfigure, so that long labels of one don't shrink the others.
+        subfigures = figure.subfigures(len(ratios), columns, squeeze=False, height_ratios=ratios, wspace=0.03)
+        for panel, subfigure in zip(chart.panels, subfigures.flat):
+            subfigure.suptitle(_wrapped(panel.title), x=0.015, ha="left", fontsize=9.5)
+            panel.draw(subfigure.subplots())
         if chart.key:
             figure.legend(handles=_handles(chart.key), loc="lower center", ncols=key_columns)
         return _svg(figure)
 
 
 def svg_inline(chart: Chart, number: int) -> str:
-    """One panel for the page: no title (the page has it), colours as CSS variables, ids of its own."""
+    """One panel as SVG for a page: no title, colours as CSS variables, unique ids."""
     panel = chart.panels[number]
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": f"{chart.name}-{number}", "figure.facecolor": "none"}):
         figure = Figure(figsize=(PANEL_WIDTH, panel.height), layout="constrained")
@@ -167,7 +167,7 @@ def svg_inline(chart: Chart, number: int) -> str:
 def trace(
     ax: Axes, steps: Sequence[float], values: Sequence[float | None], style: Style, dash: str | None = None
 ) -> None:
-    """A line over steps. A single point is a dot, very many are medians in a band; what is no number is left out."""
+    """Draw values over steps. One point is a dot; more than MANY_POINTS are medians in a band. NaN and None are skipped."""
     known = [(x, y) for x, y in zip(steps, values) if y is not None and math.isfinite(y)]
     if not known:
         return
@@ -175,17 +175,17 @@ def trace(
     look = {"color": style.hex, "linestyle": dash or style.dash, "linewidth": 1.4}
     if len(x) > MANY_POINTS:
         look["linewidth"] = 1.0
-        parts = np.array_split(np.arange(len(x)), BUCKETS)
-        middle = [float(np.median(x[part])) for part in parts]
-        low, high = [[float(f(y[part])) for part in parts] for f in (np.min, np.max)]
+        buckets = np.array_split(np.arange(len(x)), BUCKETS)
+        middle = [float(np.median(x[bucket])) for bucket in buckets]
+        low, high = [[float(f(y[bucket])) for bucket in buckets] for f in (np.min, np.max)]
         ax.fill_between(middle, low, high, color=style.hex, alpha=0.2, linewidth=0)
-        ax.plot(middle, [float(np.median(y[part])) for part in parts], **look)
+        ax.plot(middle, [float(np.median(y[bucket])) for bucket in buckets], **look)
     else:
         ax.plot(x, y, marker=style.marker if len(x) <= 12 else None, markersize=3.5, **look)
 
 
 def message(text: str) -> Panel:
-    """A panel that says why there is nothing to see."""
+    """A panel that holds only a message."""
 
     def draw(ax: Axes) -> None:
         ax.set_axis_off()
@@ -206,7 +206,7 @@ def _wrapped(text: str, width: int = 56) -> str:
 
 
 def _key_columns(key: dict[str, Style], width: float) -> int:
-    """How many labels of the key stand side by side. Args: width: inches."""
+    """The number of legend columns that fit a width in inches."""
     longest = max(map(len, key), default=0)
     return max(1, min(KEY_COLUMNS, len(key), int(width / (0.6 + 0.085 * longest))))
 
@@ -221,19 +221,19 @@ def _handles(key: dict[str, Style]) -> list[mpl.lines.Line2D]:
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     with warnings.catch_warnings():
-        # The font only measures; readers see their own, which may have what this one lacks.
+        # The font is used only for measuring; a viewer's own font may have the missing glyphs.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return _numbered(buffer.getvalue())
 
 
 def _numbered(svg: str) -> str:
-    """With ids in the order in which they appear.
+    """Number the ids in order of appearance.
 
-    matplotlib's are digests, of clipping rectangles to the last bit, and the layout's solver doesn't keep that from run to run.
+    matplotlib derives ids from digests of clipping rectangles, whose last bits vary between runs because of the layout solver.
 
     >>> _numbered('<use href="#m0123456789"/><path clip-path="url(#pfedcba9876)"/><path id="m0123456789"/>')
     '<use href="#m1"/><path clip-path="url(#p2)"/><path id="m1"/>'
     """
     names: dict[str, str] = {}
-    return DIGEST.sub(lambda found: names.setdefault(found[0], f"{found[1]}{len(names) + 1}"), svg)
+    return DIGEST.sub(lambda match: names.setdefault(match[0], f"{match[1]}{len(names) + 1}"), svg)

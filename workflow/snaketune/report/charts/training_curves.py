@@ -1,4 +1,4 @@
-"""The charts of training: SFT and DPO curves."""
+"""Charts of the SFT and DPO training curves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,31 +11,31 @@ from snaketune.report.charts.style import COLOURS, Chart, Panel, Style, message,
 from snaketune.report.compare.differing_keys import loss_text
 from snaketune.report.compare.variants import stopped_early
 from snaketune.report.data.calibration_runs import calibration_panels
-from snaketune.report.data.results import Findings, Result
+from snaketune.report.data.results import Result, ResultSet
 from snaketune.report.text import clean, decimal, percent, whole, words
 
 MUTED = COLOURS["muted"][0]
-# Of what DPO logs: title, axis, how a value is shown, and the line that means nothing has been learned.
+# Title, axis label, number format and baseline (the value before anything is learned) of known DPO metrics.
 KNOWN: dict[str, tuple[str, str, Callable[[float | None], str], float | None]] = {
-    "accuracy": ("Pairs whose chosen answer gains more", "share of pairs", percent, 0.5),
-    "margin": ("Margin, chosen over rejected", "margin, nats × beta", decimal, 0.0),
+    "accuracy": ("Reward accuracy", "share of pairs", percent, 0.5),
+    "margin": ("Reward margin", "margin, nats × beta", decimal, 0.0),
     "chosen_reward": ("Rewards", "reward, nats × beta", decimal, 0.0),
     "kl": ("KL to the reference", "nats per answer", decimal, 0.0),
     "chosen_logp": ("Log-probabilities", "nats per answer", decimal, None),
     "chosen_logp_per_token": ("Log-probabilities per token", "nats per token", decimal, None),
     "chosen_tokens": ("Lengths", "tokens", decimal, None),
-    "length_correlation": ("Correlation of margins with lengths", "correlation", decimal, 0.0),
+    "length_correlation": ("Correlation of margin and length", "correlation", decimal, 0.0),
 }
-# What says how a training went and not what it learned, and the axis.
+# Metrics that describe the run rather than what was learned, and the x axis.
 NOT_DRAWN = (
     "step", "epoch", "loss", "learning_rate", "memory_gb", "mfu", "mfu_computed", "tokens_per_second",
     "supervised_tokens_per_second", "warming_up",
 )  # fmt: skip
 
 
-def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
+def sft_chart(results: ResultSet, styles: dict[str, Style]) -> Chart:
     """Loss and throughput of all SFT runs."""
-    runs = findings.of("sft")
+    runs = results.of("sft")
     panels = [
         curve("loss", "Training loss", "loss, nats per token", runs, styles, decimal),
         throughput(runs, styles),
@@ -44,32 +44,37 @@ def sft_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
     return _training_chart("sft", runs, styles, panels)
 
 
-def dpo_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
-    """Loss, accuracy, margin, rewards and whatever else the DPO runs logged."""
-    runs = findings.of("dpo")
+def dpo_chart(results: ResultSet, styles: dict[str, Style]) -> Chart:
+    """Loss, accuracy, margin, rewards and all other metrics that the DPO runs logged."""
+    runs = results.of("dpo")
     losses = sorted({loss_text(run.spec["loss"]) for run in runs})
-    name = f"{losses[0]} loss" if len(losses) == 1 else "loss (of different kinds, not comparable)"
+    name = f"{losses[0]} loss" if len(losses) == 1 else "loss (different kinds, not comparable)"
     panels = [curve("loss", "Training loss", name, runs, styles, decimal)]
     for key in _logged(runs):
-        title, axis, shown, line = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
+        title, axis, shown, baseline = KNOWN.get(key, (clean(words(key)).capitalize(), words(key), decimal, None))
         if "chosen" in key:
-            panels.append(_both(key, f"{title}: chosen (solid) and rejected (dashed)", axis, runs, styles, line))
+            panels.append(
+                _chosen_and_rejected(
+                    key, f"{title}: chosen (solid) and rejected (dashed)", axis, runs, styles, baseline
+                )
+            )
         else:
-            panels.append(curve(key, title, axis, runs, styles, shown, line))
+            panels.append(curve(key, title, axis, runs, styles, shown, baseline))
     return _training_chart("dpo", runs, styles, [*panels, *calibration_panels(runs, styles)])
 
 
 def _logged(runs: list[Result]) -> list[str]:
-    """The metrics to draw, known ones first; of two of which one is of the chosen and one of the rejected, the former."""
-    found = {key for run in runs for entry in run.history for key, value in entry.items() if _is_number(value)}
-    # Those of single sources (`sources.0/margin`) would hide the others.
-    found = {key for key in found if "/" not in key}
-    drawn = {key for key in found - set(NOT_DRAWN) if not ("rejected" in key and _other(key) in found)}
+    """The metrics to draw, known ones first. Of a chosen/rejected pair of metrics, only the chosen one is returned."""
+    logged = {key for run in runs for entry in run.history for key, value in entry.items() if _is_number(value)}
+    # Metrics of single sources (`sources.0/margin`) would hide the others.
+    logged = {key for key in logged if "/" not in key}
+    drawn = {key for key in logged - set(NOT_DRAWN) if not ("rejected" in key and _other(key) in logged)}
     return [*(key for key in KNOWN if key in drawn), *sorted(drawn - KNOWN.keys())]
 
 
 def _other(key: str) -> str:
-    """
+    """The rejected metric of a chosen one, and the reverse.
+
     >>> _other("chosen_reward"), _other("logps_rejected")
     ('rejected_reward', 'logps_chosen')
     """
@@ -92,26 +97,26 @@ def curve(
     runs: list[Result],
     styles: dict[str, Style],
     shown: Callable[[float | None], str],
-    line: float | None = None,
+    baseline: float | None = None,
 ) -> Panel | None:
-    """A line per run; None if no run logged `key`. The title says where it began and ended, if there is one run."""
+    """A line per run; None if no run logged `key`. For a single run, the title has the first and the last value."""
     logged = [run for run in runs if _values(run, key)]
     if not logged:
         return None
 
     def draw(ax: Axes) -> None:
-        if line is not None:
-            ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
+        if baseline is not None:
+            ax.axhline(baseline, color=MUTED, linewidth=0.8, linestyle=":")
         for run in logged:
             trace(ax, _steps(run), [entry.get(key) for entry in run.history], styles[run.label])
-        _room(ax, logged, (key,))
+        _fit_axis(ax, logged, (key,))
         ax.set(xlabel="optimizer step", ylabel=axis)
         if shown is percent:
             ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             ax.set_ylim(-0.03, 1.03)
         _steps_axis(ax)
 
-    ends = {run.label: (_values(run, key)[0], _end(_values(run, key))) for run in _completed(logged)}
+    ends = {run.label: (_values(run, key)[0], _final(_values(run, key))) for run in _completed(logged)}
     if len(ends) == 1:
         first, last = next(iter(ends.values()))
         return Panel(title=f"{title}: {shown(first)} → {shown(last)}", draw=draw)
@@ -119,16 +124,18 @@ def curve(
     return Panel(title=f"{title}: {_span(min(lasts), max(lasts), shown)} at the end", draw=draw)
 
 
-def _both(key: str, title: str, axis: str, runs: list[Result], styles: dict[str, Style], line: float | None) -> Panel:
-    """Of each run, the metric of the chosen completions and, dashed, that of the rejected ones."""
+def _chosen_and_rejected(
+    key: str, title: str, axis: str, runs: list[Result], styles: dict[str, Style], baseline: float | None
+) -> Panel:
+    """A metric of the chosen (solid) and the rejected (dashed) completions of each run."""
 
     def draw(ax: Axes) -> None:
-        if line is not None:
-            ax.axhline(line, color=MUTED, linewidth=0.8, linestyle=":")
+        if baseline is not None:
+            ax.axhline(baseline, color=MUTED, linewidth=0.8, linestyle=":")
         for run in runs:
             for name, dash in ((key, "-"), (_other(key), (0, (3, 2)))):
                 trace(ax, _steps(run), [entry.get(name) for entry in run.history], styles[run.label], dash)
-        _room(ax, runs, (key, _other(key)))
+        _fit_axis(ax, runs, (key, _other(key)))
         ax.set(xlabel="optimizer step", ylabel=axis)
         _steps_axis(ax)
 
@@ -154,12 +161,12 @@ def throughput(runs: list[Result], styles: dict[str, Style]) -> Panel | None:
 
 
 def _completed(runs: list[Result]) -> list[Result]:
-    """Those that weren't ended early; all, if all were."""
+    """The runs that weren't stopped early; all, if every one was."""
     return [run for run in runs if not stopped_early(run)] or runs
 
 
-def _room(ax: Axes, runs: list[Result], keys: tuple[str, ...]) -> None:
-    """Let the axis hold the runs that weren't ended early: what went wrong may leave it, and would squeeze the others."""
+def _fit_axis(ax: Axes, runs: list[Result], keys: tuple[str, ...]) -> None:
+    """Scale the y axis to the runs that weren't stopped early: a diverged run would compress the others."""
     completed = _completed(runs)
     known = [value for run in completed for key in keys for value in _values(run, key)]
     if len(completed) < len(runs) and known:
@@ -177,13 +184,13 @@ def _steps(run: Result) -> list[float]:
 
 
 def _values(run: Result, key: str) -> list[float]:
-    """What was logged and is a number."""
-    found: list[Any] = [entry.get(key) for entry in run.history]
-    return [value for value in found if value is not None and np.isfinite(value)]
+    """All logged values of `key` that are finite numbers."""
+    logged: list[Any] = [entry.get(key) for entry in run.history]
+    return [value for value in logged if value is not None and np.isfinite(value)]
 
 
-def _end(values: list[float]) -> float:
-    """The median of the last twentieth: one noisy step says little about where a run ended."""
+def _final(values: list[float]) -> float:
+    """The median of the last twentieth of the values, since single steps are noisy."""
     return float(np.median(values[-max(1, len(values) // 20) :]))
 
 

@@ -1,1 +1,1 @@
-"""Comparisons of the report: models, variants and results of other configs."""
+"""Comparisons of the report: models, DPO variants and earlier runs."""

@@ -1,4 +1,4 @@
-"""Scores of models side by side: the table, the chart, and the headline's numbers."""
+"""Scores of all models: the measures of the tables, evaluation.csv, evaluation.json and the chart."""
 
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -9,21 +9,21 @@ from matplotlib.ticker import PercentFormatter
 
 from snaketune.evaluation.score_intervals import SHARES, wilson
 from snaketune.report.charts.style import COLOURS, Chart, Panel, Style, message
-from snaketune.report.data.results import Findings, Scored, unique
+from snaketune.report.data.results import ResultSet, ScoredModel, unique
 from snaketune.report.text import clean, decimal, duration, percent, short, whole
 
 PREFERENCES = {
-    "logp_accuracy": ("chosen is likelier", "share", 1),
-    "logp_accuracy_per_token": ("chosen is likelier, per token", "share", 1),
-    "reward_accuracy": ("chosen gained more than rejected", "share", 1),
-    "logp_margin_nats": ("log-probability margin", "nats", 0),
-    "reward_margin_nats": ("gain margin", "nats", 0),
-    "chosen_logp_nats": ("log-probability of the chosen", "nats", 0),
-    "rejected_logp_nats": ("log-probability of the rejected", "nats", 0),
-    "chosen_reward_nats": ("gain of the chosen", "nats", 0),
-    "rejected_reward_nats": ("gain of the rejected", "nats", 0),
+    "logp_accuracy": ("log-prob accuracy", "share", 1),
+    "logp_accuracy_per_token": ("log-prob accuracy, per token", "share", 1),
+    "reward_accuracy": ("reward accuracy", "share", 1),
+    "logp_margin_nats": ("log-prob margin", "nats", 0),
+    "reward_margin_nats": ("reward margin, without beta", "nats", 0),
+    "chosen_logp_nats": ("chosen log-prob", "nats", 0),
+    "rejected_logp_nats": ("rejected log-prob", "nats", 0),
+    "chosen_reward_nats": ("chosen reward, without beta", "nats", 0),
+    "rejected_reward_nats": ("rejected reward, without beta", "nats", 0),
 }
-# Of these, also what they are on the pairs of each source.
+# Measures that are also shown for the pairs of each source.
 BY_SOURCE = ("logp_accuracy_per_token", "reward_accuracy", "reward_margin_nats")
 FORMATS = {
     "share": percent, "nats": decimal, "": decimal, "tokens": decimal, "count": whole, "seconds": duration, "rate": short
@@ -33,15 +33,16 @@ DOT_STEP, ROW_STEP = 0.085, 0.24
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One line of the table.
+    """One row of the score table.
 
     Attributes:
-        path: where it stands in scores.json.
-        on: the corpus or task that it was measured on.
-        better: 1 if more is better, -1 if less, 0 if neither.
-        values: by model; None where it wasn't measured.
-        sizes: by model, how many prompts or pairs a share is of.
-        intervals: by model, the 95% intervals that the evaluation wrote.
+        path: Its path in scores.json.
+        on: The corpus or task that it was measured on.
+        better: 1 if higher is better, -1 if lower is better, 0 if neither.
+        values: By model; None where it wasn't measured.
+        sizes: By model, the number of prompts or pairs of a share.
+        intervals: By model, the 95% intervals that the evaluation wrote.
+        detail: Whether it is a breakdown by task or source.
     """
 
     path: str
@@ -58,7 +59,7 @@ class Measure:
         return FORMATS[self.unit](self.values.get(model))
 
     def interval(self, model: str) -> tuple[float, float] | None:
-        """The 95% interval; of shares in scores from before these had one, Wilson's. None where there is none."""
+        """The 95% interval, or None. Wilson's for shares in older scores, which have no intervals."""
         value, size = self.values.get(model), self.sizes.get(model)
         if value is None:
             return None
@@ -68,25 +69,25 @@ class Measure:
         return wilson(value, size) if size and self.unit == "share" else None
 
     def shown_interval(self, model: str) -> str:
-        """As `[55.1%, 67.3%]`; empty where there is none."""
+        """The interval as `[55.1%, 67.3%]`; empty if there is none."""
         bounds = self.interval(model)
         return f"[{', '.join(FORMATS[self.unit](bound) for bound in bounds)}]" if bounds else ""
 
     def of(self, models: list[str]) -> "Measure":
-        """Of these models, measured or not."""
+        """The same measure for exactly these models; None where one wasn't measured."""
         return replace(self, values={model: self.values.get(model) for model in models})
 
     def is_best(self, model: str) -> bool:
-        """Better than another model, and than none worse; never so where all are the same."""
+        """Return True if the model has the best value and not all values are equal."""
         known = [value for value in self.values.values() if value is not None]
         if not self.better or len(set(known)) < 2 or self.values.get(model) is None:
             return False
         return self.values[model] == (max(known) if self.better > 0 else min(known))
 
 
-def measures(models: list[Scored], where: str = "") -> list[Measure]:
-    """All that one evaluation measured, line by line. Args: where: what to add to the name of a corpus or task."""
-    found: list[Measure] = []
+def measures(models: list[ScoredModel], where: str = "") -> list[Measure]:
+    """All measures of one evaluation. `where` is a suffix for the names of corpora and tasks."""
+    rows: list[Measure] = []
 
     def add(
         section: str, on: str, path: tuple[str, ...], name: str, unit: str, better: int, size: str = "", **more: Any
@@ -94,25 +95,25 @@ def measures(models: list[Scored], where: str = "") -> list[Measure]:
         values, sizes, intervals = {}, {}, {}
         for scored in models:
             *parents, key = path
-            entry = _inside(scored.scores.get(section, {}).get(on), parents)
+            entry = _at_path(scored.scores.get(section, {}).get(on), parents)
             values[scored.model] = entry.get(key)
             sizes[scored.model] = entry.get(size) or 0
-            beside = (
-                _inside(scored.scores.get("task_intervals", {}).get(on), []).get(key) if section == "tasks" else None
+            task_interval = (
+                _at_path(scored.scores.get("task_intervals", {}).get(on), []).get(key) if section == "tasks" else None
             )
-            if bounds := beside or entry.get(f"{key}_interval"):
+            if bounds := task_interval or entry.get(f"{key}_interval"):
                 intervals[scored.model] = bounds
         if any(value is not None for value in values.values()):
             about = {"path": ".".join((section, on, *path)), "on": f"{clean(on)}{where}"}
             about |= {"values": values, "sizes": sizes, "intervals": intervals}
-            found.append(Measure(**about, name=name, unit=unit, better=better, **more))
+            rows.append(Measure(**about, name=name, unit=unit, better=better, **more))
 
     for on in _keys(models, "conversations"):
         add("conversations", on, ("held_out_loss",), "held-out loss", "nats", -1)
         add("conversations", on, ("perplexity",), "perplexity", "", -1)
         add("conversations", on, ("exact_match", "share"), "exact match", "share", 1, "prompts")
         entries = (
-            _inside(scored.scores.get("conversations", {}).get(on), ["exact_match", "by_task"]) for scored in models
+            _at_path(scored.scores.get("conversations", {}).get(on), ["exact_match", "by_task"]) for scored in models
         )
         for task in sorted(unique(task for entry in entries for task in entry)):
             path = ("exact_match", "by_task", task, "share")
@@ -122,8 +123,8 @@ def measures(models: list[Scored], where: str = "") -> list[Measure]:
         for key, (name, unit, better) in PREFERENCES.items():
             size = "pairs_with_reference" if key.startswith("reward") else "pairs"
             add("preferences", on, (key,), name, unit, better, size)
-        asked = (scored.scores.get("preferences", {}).get(on) for scored in models)
-        sources = unique(source for entry in asked for source in _inside(entry, ["by_source"]))
+        entries = (scored.scores.get("preferences", {}).get(on) for scored in models)
+        sources = unique(source for entry in entries for source in _at_path(entry, ["by_source"]))
         for source, key in product(sorted(sources, key=int), BY_SOURCE):
             name, unit, better = PREFERENCES[key]
             size = "pairs_with_reference" if key.startswith("reward") else "pairs"
@@ -133,55 +134,55 @@ def measures(models: list[Scored], where: str = "") -> list[Measure]:
         for metric in sorted(unique(key for scored in models for key in scored.scores.get("tasks", {}).get(on, {}))):
             unit, better = ("share", 1) if metric.startswith(SHARES) else ("", 0)
             add("tasks", on, (metric,), clean(metric), unit, better)
-    return found
+    return rows
 
 
-def _keys(models: list[Scored], section: str) -> list[str]:
+def _keys(models: list[ScoredModel], section: str) -> list[str]:
     return unique(key for scored in models for key in scored.scores.get(section) or {})
 
 
-def _inside(entry: Any, path: list[str]) -> dict[str, Any]:
+def _at_path(entry: Any, path: list[str]) -> dict[str, Any]:
     for key in path:
         entry = (entry or {}).get(key)
     return entry or {}
 
 
-def csv_rows(findings: Findings) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows: a measure per row, a model per column, unrounded."""
-    labels = unique(scored.model for models in findings.evaluations.values() for scored in models)
+def csv_rows(results: ResultSet) -> tuple[list[str], list[dict[str, Any]]]:
+    """Columns and rows of evaluation.csv: a measure per row, a model per column, unrounded."""
+    labels = unique(scored.model for models in results.evaluations.values() for scored in models)
     rows = [
         {"evaluation": evaluation, "on": measure.on, "measure": measure.name, "unit": measure.unit} | measure.values
-        for evaluation, models in findings.evaluations.items()
+        for evaluation, models in results.evaluations.items()
         for measure in measures(models)
     ]
     return ["evaluation", "on", "measure", "unit", *labels], rows
 
 
-def as_json(findings: Findings) -> dict[str, Any]:
-    """All scores as the evaluations wrote them, by evaluation and model."""
+def as_json(results: ResultSet) -> dict[str, Any]:
+    """All scores as the evaluations wrote them: evaluation → model → scores.json."""
     return {
         evaluation: {scored.model: scored.scores for scored in models}
-        for evaluation, models in findings.evaluations.items()
+        for evaluation, models in results.evaluations.items()
     }
 
 
-def evaluation_chart(findings: Findings, styles: dict[str, Style]) -> Chart:
-    """Exact match by task, and preference accuracies; a panel per evaluation and corpus."""
+def evaluation_chart(results: ResultSet, styles: dict[str, Style]) -> Chart:
+    """Exact match by task, and preference accuracies, with a panel each per evaluation and corpus."""
     panels = []
-    for evaluation, models in findings.evaluations.items():
-        where = f" ({evaluation})" if len(findings.evaluations) > 1 else ""
+    for evaluation, models in results.evaluations.items():
+        where = f" ({evaluation})" if len(results.evaluations) > 1 else ""
         table = measures(models)
         for on in unique(measure.on for measure in table):
             for title, chosen in (
                 (
-                    "right answers, of all and by task",
+                    "exact match, all and by task",
                     [m for m in table if m.on == on and m.name.startswith("exact match")],
                 ),
-                ("how often the chosen answer wins", [m for m in table if m.on == on and m.name in _ACCURACIES]),
+                ("preference accuracy", [m for m in table if m.on == on and m.name in _ACCURACIES]),
             ):
                 if chosen:
                     panels.append(_dots(f"{on}{where}: {title}", chosen, [scored.model for scored in models], styles))
-    labels = unique(scored.model for models in findings.evaluations.values() for scored in models)
+    labels = unique(scored.model for models in results.evaluations.values() for scored in models)
     return Chart(
         name="evaluation",
         panels=panels or [message("Neither exact match nor preferences were measured.")],
@@ -193,7 +194,7 @@ _ACCURACIES = {name for name, unit, _ in PREFERENCES.values() if unit == "share"
 
 
 def _dots(title: str, rows: list[Measure], models: list[str], styles: dict[str, Style]) -> Panel:
-    """A row of dots per measure, a dot per model, each on its 95 % interval."""
+    """A row per measure with a dot per model, each on its 95 % interval."""
     spread = DOT_STEP * (len(models) - 1)
     pitch = spread + ROW_STEP
 
@@ -201,11 +202,11 @@ def _dots(title: str, rows: list[Measure], models: list[str], styles: dict[str, 
         if rows[0].name in _ACCURACIES:
             ax.axvline(0.5, color=COLOURS["muted"][0], linewidth=0.8, linestyle=":")
         for number, measure in enumerate(rows):
-            for place, model in enumerate(models):
+            for index, model in enumerate(models):
                 value, style = measure.values.get(model), styles[model]
                 if value is None:
                     continue
-                y = number * pitch - spread / 2 + place * DOT_STEP
+                y = number * pitch - spread / 2 + index * DOT_STEP
                 low, high = measure.interval(model) or (value, value)
                 ax.plot([low, high], [y, y], color=style.hex, linewidth=1.2, alpha=0.5)
                 ax.plot(value, y, color=style.hex, marker=style.marker, markersize=4.5)

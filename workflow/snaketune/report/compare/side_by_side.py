@@ -1,18 +1,18 @@
-"""What every model answered, side by side, for people to judge in a spreadsheet: of each evaluation and corpus
+"""CSV files of all responses for human evaluation in a spreadsheet, for each evaluation and corpus:
 
 side_by_side.csv    id, prompt, expected answer, a column per model, and two to fill in: `better`, `note`
-blind.csv           the same, but nobody sees who wrote what: the models are in another order in each row
-key.csv             which model wrote which column of blind.csv, by row
+blind.csv           the same with anonymous columns, whose order of models differs from row to row
+key.csv             the model of each column of blind.csv, by row
 
-The order is drawn from names and ids, so the files are the same every time, and a key fits the file that was filled in weeks
-ago as long as the models have the same names.
+The order is a hash of names and ids. So the files are deterministic, and a key fits a file that was filled in weeks ago, as
+long as the models have the same names.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from snaketune.report.data.results import Scored, unique
+from snaketune.report.data.results import ScoredModel, unique
 from snaketune.report.text import clean
 
 Table = tuple[list[str], list[dict[str, Any]]]
@@ -20,38 +20,40 @@ FILES = ("side_by_side", "blind", "key")
 TO_FILL_IN = ("better", "note")
 
 
-def names_of(asked: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """By evaluation and corpus, the files below the report's pages.
+def side_by_side_files(corpora: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """The files of each evaluation and corpus, as `evaluation/corpus` → paths below the report's pages.
 
     Args:
-        asked: by evaluation, its corpora of conversations.
+        corpora: By evaluation, its corpora of conversations.
 
-    >>> names_of({"main": ["chat"]})["main/chat"][0]
+    >>> side_by_side_files({"main": ["chat"]})["main/chat"][0]
     'side_by_side/main/chat/side_by_side.csv'
     """
-    places = [f"{evaluation}/{corpus}" for evaluation, corpora in asked.items() for corpus in corpora]
-    return {place: [f"side_by_side/{place}/{name}.csv" for name in FILES] for place in places}
+    keys = [f"{evaluation}/{corpus}" for evaluation, corpora in corpora.items() for corpus in corpora]
+    return {key: [f"side_by_side/{key}/{name}.csv" for name in FILES] for key in keys}
 
 
-def conversations_of(evaluations: Mapping[str, list[Scored]]) -> dict[str, list[str]]:
-    """By evaluation, the corpora that its models were asked about."""
+def prompt_corpora(evaluations: Mapping[str, list[ScoredModel]]) -> dict[str, list[str]]:
+    """The corpora whose prompts the models answered, by evaluation."""
     return {
         name: unique(corpus for scored in models for corpus in scored.result.spec.get("conversations", ()))
         for name, models in evaluations.items()
     }
 
 
-def tables(evaluation: str, corpus: str, models: list[Scored]) -> dict[str, Table]:
-    """Columns and rows of each of FILES, in the order of the ids."""
+def tables(evaluation: str, corpus: str, models: list[ScoredModel]) -> dict[str, Table]:
+    """Columns and rows of each of FILES, sorted by id."""
     labels = [scored.model for scored in models]
-    said = {scored.model: {row["id"]: row for row in scored.responses if row["corpus"] == corpus} for scored in models}
-    asked = {id: row for answered in said.values() for id, row in answered.items()}
+    responses = {
+        scored.model: {row["id"]: row for row in scored.responses if row["corpus"] == corpus} for scored in models
+    }
+    rows = {id: row for answered in responses.values() for id, row in answered.items()}
     columns = [f"response_{number}" for number in range(1, len(labels) + 1)]
     open_rows, blind_rows, key_rows = [], [], []
-    for id in sorted(asked):
-        shown = {"id": clean(id), "prompt": clean(asked[id]["prompt"]), "expected": clean(asked[id]["answer"] or "")}
-        texts = {label: clean(said[label][id]["response"]) if id in said[label] else "" for label in labels}
-        shuffled = sorted(labels, key=lambda label: _drawn(evaluation, corpus, id, label))
+    for id in sorted(rows):
+        shown = {"id": clean(id), "prompt": clean(rows[id]["prompt"]), "expected": clean(rows[id]["answer"] or "")}
+        texts = {label: clean(responses[label][id]["response"]) if id in responses[label] else "" for label in labels}
+        shuffled = sorted(labels, key=lambda label: _shuffle_key(evaluation, corpus, id, label))
         open_rows.append(shown | texts)
         blind_rows.append(shown | {column: texts[label] for column, label in zip(columns, shuffled)})
         key_rows.append({"id": clean(id)} | dict(zip(columns, shuffled)))
@@ -63,6 +65,6 @@ def tables(evaluation: str, corpus: str, models: list[Scored]) -> dict[str, Tabl
     }
 
 
-def _drawn(*parts: str) -> bytes:
-    """A place in an order that nobody can guess by looking. A lone half of a character is one too."""
+def _shuffle_key(*parts: str) -> bytes:
+    """A sort key that shuffles the models of a row. Lone surrogates are allowed."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()

@@ -1,6 +1,6 @@
-"""Where every raw row of a corpus went: read + further + repeated = joined + quarantined + dropped + kept.
+"""Row counts of a corpus: read + extra + repeated = joined + quarantined + dropped + kept.
 
-Each number is taken from the corpus' manifest; whether they add up is checked here, not assumed.
+All counts are from the manifest of the corpus. Whether they add up is checked here, not assumed.
 """
 
 from collections import Counter
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from snaketune.config.corpus_sources import PersonalData
-from snaketune.report.data.results import Findings, Result
-from snaketune.report.data.sums import unequal
+from snaketune.report.data.results import Result, ResultSet
+from snaketune.report.data.sums import count_error
 from snaketune.report.text import clean
 
 REPAIRED = "repaired_"
@@ -18,12 +18,12 @@ PERSONAL_DATA = get_args(PersonalData)
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """Of a corpus, or of one of its sources.
+    """Row counts of a corpus or of one of its sources.
 
     Attributes:
-        extra: rows that raw rows made besides their first.
-        repeated: copies that a weight above 1 made.
-        joined: raw rows that became part of another, as messages of a tree do.
+        extra: Rows made from a raw row besides its first.
+        repeated: Copies made for a weight above 1.
+        joined: Raw rows that became part of another row, such as the messages of a tree.
     """
 
     read: int
@@ -35,20 +35,20 @@ class RowCounts:
     kept: int
 
     @property
-    def came_in(self) -> int:
+    def incoming(self) -> int:
         return self.read + self.extra + self.repeated
 
     @property
-    def went_out(self) -> int:
+    def outgoing(self) -> int:
         return self.joined + self.quarantined + sum(self.dropped.values()) + self.kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFlow:
-    """Rows of one source; its name is that of its files or of the Hub dataset.
+    """Rows of one source, named by its files or its Hub dataset.
 
     Attributes:
-        ignored: columns and keys that weren't read, and how many rows have them.
+        ignored: Columns and keys that weren't read, and the number of rows that have them.
     """
 
     name: str
@@ -57,9 +57,9 @@ class SourceFlow:
     rows: RowCounts
 
     @property
-    def gaps(self) -> list[str]:
-        """What doesn't add up."""
-        return unequal("rows", self.rows.came_in, f"came in from {self.name}", self.rows.went_out, "went out")
+    def count_errors(self) -> list[str]:
+        """Messages about counts that don't add up."""
+        return count_error("rows", self.rows.incoming, f"came in from {self.name}", self.rows.outgoing, "went out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +67,11 @@ class CorpusFlow:
     """Rows of one corpus.
 
     Attributes:
-        repairs: rows changed, by repair.
-        cleaned: rows changed, by step of the cleaning.
-        masked: pieces of personal data replaced, by kind.
-        near_duplicates, contamination: what was found, where it was looked for.
-        characters: rows by length, if the manifest has them.
+        repairs: Rows changed, by repair.
+        cleaned: Rows changed, by cleaning step.
+        masked: Items of personal data replaced, by kind.
+        near_duplicates, contamination: Results of these checks; None if they were off.
+        characters: Rows by length, if the manifest has them.
     """
 
     name: str
@@ -89,21 +89,21 @@ class CorpusFlow:
     characters: dict[str, list[int]] | None
 
     @property
-    def gaps(self) -> list[str]:
-        """What doesn't add up, of the whole, of its reasons, and of its sources."""
+    def count_errors(self) -> list[str]:
+        """Messages about counts that don't add up, of the corpus, its quarantine reasons, and its sources."""
         rows = self.rows
-        found = unequal("rows", rows.came_in, "came in", rows.went_out, "went out")
-        found += unequal("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
+        errors = count_error("rows", rows.incoming, "came in", rows.outgoing, "went out")
+        errors += count_error("rows", rows.quarantined, "quarantined", sum(self.quarantined.values()), "have a reason")
         if self.sources:
             for what in ("read", "kept"):
                 parts = sum(getattr(source.rows, what) for source in self.sources)
-                found += unequal("rows", getattr(rows, what), what, parts, "counted by source")
-        return found + [gap for source in self.sources for gap in source.gaps]
+                errors += count_error("rows", getattr(rows, what), what, parts, "counted by source")
+        return errors + [error for source in self.sources for error in source.count_errors]
 
 
-def corpus_flows(findings: Findings) -> list[CorpusFlow]:
-    """Of every corpus."""
-    return [_corpus_flow(result) for result in findings.of("corpus")]
+def corpus_flows(results: ResultSet) -> list[CorpusFlow]:
+    """The row counts of every corpus."""
+    return [_corpus_flow(result) for result in results.of("corpus")]
 
 
 def _corpus_flow(result: Result) -> CorpusFlow:
@@ -148,7 +148,7 @@ def _rows(counts: dict[str, Any], quarantined: int, kept: int) -> RowCounts:
 
 
 def _largest_first(counts: dict[str, int]) -> dict[str, int]:
-    # Looked for and not found is worth knowing of duplicates only.
+    # A count of zero is informative for duplicates only: it says that they were looked for.
     return {reason: n for reason, n in Counter(counts).most_common() if n or reason == "duplicate"}
 
 

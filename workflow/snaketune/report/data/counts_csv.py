@@ -1,23 +1,23 @@
-"""`data.csv`: every count of the data path, one per line."""
+"""Write `data.csv`: every count of the data pipeline, one per line."""
 
 from typing import Any
 
 from snaketune.report.data.corpus_flow import RowCounts, corpus_flows
 from snaketune.report.data.packing_flow import pack_flows, tokenized_corpora, training_flows
-from snaketune.report.data.results import Findings
+from snaketune.report.data.results import ResultSet
 
 COLUMNS = ("stage", "name", "source", "split", "what", "reason", "rows", "tokens", "supervised_tokens")
 INFLOWS = ("read", "extra", "repeated")
 
 
-def csv_rows(findings: Findings) -> list[dict[str, Any]]:
-    """What isn't counted is empty."""
-    return [*_corpus_rows(findings), *_token_rows(findings), *_pack_rows(findings), *_training_rows(findings)]
+def csv_rows(results: ResultSet) -> list[dict[str, Any]]:
+    """All rows of data.csv. A cell is empty where nothing is counted."""
+    return [*_corpus_rows(results), *_token_rows(results), *_pack_rows(results), *_training_rows(results)]
 
 
-def _corpus_rows(findings: Findings) -> list[dict[str, Any]]:
+def _corpus_rows(results: ResultSet) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for flow in corpus_flows(findings):
+    for flow in corpus_flows(results):
         name = {"stage": "corpus", "name": flow.name}
         rows += [name | row for row in _row_counts(flow.rows, flow.quarantined)]
         rows += [name | {"what": "kept", "split": split, "rows": n} for split, n in flow.kept.items()]
@@ -46,9 +46,9 @@ def _row_counts(counts: RowCounts, quarantined: dict[str, int] | None) -> list[d
     return rows + [{"what": "dropped", "reason": reason, "rows": n} for reason, n in counts.dropped.items()]
 
 
-def _token_rows(findings: Findings) -> list[dict[str, Any]]:
+def _token_rows(results: ResultSet) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for flow, _ in tokenized_corpora(findings):
+    for flow, _ in tokenized_corpora(results):
         for split, counts in flow.counts.items():
             of = {"stage": "tokenize", "name": flow.name, "split": split}
             sizes = {column: counts[column] for column in ("rows", "tokens", "supervised_tokens")}
@@ -57,35 +57,35 @@ def _token_rows(findings: Findings) -> list[dict[str, Any]]:
     return rows
 
 
-def _pack_rows(findings: Findings) -> list[dict[str, Any]]:
+def _pack_rows(results: ResultSet) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for flow in pack_flows(findings):
+    for flow in pack_flows(results):
         for split in flow.splits:
             of = {"stage": "pack", "name": flow.name, "split": split.split}
-            found = [{"what": "read", "rows": split.read, "tokens": split.read_tokens}]
+            counts = [{"what": "read", "rows": split.read, "tokens": split.read_tokens}]
             for reason in split.reasons:
-                lost = {"rows": split.dropped.get(reason, 0), "tokens": split.dropped_tokens.get(reason, 0)}
-                found.append({"what": "dropped", "reason": reason} | lost)
-            found += [
+                dropped = {"rows": split.dropped.get(reason, 0), "tokens": split.dropped_tokens.get(reason, 0)}
+                counts.append({"what": "dropped", "reason": reason} | dropped)
+            counts += [
                 {"what": "truncated"} | split.truncated,
                 *({"what": f"shared {what}", "tokens": tokens} for what, tokens in split.shared.items()),
                 {"what": "mismatched", "tokens": split.mismatched},
-                {"what": "split", "rows": split.cut["rows"]},
-                {"what": "pieces", "rows": split.pieces},
+                {"what": "split", "rows": split.split_up["rows"]},
+                {"what": "pieces", "rows": split.documents},
                 {"what": "kept", "rows": split.kept, "tokens": split.tokens, "supervised_tokens": split.supervised},
             ]
             if split.rows is not None:
-                found.append({"what": "packed rows with padding", "rows": split.rows, "tokens": split.capacity})
-            rows += [of | row for row in found]
+                counts.append({"what": "packed rows with padding", "rows": split.rows, "tokens": split.capacity})
+            rows += [of | row for row in counts]
         for length, n in flow.lengths.items():
             what = {"what": "packed rows of a length", "reason": length, "rows": n}
             rows.append({"stage": "pack", "name": flow.name, "split": "train"} | what)
     return rows
 
 
-def _training_rows(findings: Findings) -> list[dict[str, Any]]:
+def _training_rows(results: ResultSet) -> list[dict[str, Any]]:
     rows = []
-    for flow in training_flows(findings):
+    for flow in training_flows(results):
         stage, _, name = flow.label.partition(":")
         sizes = {"rows": flow.rows, "tokens": flow.tokens_per_epoch}
         rows.append({"stage": stage, "name": name, "split": "train", "what": "trained per epoch"} | sizes)

@@ -1,4 +1,4 @@
-"""Examples of what a corpus left out, from the first lines of its records."""
+"""Examples of quarantined, duplicate and contaminated rows, from the first lines of a corpus' records."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from snaketune.artifacts.manifest import Artifact
 from snaketune.report.data.results import Result
 from snaketune.report.text import clip
 
-LINES = 1000
+MAX_LINES = 1000
 EXAMPLES_PER_REASON = 3
 GROUPS, IDS = 5, 4
 NGRAMS = 12
@@ -21,14 +21,14 @@ EXCERPT_CHARACTERS = 400
 class Malformed:
     """A quarantined row."""
 
-    place: str
+    location: str
     detail: str
     excerpt: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Near duplicates; the excerpt is of the first."""
+    """A group of near duplicates, with an excerpt of the first."""
 
     rows: int
     ids: list[str]
@@ -37,43 +37,43 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Hit:
-    """An n-gram that rows share with an evaluation; `times` among the hits looked at; id and place of the first row."""
+    """An n-gram that rows share with an evaluation: its count in the hits read, and id and location of the first row."""
 
     ngram: str
-    times: int
+    count: int
     evaluated: str
     id: str
-    place: str
+    location: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
-    """Of one corpus.
+class DroppedExamples:
+    """Examples of one corpus.
 
     Attributes:
-        quarantined: by reason, the first ones.
-        groups: the largest ones.
-        hits: the commonest n-grams.
-        hits_seen: how many hits were looked at.
+        quarantined: The first rows of each reason.
+        groups: The largest groups of near duplicates.
+        hits: The most frequent n-grams.
+        hits_read: Number of contamination hits read.
     """
 
     quarantined: dict[str, list[Malformed]]
     groups: list[Group]
     hits: list[Hit]
-    hits_seen: int
+    hits_read: int
 
 
-def records(corpus: Result) -> Records:
-    """Raises SnaketuneError if a record is damaged."""
+def dropped_examples(corpus: Result) -> DroppedExamples:
+    """Read the examples of a corpus. Raises SnaketuneError if a record is damaged."""
     quarantined: dict[str, list[Malformed]] = {}
     for line in _lines(corpus.artifact, "quarantine.jsonl"):
-        same = quarantined.setdefault(line["reason"], [])
-        if len(same) < EXAMPLES_PER_REASON:
+        examples = quarantined.setdefault(line["reason"], [])
+        if len(examples) < EXAMPLES_PER_REASON:
             detail, excerpt = (clip(line[name], EXCERPT_CHARACTERS) for name in ("detail", "excerpt"))
-            same.append(Malformed(place=_place(line), detail=detail, excerpt=excerpt))
+            examples.append(Malformed(location=_location(line), detail=detail, excerpt=excerpt))
     groups = sorted(_lines(corpus.artifact, "duplicates.jsonl"), key=lambda line: -line["rows"])[:GROUPS]
     hits = _lines(corpus.artifact, "contamination.jsonl")
-    return Records(
+    return DroppedExamples(
         quarantined=quarantined,
         groups=[
             Group(
@@ -84,42 +84,42 @@ def records(corpus: Result) -> Records:
             for line in groups
         ],
         hits=_commonest(hits),
-        hits_seen=len(hits),
+        hits_read=len(hits),
     )
 
 
 def _commonest(lines: list[dict[str, Any]]) -> list[Hit]:
-    times = Counter((line["evaluated"], line["ngram"]) for line in lines)
+    count = Counter((line["evaluated"], line["ngram"]) for line in lines)
     first: dict[tuple[str, str], dict[str, Any]] = {}
     for line in lines:
         first.setdefault((line["evaluated"], line["ngram"]), line)
     return [
         Hit(
             ngram=clip(ngram, EXCERPT_CHARACTERS),
-            times=n,
+            count=n,
             evaluated=_evaluated(first[evaluated, ngram]),
             id=clip(first[evaluated, ngram]["id"], 40),
-            place=_place(first[evaluated, ngram]),
+            location=_location(first[evaluated, ngram]),
         )
-        for (evaluated, ngram), n in times.most_common(NGRAMS)
+        for (evaluated, ngram), n in count.most_common(NGRAMS)
     ]
 
 
-def _place(line: dict[str, Any]) -> str:
-    """As editors understand it: `chat.jsonl:17`; rows of tables by number."""
+def _location(line: dict[str, Any]) -> str:
+    """`chat.jsonl:17`, as editors understand it; for tables, `data.parquet, row 17`."""
     return clip(f"{line['file']}:{line['line']}" if "line" in line else f"{line['file']}, row {line.get('row')}", 200)
 
 
 def _evaluated(line: dict[str, Any]) -> str:
-    """`held, row 6a0e`, or of a task's file `tasks/choice.jsonl, line 3`."""
+    """The evaluation row: `held, row 6a0e`, or for the file of a task `tasks/choice.jsonl, line 3`."""
     row = line["evaluated_row"]
     return clip(f"{line['evaluated']}, {row if ' ' in row else f'row {row}'}", 200)
 
 
 def _lines(artifact: Artifact, name: str) -> list[dict[str, Any]]:
-    """The first ones; nothing if the corpus has no such record."""
+    """The first MAX_LINES lines of a record; empty if the corpus doesn't have it."""
     if name not in artifact.manifest["records"]:
         return []
-    # Rows that can't be decoded are quoted in it as they were found.
+    # Records quote undecodable rows byte for byte.
     with artifact.file(name).open(encoding="utf-8", errors="replace") as file:
-        return [json.loads(line) for line in islice(file, LINES)]
+        return [json.loads(line) for line in islice(file, MAX_LINES)]

@@ -1,6 +1,6 @@
-"""How long pieces are, how full rows are, and how much of them is supervised: `documents.arrow` as a few histograms.
+"""Histograms of `documents.arrow`: document lengths, fill of the rows, and supervised share of the rows.
 
-Read column by column, a record batch at a time: ten million pieces take some seconds and 24 bytes of memory per row.
+Columns are read one record batch at a time: ten million documents take a few seconds and 24 bytes of memory per row.
 """
 
 from dataclasses import dataclass
@@ -29,60 +29,60 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Of one pack.
+    """Histograms of one pack.
 
     Attributes:
-        tokens: of the pieces of both splits; low and high are the shortest and the longest.
-        fill: share of each train row that is tokens.
-        supervised: share of each train row's tokens that are supervised.
-        most: tokens that 95% of the pieces stay within.
+        tokens: Document lengths of both splits; low and high are the shortest and the longest.
+        fill: Share of each train row that is tokens.
+        supervised: Share of each train row's tokens that is supervised.
+        p95: 95th percentile of the document lengths.
     """
 
     tokens: Histogram
     fill: Histogram
     supervised: Histogram
-    most: float
+    p95: float
 
 
-def distribution(result: Result) -> Distribution:
-    """Read the documents of a packed pack. Raises SnaketuneError if they are damaged."""
+def read_distribution(result: Result) -> Distribution:
+    """Read the document index of a packed pack. Raises SnaketuneError if it is damaged."""
     metadata, longest = result.manifest["packing_metadata"], result.manifest["row_length"]
     rows = metadata["rows"]
-    pieces = np.zeros(longest + 1, np.int64)
+    documents = np.zeros(longest + 1, np.int64)
     tokens, supervised = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    documents = read_table(result.artifact.file("documents.arrow")).select(["split", "row", "tokens", "supervised"])
-    for batch in documents.to_batches():
+    table = read_table(result.artifact.file("documents.arrow")).select(["split", "row", "tokens", "supervised"])
+    for batch in table.to_batches():
         train = pc.equal(batch["split"], "train").to_numpy(zero_copy_only=False)
         row = batch["row"].to_numpy()[train]
-        pieces += np.bincount(batch["tokens"].to_numpy(), minlength=len(pieces))
+        documents += np.bincount(batch["tokens"].to_numpy(), minlength=len(documents))
         np.add.at(tokens, row, batch["tokens"].to_numpy()[train])
         np.add.at(supervised, row, batch["supervised"].to_numpy()[train])
-    # Shorter rows come first.
+    # Rows are sorted by length, shorter ones first.
     lengths = sorted((int(length), n) for length, n in metadata.get("rows_by_length", {longest: rows}).items())
-    room = np.repeat([length for length, _ in lengths], [n for _, n in lengths])
+    capacity = np.repeat([length for length, _ in lengths], [n for _, n in lengths])
     return Distribution(
-        tokens=_of_lengths(pieces),
-        fill=_of_shares(tokens / room),
-        supervised=_of_shares(supervised / np.maximum(tokens, 1)),
-        most=_quantile(pieces, 0.95),
+        tokens=_length_histogram(documents),
+        fill=_share_histogram(tokens / capacity),
+        supervised=_share_histogram(supervised / np.maximum(tokens, 1)),
+        p95=_quantile(documents, 0.95),
     )
 
 
-def _of_lengths(pieces: np.ndarray) -> Histogram:
-    """Args: pieces: how many there are of each length."""
-    total = int(pieces.sum())
-    known = np.flatnonzero(pieces)
+def _length_histogram(documents: np.ndarray) -> Histogram:
+    """A histogram from the number of documents of each length."""
+    total = int(documents.sum())
+    known = np.flatnonzero(documents)
     low, high = (int(known[0]), int(known[-1])) if total else (0, 0)
-    # Up to the row's end if some come near it, so that one sees how near.
-    right = len(pieces) - 1 if high > (len(pieces) - 1) / 2 else high
+    # Extend the axis to the row length if the longest document is above half of it.
+    right = len(documents) - 1 if high > (len(documents) - 1) / 2 else high
     edges = np.linspace(0, max(right, 1), BINS + 1)
-    counts, _ = np.histogram(np.arange(len(pieces)), edges, weights=pieces)
+    counts, _ = np.histogram(np.arange(len(documents)), edges, weights=documents)
     return Histogram(
-        edges=edges, counts=counts.astype(np.int64), total=total, median=_quantile(pieces, 0.5), low=low, high=high
+        edges=edges, counts=counts.astype(np.int64), total=total, median=_quantile(documents, 0.5), low=low, high=high
     )
 
 
-def _of_shares(shares: np.ndarray) -> Histogram:
+def _share_histogram(shares: np.ndarray) -> Histogram:
     counts, edges = np.histogram(shares, SHARE_BINS, (0.0, 1.0))
     low, median, high = (
         (float(shares.min()), float(np.median(shares)), float(shares.max())) if len(shares) else (0.0, 0.0, 0.0)
@@ -90,10 +90,10 @@ def _of_shares(shares: np.ndarray) -> Histogram:
     return Histogram(edges=edges, counts=counts, total=len(shares), median=median, low=low, high=high)
 
 
-def _quantile(pieces: np.ndarray, share: float) -> float:
-    """The length that `share` of the pieces stay within.
+def _quantile(documents: np.ndarray, share: float) -> float:
+    """The smallest length that at least `share` of the documents don't exceed.
 
     >>> _quantile(np.array([0, 2, 1, 1]), 0.5)
     1.0
     """
-    return float(np.searchsorted(np.cumsum(pieces), share * pieces.sum()))
+    return float(np.searchsorted(np.cumsum(documents), share * documents.sum()))

@@ -1,10 +1,10 @@
-"""What ran: every job, every tokenizer, every library, in the words that the page uses."""
+"""Tables of all jobs, tokenizers and library versions, as text for the page."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.report.data.calibration_runs import chosen
-from snaketune.report.data.results import Findings, Result, natural
+from snaketune.report.data.calibration_runs import batch_plan_facts
+from snaketune.report.data.results import Result, ResultSet, natural
 from snaketune.report.text import clip, decimal, duration, percent, short, whole
 
 SOURCE_CHARACTERS = 300
@@ -12,7 +12,7 @@ SOURCE_CHARACTERS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class JobRow:
-    """One job, or the parts of one result: how long, on what, what is worth knowing; `share` is of the longest time."""
+    """One job, or all parts of one result: time, device and facts. `share` is relative to the longest time."""
 
     stage: str
     name: str
@@ -34,11 +34,11 @@ class TokenizerRow:
     samples: list[dict[str, Any]]
 
 
-def job_rows(findings: Findings) -> list[JobRow]:
-    """In the order of the stages; the parts of one result together."""
+def job_rows(results: ResultSet) -> list[JobRow]:
+    """A row per job in the order of the stages; the parts of one result share a row."""
     jobs: dict[tuple[str, str], list[Result]] = {}
-    for result in findings.results:
-        jobs.setdefault((result.stage, result.whole), []).append(result)
+    for result in results.all:
+        jobs.setdefault((result.stage, result.name_without_part), []).append(result)
     seconds = {
         job: sum(known) if (known := [p.run["seconds"] for p in parts if p.run.get("seconds") is not None]) else None
         for job, parts in jobs.items()
@@ -59,34 +59,34 @@ def job_rows(findings: Findings) -> list[JobRow]:
 
 def _facts(result: Result) -> list[str]:
     manifest, counts, run = result.manifest, result.counts, result.run
-    found = []
+    facts = []
     if parameters := manifest.get("parameters"):
         trainable = manifest.get("trainable_parameters", parameters)
-        found.append(
+        facts.append(
             f"{short(parameters)} parameters" + (f", {short(trainable)} trained" if trainable != parameters else "")
         )
     if steps := counts.get("steps"):
-        found.append(f"{whole(steps)} steps")
+        facts.append(f"{whole(steps)} steps")
     if manifest.get("trainer"):
-        found.append(f"trainer {manifest['trainer']}")
-    found += [str(manifest[key]) for key in ("dtype", "kernel") if manifest.get(key)]
+        facts.append(f"trainer {manifest['trainer']}")
+    facts += [str(manifest[key]) for key in ("dtype", "kernel") if manifest.get(key)]
     if run.get("processes", 1) > 1:
-        found.append(f"{run['processes']} processes")
+        facts.append(f"{run['processes']} processes")
     if len(attempts := run.get("attempts", [])) > 1:
-        found.append(f"{len(attempts)} attempts, the last one {duration(attempts[-1])}")
-    found += chosen(run)
+        facts.append(f"{len(attempts)} attempts, the last one {duration(attempts[-1])}")
+    facts += batch_plan_facts(run)
     if rate := run.get("tokens_per_second_median") or run.get("tokens_per_second"):
-        found.append(f"{short(rate)} tokens/s")
-    found += _share_of_peak(run)
+        facts.append(f"{short(rate)} tokens/s")
+    facts += _share_of_peak(run)
     if memory := run.get("peak_memory_gb"):
-        found.append(f"{decimal(memory)} GB {run['peak_memory_is']}")
+        facts.append(f"{decimal(memory)} GB {run['peak_memory_is']}")
     if prompts := counts.get("prompts"):
-        found.append(f"{whole(prompts)} prompts answered")
-    return found
+        facts.append(f"{whole(prompts)} prompts answered")
+    return facts
 
 
 def _share_of_peak(run: dict[str, Any]) -> list[str]:
-    """What of the device was used; of results that are older than this, what was computed."""
+    """MFU and the peak that it is relative to; for older results, FLOP/s."""
     if share := run.get("mfu_median"):
         peak = f"{short(run['peak_flops_per_second'])}FLOP/s ({run['peak_flops_source']})"
         return [f"MFU {percent(share)}: {run['flops']['counted']}, of {peak}"]
@@ -95,10 +95,10 @@ def _share_of_peak(run: dict[str, Any]) -> list[str]:
     return []
 
 
-def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
-    """In order of name."""
+def tokenizer_rows(results: ResultSet) -> list[TokenizerRow]:
+    """A row per tokenizer, sorted by name."""
     rows = []
-    for result in findings.of("tokenizer"):
+    for result in results.of("tokenizer"):
         spec, parity = result.spec, result.manifest.get("parity")
         adopted = spec.get("adopt")
         kind = f"adopted: {adopted}" + (f" at {spec['revision']}" if spec.get("revision") else "") if adopted else None
@@ -121,12 +121,12 @@ def tokenizer_rows(findings: Findings) -> list[TokenizerRow]:
     return rows
 
 
-def versions(findings: Findings) -> dict[str, list[str]]:
-    """By library, all versions that shaped a result: more than one means that results are of different ages."""
-    found: dict[str, set[str]] = {}
-    for result in findings.results:
+def versions(results: ResultSet) -> dict[str, list[str]]:
+    """All versions of each library that shaped a result. More than one means that results were made with different versions."""
+    by_library: dict[str, set[str]] = {}
+    for result in results.all:
         for library, version in result.manifest.get("versions", {}).items():
-            found.setdefault(library, set()).add(version or "not installed")
+            by_library.setdefault(library, set()).add(version or "not installed")
         if result.run.get("python"):
-            found.setdefault("python", set()).add(result.run["python"])
-    return {library: sorted(versions_, key=natural) for library, versions_ in sorted(found.items())}
+            by_library.setdefault("python", set()).add(result.run["python"])
+    return {library: sorted(versions_, key=natural) for library, versions_ in sorted(by_library.items())}

@@ -1,9 +1,9 @@
-"""From kept rows to packed ones: corpus → tokenize → plan → write → pack → training.
+"""Sequence and token counts from the corpus to training: corpus → tokenize → plan → write → pack → training.
 
     read = kept + dropped                                                       in sequences
     tokens read + mismatched = tokens packed + dropped + truncated + shared     in tokens
 
-Each number is taken from the manifest of the stage that counted it; whether they add up is checked here, not assumed.
+All counts are from the manifest of the stage that counted them. Whether they add up is checked here, not assumed.
 """
 
 from collections import Counter
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.packing.truncation import warning
-from snaketune.report.data.results import Findings, Result
-from snaketune.report.data.sums import unequal
+from snaketune.report.data.results import Result, ResultSet
+from snaketune.report.data.sums import count_error
 
 SPLITS = ("train", "held_out")
 TOKEN_COUNTS = ("rows", "tokens", "supervised_tokens", "control_text", "nothing_supervised")
@@ -23,8 +23,8 @@ class Tokenized:
     """All parts of one tokenized corpus.
 
     Attributes:
-        counts: by split, what the parts counted together.
-        paths: how many parts went which way and why, `("fast", "")` or `("reference", "the template ...")`.
+        counts: Sums over the parts, by split.
+        paths: Number of parts by code path and reason, `("fast", "")` or `("reference", "the template ...")`.
     """
 
     name: str
@@ -43,35 +43,36 @@ class SplitFlow:
     """Sequences (conversations or pairs) and tokens of one split of one pack.
 
     Attributes:
-        dropped, dropped_tokens: by reason; tokens may have a reason that no whole sequence was dropped for.
-        shared: tokens that several completions begin with, and that are written once: of prompts, and of answers.
-        mismatched: tokens of completions that stand under the prompts of others too.
-        rows, capacity: rows written, and the tokens that they have room for; None of raw rows.
-        before: what the stages before this one handed on, as (rows or tokens, count, by whom).
-        written: rows of the shards, where they are there to be counted.
+        documents: Documents packed: sequences, or the parts of those that were split.
+        dropped, dropped_tokens: By reason. Tokens may have a reason for which no whole sequence was dropped.
+        split_up: Sequences that were split over several rows, and into how many parts.
+        shared: Tokens of common prefixes, which are written once: of prompts, and of completions.
+        mismatched: Tokens of completions that are also packed after the prompts of other rows.
+        rows, capacity: Packed rows, and the tokens that they can hold; None for raw rows.
+        upstream: Counts of the stages before packing, as (unit, count, stage in words).
     """
 
     split: str
     read: int
     read_tokens: int
     kept: int
-    pieces: int
+    documents: int
     tokens: int
     supervised: int
     dropped: dict[str, int]
     dropped_tokens: dict[str, int]
     truncated: dict[str, int]
-    cut: dict[str, int]
+    split_up: dict[str, int]
     shared: dict[str, int]
     mismatched: int
     rows: int | None
     capacity: int | None
-    before: tuple[tuple[str, int, str], ...] = ()
+    upstream: tuple[tuple[str, int, str], ...] = ()
     lost_to_length: dict[str, Any] | None = None
 
     @property
     def reasons(self) -> list[str]:
-        """All that something was dropped for."""
+        """All reasons for which sequences or tokens were dropped."""
         return sorted({*self.dropped, *self.dropped_tokens})
 
     @property
@@ -79,26 +80,30 @@ class SplitFlow:
         return None if self.capacity is None else self.capacity - self.tokens
 
     @property
-    def gaps(self) -> list[str]:
-        """What doesn't add up, also across stages: what one hands on is what the next one reads."""
+    def count_errors(self) -> list[str]:
+        """Messages about counts that don't add up, within packing and between stages."""
         read = {"rows": self.read, "tokens": self.read_tokens}
-        found = [gap for what, n, who in self.before for gap in unequal(what, n, who, read[what], "read by packing")]
-        found += unequal("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
-        gone = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
-        came = self.read_tokens + self.mismatched
-        found += unequal("tokens", came, "read", self.tokens + gone, "packed, dropped, cut off and shared")
+        errors = [
+            error
+            for what, n, who in self.upstream
+            for error in count_error(what, n, who, read[what], "read by packing")
+        ]
+        errors += count_error("rows", self.read, "read", self.kept + sum(self.dropped.values()), "packed and dropped")
+        removed = sum(self.dropped_tokens.values()) + self.truncated["tokens"] + sum(self.shared.values())
+        incoming = self.read_tokens + self.mismatched
+        errors += count_error("tokens", incoming, "read", self.tokens + removed, "packed, dropped, cut off and shared")
         if self.capacity is not None and self.capacity < self.tokens:
-            found.append(f"{self.tokens:,} tokens in rows that have room for {self.capacity:,}")
-        return [f"{self.split.replace('_', ' ')}: {gap}" for gap in found]
+            errors.append(f"{self.tokens:,} tokens in rows with a capacity of {self.capacity:,}")
+        return [f"{self.split.replace('_', ' ')}: {error}" for error in errors]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackFlow:
-    """One pack: what it was made from, and how well the rows are filled.
+    """One pack: its inputs, and the counts of its splits.
 
     Attributes:
-        length: tokens of a row, of the longest where there are several lengths.
-        written: rows of all shards, and how many there should be.
+        length: Tokens of a row; of the longest rows if there are several lengths.
+        written: Rows in all shards, and the planned number.
     """
 
     name: str
@@ -118,7 +123,7 @@ class PackFlow:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Train rows by length, where there are several."""
+        """Number of train rows by length; empty if there is only one length."""
         return {int(length): n for length, n in sorted(self.metadata.get("rows_by_length", {}).items(), key=_by_length)}
 
     @property
@@ -131,7 +136,7 @@ class PackFlow:
 
     @property
     def unit(self) -> str:
-        """What its sequences are called."""
+        """The word for its sequences."""
         documents = self.tokenized is not None and self.tokenized.kind == "text"
         return (
             "documents"
@@ -141,8 +146,8 @@ class PackFlow:
 
     @property
     def warnings(self) -> list[str]:
-        """What is lost because rows are short, where it is much."""
-        said = (
+        """Warnings about sequences and tokens lost because they are longer than a row."""
+        messages = (
             warning(
                 split.split,
                 self.unit,
@@ -154,25 +159,25 @@ class PackFlow:
             for split in self.splits
             if split.lost_to_length
         )
-        return [one for one in said if one]
+        return [one for one in messages if one]
 
     @property
-    def gaps(self) -> list[str]:
-        """What doesn't add up."""
-        found = [gap for split in self.splits for gap in split.gaps]
+    def count_errors(self) -> list[str]:
+        """Messages about counts that don't add up."""
+        errors = [error for split in self.splits for error in split.count_errors]
         if self.written:
-            found += unequal("rows", self.written[1], "planned", self.written[0], "written")
+            errors += count_error("rows", self.written[1], "planned", self.written[0], "written")
         if (tokens := self.tokenized) and tokens.parts != tokens.expected_parts:
-            found.append(f"{tokens.parts} of {tokens.expected_parts} tokenized parts are known")
-        return found
+            errors.append(f"{tokens.parts} of {tokens.expected_parts} tokenized parts are known")
+        return errors
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFlow:
-    """What one training was fed.
+    """Rows, steps and tokens of one training.
 
     Attributes:
-        epochs, tokens: of the steps that were done, however many were asked for; None where no manifest and no log has them.
+        epochs, tokens: Of the steps that ran, which may be fewer than configured; None if neither manifest nor log has them.
     """
 
     label: str
@@ -185,21 +190,21 @@ class TrainingFlow:
     tokens_per_epoch: int | None
 
 
-def pack_flows(findings: Findings) -> list[PackFlow]:
-    """Of every pack."""
-    return [pack_flow(findings, result) for result in findings.of("pack")]
+def pack_flows(results: ResultSet) -> list[PackFlow]:
+    """The counts of every pack."""
+    return [pack_flow(results, result) for result in results.of("pack")]
 
 
-def pack_flow(findings: Findings, result: Result) -> PackFlow:
-    """Of one."""
-    plan = _first(findings, result, "plan")
-    parts = findings.made_from(plan, "tokens") if plan else []
-    corpus = _first(findings, parts[0], "corpus") if parts else None
-    tokenizer = _first(findings, parts[0], "tokenizer") if parts else None
+def pack_flow(results: ResultSet, result: Result) -> PackFlow:
+    """The counts of one pack."""
+    plan = _first(results, result, "plan")
+    parts = results.made_from(plan, "tokens") if plan else []
+    corpus = _first(results, parts[0], "corpus") if parts else None
+    tokenizer = _first(results, parts[0], "tokenizer") if parts else None
     tokens = tokenized(parts) if parts else None
-    shards = findings.made_from(result, "shards")
+    shards = results.made_from(result, "shards")
     splits = [_split_flow(result, split, corpus, tokens) for split in SPLITS]
-    planned = sum(split.pieces if split.rows is None else split.rows for split in splits)
+    planned = sum(split.documents if split.rows is None else split.rows for split in splits)
     return PackFlow(
         name=result.name,
         kind=result.manifest["kind"],
@@ -215,13 +220,13 @@ def pack_flow(findings: Findings, result: Result) -> PackFlow:
 
 
 def tokenized(parts: list[Result]) -> Tokenized:
-    """The parts of one corpus together."""
+    """Merge the parts of one tokenized corpus."""
     counts: dict[str, Counter[str]] = {split: Counter(dict.fromkeys(TOKEN_COUNTS, 0)) for split in SPLITS}
     for part in parts:
         for split in SPLITS:
             counts[split].update({name: part.counts[split][name] for name in TOKEN_COUNTS})
     return Tokenized(
-        name=parts[0].whole,
+        name=parts[0].name_without_part,
         kind=parts[0].spec["kind"],
         train_on=parts[0].manifest["train_on"],
         counts=counts,
@@ -233,50 +238,50 @@ def tokenized(parts: list[Result]) -> Tokenized:
     )
 
 
-def tokenized_corpora(findings: Findings) -> list[tuple[Tokenized, list[Result]]]:
-    """Every tokenized corpus, with its parts."""
+def tokenized_corpora(results: ResultSet) -> list[tuple[Tokenized, list[Result]]]:
+    """Every tokenized corpus with its parts."""
     by_name: dict[str, list[Result]] = {}
-    for result in findings.of("tokenize"):
-        by_name.setdefault(result.whole, []).append(result)
+    for result in results.of("tokenize"):
+        by_name.setdefault(result.name_without_part, []).append(result)
     return [(tokenized(parts), parts) for parts in by_name.values()]
 
 
 def _split_flow(result: Result, split: str, corpus: Result | None, tokens: Tokenized | None) -> SplitFlow:
     counts = result.counts[split]
     metadata = result.manifest["packing_metadata" if split == "train" else "packing_metadata_held_out"]
-    before = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
+    upstream = [("rows", corpus.counts["kept"][split], "kept by the corpus")] if corpus else []
     if tokens:
-        before += [(what, tokens.counts[split][what], "tokenized") for what in ("rows", "tokens")]
+        upstream += [(what, tokens.counts[split][what], "tokenized") for what in ("rows", "tokens")]
     return SplitFlow(
         split=split,
         read=counts["read"],
         read_tokens=counts["read_tokens"],
         kept=counts["kept"],
-        pieces=counts["pieces"],
+        documents=counts["pieces"],
         tokens=counts["tokens"],
         supervised=counts["supervised_tokens"],
         dropped=counts["dropped"],
         dropped_tokens=counts["dropped_tokens"],
         truncated=counts["truncated"],
-        cut=counts["split"],
+        split_up=counts["split"],
         mismatched=counts["mismatched_tokens"],
         shared={what: counts[f"shared_{what[:-1]}_tokens"] for what in ("prompts", "answers")},
         rows=metadata.get("rows"),
         capacity=metadata.get("row_tokens"),
         lost_to_length=metadata.get("lost_to_length"),
-        before=tuple(before),
+        upstream=tuple(upstream),
     )
 
 
-def training_flows(findings: Findings) -> list[TrainingFlow]:
-    """Of every SFT and DPO run."""
-    return [training_flow(findings, result) for result in findings.of("sft", "dpo")]
+def training_flows(results: ResultSet) -> list[TrainingFlow]:
+    """The counts of every SFT and DPO run."""
+    return [training_flow(results, result) for result in results.of("sft", "dpo")]
 
 
-def training_flow(findings: Findings, result: Result) -> TrainingFlow:
-    """Of one."""
-    pack, counts = _first(findings, result, "pack"), result.counts
-    # TRL tokenizes raw rows itself, so what an epoch of them holds is counted by nobody.
+def training_flow(results: ResultSet, result: Result) -> TrainingFlow:
+    """The counts of one SFT or DPO run."""
+    pack, counts = _first(results, result, "pack"), result.counts
+    # TRL tokenizes raw rows itself, so the tokens of an epoch of raw rows aren't known.
     packed = pack and pack.manifest["packing_metadata"]["enabled"]
     per_epoch = counts.get("tokens_per_epoch", pack.counts["train"]["tokens"] if packed else None)
     tokens = counts.get("tokens")
@@ -285,7 +290,7 @@ def training_flow(findings: Findings, result: Result) -> TrainingFlow:
     else:
         epochs = next((entry["epoch"] for entry in reversed(result.history) if "epoch" in entry), None)
     if tokens is None and per_epoch is not None and epochs is not None:
-        # A result of before they were counted.
+        # Older results have no token count.
         tokens = per_epoch * epochs
     return TrainingFlow(
         label=result.label,
@@ -299,8 +304,8 @@ def training_flow(findings: Findings, result: Result) -> TrainingFlow:
     )
 
 
-def _first(findings: Findings, result: Result, role: str) -> Result | None:
-    return next(iter(findings.made_from(result, role)), None)
+def _first(results: ResultSet, result: Result, role: str) -> Result | None:
+    return next(iter(results.made_from(result, role)), None)
 
 
 def _by_length(entry: tuple[str, int]) -> int:

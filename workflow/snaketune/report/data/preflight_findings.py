@@ -1,43 +1,44 @@
-"""What was found before the first training, as its run.json repeats it: shown beside what the results say of themselves."""
+"""Findings of `preflight`, which the run.json of each training repeats."""
 
 from typing import Any
 
 from snaketune.errors import SnaketuneError
-from snaketune.report.data.results import Findings
-from snaketune.report.judge.rules import NOTES, WARNS, Suspicion
+from snaketune.report.data.results import ResultSet
+from snaketune.report.judge.rules import NOTES, WARNS, ReportFinding
 from snaketune.report.text import clip
 
-# What stops a run is a warning by the time that there is a report of it.
+# A finding that stops a run is a warning here, since the run was started anyway.
 SEVERITIES = {"stops": WARNS, "warns": WARNS, "notes": NOTES}
 
 
-def found_before(findings: Findings) -> list[Suspicion]:
-    """Of all trainings; nothing where nobody looked. Raises SnaketuneError if it isn't as `preflight` writes it."""
-    found: list[Suspicion] = []
-    for result in findings.of("sft", "dpo"):
+def preflight_findings(results: ResultSet) -> list[ReportFinding]:
+    """The findings of all trainings; empty without preflight. Raises SnaketuneError for entries of another form."""
+    findings: list[ReportFinding] = []
+    for result in results.of("sft", "dpo"):
         try:
-            found += told(result.run.get("preflight") or [])
+            findings += parse_findings(result.run.get("preflight") or [])
         except (LookupError, TypeError, AttributeError) as error:
             raise SnaketuneError(
-                f"results/{result.stage}/{result.name}/run.json: what preflight found isn't as it writes it ({error!r}); "
-                "remove the file's folder and run again"
+                f"results/{result.stage}/{result.name}/run.json: the entry `preflight` isn't in the form that preflight writes "
+                f"({error!r}); remove the file's folder and run again"
             ) from None
-    # Runs that were looked at together repeat it.
-    return list(dict.fromkeys(found))
+    # Runs that preflight checked together have the same findings.
+    return list(dict.fromkeys(findings))
 
 
-def told(entries: list[dict[str, Any]]) -> list[Suspicion]:
-    """
+def parse_findings(entries: list[dict[str, Any]]) -> list[ReportFinding]:
+    """The findings among preflight's entries, without passed checks.
+
     >>> one = {"severity": "warns", "where": "sft.a", "key": "sft.a.seed", "found": "twice", "do": "another"}
-    >>> [(one.where, one.found, one.do, one.key) for one in told([one, one | {"severity": "fine"}])]
+    >>> [(one.where, one.message, one.action, one.key) for one in parse_findings([one, one | {"severity": "fine"}])]
     [('sft.a', 'twice', 'another', 'sft.a.seed')]
     """
     return [
-        Suspicion(
+        ReportFinding(
             kind=f"preflight: {clip(one['found'], 200)}",
             where=clip(one["where"], 200),
-            found=clip(one["found"]),
-            do=clip(one.get("do") or ""),
+            message=clip(one["found"]),
+            action=clip(one.get("do") or ""),
             key=clip(one.get("key") or "", 200),
             severity=SEVERITIES[one["severity"]],
         )

@@ -1,4 +1,4 @@
-"""What there is to report on: results with their names, what each was made from, and their scores."""
+"""All results of a report: their names, inputs, manifests, run.json files and scores."""
 
 import json
 import re
@@ -24,10 +24,10 @@ class Result:
     """One finished job.
 
     Attributes:
-        name: its folder below `results/<stage>/`; two folders of an evaluation, and of what is made in parts.
-        made_from: by role, the jobs that it was made from, as `stage/name`.
-        config_key: the key of the config that asks for it, where that isn't its own name: that of a grid.
-        run: what run.json says, or nothing.
+        name: Its folder below `results/<stage>/`, which has two levels for evaluations and for results made in parts.
+        made_from: By role, the jobs of its inputs, as `stage/name`.
+        config_key: The config key that defines it, if it isn't its own name: that of its grid.
+        run: Content of run.json; may be empty.
     """
 
     stage: str
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def key(self) -> str:
-        """The key of the config that asks for it: `dpo.demo`, `eval.demo`; `dpo.sweep` of all variants of a grid."""
+        """The config key that defines it: `dpo.demo`, `eval.demo`; `dpo.sweep` for all variants of a grid."""
         return self.config_key or f"{self.stage}.{self.name.partition('/')[0]}"
 
     @property
@@ -55,24 +55,24 @@ class Result:
         return self.manifest["spec"]
 
     @property
-    def whole(self) -> str:
-        """The name without the part's number: `demo/1-of-3` is a part of `demo`."""
+    def name_without_part(self) -> str:
+        """The name without the number of the part: `demo` for `demo/1-of-3`."""
         return self.name.partition("/")[0] if "{part}" in STAGES[self.stage].job_name else self.name
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What a training logged, a dict per logged step."""
+        """The log of a training, a dict per logged step."""
         return self.run.get("history") or []
 
     @property
     def label(self) -> str:
-        """A trained model as evaluations name it, `sft:demo`; other jobs by their plain name."""
+        """The name that evaluations use for a trained model, `sft:demo`; the plain name for other jobs."""
         return f"{self.stage}:{self.name}" if self.stage in MODEL_KINDS else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
-    """One model in one evaluation: what it scored and what it wrote."""
+class ScoredModel:
+    """One model in one evaluation, with its scores and responses."""
 
     result: Result
     scores: dict[str, Any]
@@ -90,64 +90,70 @@ class Scored:
 
     @cached_property
     def pairs(self) -> pa.Table | None:
-        """Log-probabilities of the held-out pairs, as `evaluation.preferences.PAIRS`; None of results older than that."""
+        """Log-probabilities of the held-out pairs (columns: `evaluation.pair_logps.PAIRS`); None for older results."""
         known = "pairs.arrow" in self.result.manifest["payload"]
         return read_table(self.result.artifact.file("pairs.arrow")) if known else None
 
     @cached_property
     def losses(self) -> dict[str, dict[tuple[str, int], tuple[float, int]]]:
-        """By corpus, of each document, which its rows and its number in them tell, the summed loss and its tokens; nothing of
-        results older than that."""
+        """Summed loss and tokens of each held-out document: corpus → (pack digest, document) → (nats, tokens).
+
+        Empty for older results.
+        """
         if "losses.arrow" not in self.result.manifest["payload"]:
             return {}
         packs = dict(
             zip(self.result.manifest["spec"]["conversations"], self.result.manifest["inputs"].get("packs", ()))
         )
-        found: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
+        losses: dict[str, dict[tuple[str, int], tuple[float, int]]] = {}
         for row in read_table(self.result.artifact.file("losses.arrow")).to_pylist():
-            place = packs.get(row["corpus"], ""), row["document"]
-            found.setdefault(row["corpus"], {})[place] = row["loss_nats"], row["tokens"]
-        return found
+            key = packs.get(row["corpus"], ""), row["document"]
+            losses.setdefault(row["corpus"], {})[key] = row["loss_nats"], row["tokens"]
+        return losses
 
 
-class Findings:
+class ResultSet:
     """All results, in an order that doesn't depend on the order of the arguments."""
 
     def __init__(self, jobs: tuple[ReportedJob, ...], manifests: list[Path], runs: list[Path]):
-        """Args:
-            jobs: what the results are called and made from, in the order of their manifests.
+        """Read all manifests and run.json files.
+
+        Args:
+            jobs: Names and inputs of the results, in the order of their manifests.
         Raises SnaketuneError if a manifest or a run.json can't be read.
         """
-        facts = {path.parent: _read_json(path) for path in runs}
+        run_of = {path.parent: _read_json(path) for path in runs}
         if len(jobs) != len(manifests):
             raise SnaketuneError(f"--spec names {len(jobs)} jobs, but there are {len(manifests)} manifests")
-        found = [_result(job, path, facts.get(path.parent, {})) for job, path in zip(jobs, manifests)]
-        self.results = sorted(found, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
-        self._by_key = {f"{result.stage}/{result.name}": result for result in self.results}
+        unsorted = [_result(job, path, run_of.get(path.parent, {})) for job, path in zip(jobs, manifests)]
+        self.all = sorted(unsorted, key=lambda result: (list(STAGES).index(result.stage), natural(result.name)))
+        self._by_key = {f"{result.stage}/{result.name}": result for result in self.all}
 
     @property
     def stages(self) -> set[str]:
-        return {result.stage for result in self.results}
+        return {result.stage for result in self.all}
 
     def of(self, *stages: str) -> list[Result]:
-        return [result for result in self.results if result.stage in stages]
+        return [result for result in self.all if result.stage in stages]
 
     def made_from(self, result: Result, role: str) -> list[Result]:
-        """The results that filled `role` of `result`, as far as they are reported on."""
+        """The inputs of `result` in a role, as far as they are in the report."""
         return [self._by_key[key] for key in result.made_from.get(role, ()) if key in self._by_key]
 
     @cached_property
-    def evaluations(self) -> dict[str, list[Scored]]:
-        """By name of the evaluation: its models, from base to DPO."""
-        found: dict[str, list[Scored]] = {}
+    def evaluations(self) -> dict[str, list[ScoredModel]]:
+        """The models of each evaluation, from base to DPO, by its name."""
+        by_evaluation: dict[str, list[ScoredModel]] = {}
         for result in self.of("eval"):
             scored = scored_of(result)
-            found.setdefault(scored.evaluation, []).append(scored)
-        return {name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in found.items()}
+            by_evaluation.setdefault(scored.evaluation, []).append(scored)
+        return {
+            name: sorted(models, key=lambda scored: model_order(scored.model)) for name, models in by_evaluation.items()
+        }
 
     @cached_property
-    def begun_from(self) -> dict[str, str]:
-        """By label of a DPO run, that of the model it started from."""
+    def initial_models(self) -> dict[str, str]:
+        """The label of the initial model of each DPO run, by the label of the run."""
         return {run.label: made[0].label for run in self.of("dpo") if (made := self.made_from(run, "model"))}
 
     @property
@@ -158,7 +164,7 @@ class Findings:
 
 
 def natural(name: str) -> list[tuple[int, Any]]:
-    """Sort key by which `lr-2` comes before `lr-10`."""
+    """Sort key that puts `lr-2` before `lr-10`."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
 
 
@@ -169,13 +175,13 @@ def model_order(label: str) -> tuple[int, list[tuple[int, Any]]]:
 
 
 def unique(values: Iterable[Any]) -> list[Any]:
-    """Without repetitions, in order of first appearance."""
+    """Distinct values in order of first appearance."""
     return list(dict.fromkeys(values))
 
 
 def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
     artifact = read_artifact(path, STAGES[job.stage].payload)
-    # Two runs of a stage look alike; their folders don't.
+    # The manifest doesn't hold the name of its job; its folder does.
     if path.parent.parts[-len(job.name.split("/")) - 1 :] != (job.stage, *job.name.split("/")):
         raise SnaketuneError(
             f"{path} isn't the manifest of {job.stage}/{job.name}: give them in the order of spec.jobs"
@@ -185,10 +191,10 @@ def _result(job: ReportedJob, path: Path, run: dict[str, Any]) -> Result:
     )
 
 
-def scored_of(result: Result) -> Scored:
-    """Raises SnaketuneError if what it scored can't be read."""
+def scored_of(result: Result) -> ScoredModel:
+    """Read the scores and responses of an evaluation. Raises SnaketuneError if they can't be read."""
     lines = result.artifact.file("responses.jsonl").read_text(encoding="utf-8").split("\n")
-    return Scored(
+    return ScoredModel(
         result=result,
         scores=_read_json(result.artifact.file("scores.json")),
         responses=[json.loads(line) for line in lines if line],

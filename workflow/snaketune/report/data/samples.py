@@ -1,11 +1,11 @@
-"""The same prompts as answered by every model, chosen by rule and not by looks."""
+"""Sample prompts with the responses of every model, selected by a fixed rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snaketune.report.compare.word_diff import SAME, changed
-from snaketune.report.data.results import Scored, unique
+from snaketune.report.compare.word_diff import SAME, word_diff
+from snaketune.report.data.results import ScoredModel, unique
 from snaketune.report.text import clip
 
 VERDICTS = {True: "right", False: "wrong", None: "unchecked"}
@@ -13,25 +13,26 @@ VERDICTS = {True: "right", False: "wrong", None: "unchecked"}
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What one model wrote; `verdict` is right, wrong or unchecked.
+    """The response of one model; `verdict` is right, wrong or unchecked.
 
     Attributes:
-        pieces: the text, and, of a model that was made from another one here, what that one said otherwise.
-        since: that other model.
+        diff: The text as spans; if its initial model answered too, with the differences to that model's response.
+        diff_from: The initial model; None if it didn't answer.
+        extracted: The final answer that was extracted from the response.
     """
 
     model: str
     text: str
-    pieces: list[tuple[str, str]]
-    since: str | None
+    diff: list[tuple[str, str]]
+    diff_from: str | None
     tokens: int
     verdict: str
-    found: str | None
+    extracted: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One prompt and all answers to it."""
+    """One prompt and all responses to it."""
 
     corpus: str
     task: str | None
@@ -41,29 +42,29 @@ class Sample:
 
 
 def choose(
-    models: list[Scored], per_corpus: int | None = None, begun_from: Mapping[str, str] | None = None
+    models: list[ScoredModel], per_corpus: int | None = None, initial_models: Mapping[str, str] | None = None
 ) -> list[Sample]:
-    """Samples of one evaluation: of each corpus the first by id, taking turns among its tasks.
+    """Samples of one evaluation: the first prompts of each corpus by id, round-robin over its tasks.
 
     Args:
-        begun_from: by model, the one that it started from.
-        per_corpus: how many; by default as many as the evaluation's config says.
+        per_corpus: Their number; by default `samples` of the evaluation's config.
+        initial_models: The label of the initial model, by model.
     """
-    by_model = {scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models}
-    rows = {key: row for answered in by_model.values() for key, row in answered.items()}
+    responses_of = {scored.model: {(row["corpus"], row["id"]): row for row in scored.responses} for scored in models}
+    rows = {key: row for answered in responses_of.values() for key, row in answered.items()}
     limit = per_corpus or max((scored.result.spec.get("samples", 0) for scored in models), default=0)
     chosen = []
     for corpus in unique(row["corpus"] for row in rows.values()):
         keys = sorted(key for key in rows if key[0] == corpus)
-        for key in _taking_turns(keys, rows)[:limit]:
-            said = {model: answered.get(key) for model, answered in by_model.items()}
-            answers = [_answer(model, said, (begun_from or {}).get(model)) for model in said]
+        for key in _round_robin(keys, rows)[:limit]:
+            responses = {model: answered.get(key) for model, answered in responses_of.items()}
+            answers = [_answer(model, responses, (initial_models or {}).get(model)) for model in responses]
             chosen.append(_sample(rows[key], [answer for answer in answers if answer]))
     return chosen
 
 
-def _taking_turns(keys: list[tuple[str, str]], rows: dict[tuple[str, str], dict[str, Any]]) -> list[tuple[str, str]]:
-    """The first of each task, then the second of each, and so on."""
+def _round_robin(keys: list[tuple[str, str]], rows: dict[tuple[str, str], dict[str, Any]]) -> list[tuple[str, str]]:
+    """Reorder keys: the first of each task, then the second of each, and so on."""
     turn: dict[str | None, int] = {}
     order = []
     for key in keys:
@@ -83,19 +84,19 @@ def _sample(row: dict[str, Any], answers: list[Answer]) -> Sample:
     )
 
 
-def _answer(model: str, said: dict[str, dict[str, Any] | None], since: str | None) -> Answer | None:
-    row = said[model]
+def _answer(model: str, responses: dict[str, dict[str, Any] | None], diff_from: str | None) -> Answer | None:
+    row = responses[model]
     if row is None:
         return None
-    text, earlier = clip(row["response"]), said.get(since)
+    text, earlier = clip(row["response"]), responses.get(diff_from)
     return Answer(
         model=model,
         text=text,
-        pieces=changed(clip(earlier["response"]), text) if earlier else [(text, SAME)],
-        since=since if earlier else None,
+        diff=word_diff(clip(earlier["response"]), text) if earlier else [(text, SAME)],
+        diff_from=diff_from if earlier else None,
         tokens=row["tokens"],
         verdict=VERDICTS[row["correct"]],
-        found=_clipped(row.get("found"), 200),
+        extracted=_clipped(row.get("found"), 200),
     )
 
 

@@ -1,12 +1,12 @@
-"""Sums that must hold, and how the page says that one doesn't."""
+"""Checks that counts add up, with messages for the page."""
 
 from snaketune.report.text import whole
 
 
-def unequal(what: str, left: int, name: str, right: int, other: str) -> list[str]:
-    """Nothing if both sides are equal; else one sentence.
+def count_error(unit: str, count: int, name: str, other_count: int, other_name: str) -> list[str]:
+    """A message if two counts differ, else an empty list.
 
-    >>> unequal("rows", 60, "kept by the corpus", 59, "tokenized")
+    >>> count_error("rows", 60, "kept by the corpus", 59, "tokenized")
     ['60 rows kept by the corpus, but 59 tokenized']
     """
-    return [] if left == right else [f"{whole(left)} {what} {name}, but {whole(right)} {other}"]
+    return [] if count == other_count else [f"{whole(count)} {unit} {name}, but {whole(other_count)} {other_name}"]

@@ -1,1 +1,1 @@
-"""Judgements of the report: facts, rules, verdict and headline."""
+"""Conclusions of the report: facts, rules, verdicts and headline."""

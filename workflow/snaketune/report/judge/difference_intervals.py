@@ -1,4 +1,4 @@
-"""95 % intervals of the difference of two shares or losses: closed forms, so the same numbers give the same interval."""
+"""95 % confidence intervals of the difference of two shares or losses, in closed form, hence deterministic."""
 
 import math
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ import numpy as np
 from snaketune.evaluation.score_intervals import Z, per_token, wilson
 
 Interval = tuple[float, float]
-# Of a document: its rows, and its number in them.
-Place = TypeVar("Place")
+# Identifies a document: the digest of its pack, and its number there.
+Document = TypeVar("Document")
 
 
 def wins(margin_P: np.ndarray) -> np.ndarray:
-    """float[P]: 1 of a margin above zero, 0 below, and 0.5 of a pair that neither completion wins.
+    """float[P]: 1 for a margin above zero, 0 below, and 0.5 for a tie.
 
     >>> wins(np.array([0.5, 0.0, -2.0])).tolist()
     [1.0, 0.5, 0.0]
@@ -23,10 +23,10 @@ def wins(margin_P: np.ndarray) -> np.ndarray:
 
 
 def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
-    """Of the share of the same rows that are right after, less the share before: bool[N] each, or float[N] with halves.
+    """The interval of the share of correct rows after, less before, on the same rows: bool[N] each, or float[N] with halves.
 
-    Only rows that changed tell the two apart, as in McNemar's test; half a row more of each kind (Agresti and Min, 2005) keeps
-    the interval sensible where few changed, or none.
+    As in McNemar's test, only rows that changed are informative. Half a row is added to each kind of change (Agresti and Min,
+    2005), which keeps the interval sensible if few or no rows changed.
 
     >>> was, now = np.array([False] * 8 + [True] * 2), np.array([True] * 6 + [False] * 2 + [True] * 2)
     >>> [round(bound, 2) for bound in paired(was, now)], [round(bound, 2) for bound in paired(was, was)]
@@ -40,12 +40,12 @@ def paired(before_N: np.ndarray, after_N: np.ndarray) -> Interval:
 
 
 def paired_per_token(
-    before: Mapping[Place, tuple[float, int]], after: Mapping[Place, tuple[float, int]]
+    before: Mapping[Document, tuple[float, int]], after: Mapping[Document, tuple[float, int]]
 ) -> Interval | None:
-    """Of the mean per token after, less the one before, over the documents that both have; None of fewer than five.
+    """The interval of the mean per token after, less before, over common documents; None for fewer than five.
 
     Args:
-        before, after: by document, a sum and the tokens that it is over, which are the same of both.
+        before, after: By document, a sum and its number of tokens; None is returned if the tokens differ.
 
     >>> one = {n: (float(n), 2) for n in range(1, 7)}
     >>> twice = {n: (2 * total, tokens) for n, (total, tokens) in one.items()}
@@ -53,17 +53,17 @@ def paired_per_token(
     ([0.77, 2.73], None)
     """
     both = sorted(before.keys() & after.keys())
-    if any(before[place][1] != after[place][1] for place in both):
+    if any(before[document][1] != after[document][1] for document in both):
         return None
-    moved = [after[place][0] - before[place][0] for place in both]
+    moved = [after[document][0] - before[document][0] for document in both]
     if not moved:
         return None
-    mean, half = per_token(moved, [after[place][1] for place in both])
+    mean, half = per_token(moved, [after[document][1] for document in both])
     return None if half is None else (mean - half, mean + half)
 
 
 def separate(before: float, before_size: int, after: float, after_size: int) -> Interval:
-    """Of a difference of shares whose rows can't be paired: Newcombe's, from the intervals of both.
+    """The interval of a difference of shares whose rows can't be paired: Newcombe's, from both Wilson intervals.
 
     >>> [round(bound, 2) for bound in separate(0.0, 20, 0.5, 20)], separate(0.5, 0, 0.5, 9)
     ([0.24, 0.7], (-1.0, 1.0))

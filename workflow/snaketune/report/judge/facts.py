@@ -1,33 +1,33 @@
-"""What the rules of `rules.py` look at: a few numbers of each training, pack, corpus and evaluation, taken from its results."""
+"""Input of the rules in `rules.py`: a few numbers of each training, pack, corpus and evaluation."""
 
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from snaketune.packing.truncation import is_worth_a_warning
-from snaketune.report.compare.variants import Caution, Stopped, Variants, stopped_early, warnings_of
+from snaketune.report.compare.variants import EarlyStop, TrainingWarning, Variants, stopped_early, warnings_of
 from snaketune.report.data.corpus_flow import corpus_flows
 from snaketune.report.data.packing_flow import PackFlow, SplitFlow, pack_flows, training_flow
-from snaketune.report.data.results import Findings, Result, Scored
+from snaketune.report.data.results import Result, ResultSet, ScoredModel
 
-# Fewer lines of a log than this tell noise from a trend badly.
-LINES = 10
+# Fewer logged steps than this don't separate a trend from noise.
+MIN_LOGGED = 10
 NO_GPU = ("", "cpu", "mps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingFacts:
     """One SFT or DPO run.
 
     Attributes:
-        label, key: `dpo:demo`, and the key of the config that asks for it, `dpo.demo`.
-        epochs: of the steps that were done; None where that isn't known.
-        loss, chosen: means of the first and of the last tenth of what was logged: loss, and log-probability of chosen
-            completions per token; None where too little was.
-        held_out: by corpus, held-out loss before and after; of SFT runs whose start was evaluated too.
-        waited, seconds: how long its last attempt waited for data, and how long that took.
-        measured: whether its portions were chosen by what was measured.
-        slower: percent of the best measured speed that a choice by hand costs.
+        label, key: `dpo:demo`, and the config key that defines it, `dpo.demo`.
+        epochs: Epochs that ran; None if unknown.
+        loss, chosen: Means over the first and the last tenth of the log, of the loss and of the log-probability per token of
+            chosen completions; None if fewer than MIN_LOGGED steps were logged.
+        held_out: By corpus, held-out loss before and after; only for SFT runs whose initial model was evaluated too.
+        waited_s, seconds: Time that the last attempt waited for data, and its duration.
+        calibrated: Whether the batch plan was chosen by `calibrate`.
+        slowdown_percent: Throughput lost by a configured batch plan, relative to the best measured one.
     """
 
     label: str
@@ -37,23 +37,23 @@ class Training:
     loss: tuple[float, float] | None = None
     chosen: tuple[float, float] | None = None
     held_out: dict[str, tuple[float, float]] = field(default_factory=dict)
-    stopped: Stopped | None = None
-    warnings: tuple[Caution, ...] = ()
+    stopped: EarlyStop | None = None
+    warnings: tuple[TrainingWarning, ...] = ()
     mfu: float | None = None
-    waited: float | None = None
+    waited_s: float | None = None
     seconds: float | None = None
-    measured: bool = False
-    slower: float | None = None
+    calibrated: bool = False
+    slowdown_percent: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackFacts:
     """One split of one pack.
 
     Attributes:
-        key: of its `packing`, in the config; of the first that uses it.
-        lost: shares of sequences and tokens that are lost because rows are short, and the length that would do; None where
-            that is little.
+        key: The config key of its `packing`, in the first run that uses it.
+        lost_to_length: Shares of sequences and of tokens lost because they exceed the row length, and the length that would
+            suffice; None if the loss is small.
     """
 
     name: str
@@ -63,18 +63,18 @@ class Packed:
     length: int
     tokens: int
     supervised: int
-    lost: tuple[float, float, int] | None = None
-    gaps: tuple[str, ...] = ()
+    lost_to_length: tuple[float, float, int] | None = None
+    count_errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class CorpusFacts:
     """One corpus."""
 
     name: str
     read: int
     quarantined: dict[str, int]
-    gaps: tuple[str, ...] = ()
+    count_errors: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -82,27 +82,28 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class EvaluatedPrompts:
     """One corpus of prompts in one evaluation.
 
     Attributes:
-        model: of which the answers are; the last of those that the verdict is about.
-        cut_off: answers that were as long as they may be.
+        model: The model that answered: the last one of the lineage.
+        prompts, distinct: Prompts with a checkable answer, and how many of them are distinct.
+        truncated: Responses that reached `max_new_tokens`.
     """
 
     evaluation: str
     corpus: str
     model: str
     prompts: int
-    different: int
+    distinct: int
     answers: int
-    cut_off: int
-    most_tokens: int | None
+    truncated: int
+    max_new_tokens: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swept:
-    """A key of the config that DPO runs have several numbers for, and the number of the best."""
+class SweptKey:
+    """A config key with several numeric values among the DPO runs, and the value of the best run."""
 
     key: str
     name: str
@@ -112,91 +113,89 @@ class Swept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picked:
-    """The best of so many evaluated runs, by a figure of the very rows that its verdict is of."""
+class BestRun:
+    """The best of `candidates` evaluated runs, selected on the same rows that its verdict uses."""
 
     run: str
-    of: int
+    candidates: int
 
 
-def trainings(findings: Findings) -> list[Training]:
-    """Of every run."""
-    return [_training(findings, result) for result in findings.of("sft", "dpo")]
+def trainings(results: ResultSet) -> list[TrainingFacts]:
+    """The facts of every SFT and DPO run."""
+    return [_training(results, result) for result in results.of("sft", "dpo")]
 
 
-def _training(findings: Findings, result: Result) -> Training:
+def _training(results: ResultSet, result: Result) -> TrainingFacts:
     run = result.run
-    return Training(
+    return TrainingFacts(
         label=result.label,
         key=result.key,
-        epochs=training_flow(findings, result).epochs,
+        epochs=training_flow(results, result).epochs,
         gpu=is_gpu(run),
-        loss=ends(result, "loss"),
-        chosen=ends(result, "chosen_logp_per_token"),
-        held_out=_held_out(findings, result) if result.stage == "sft" else {},
+        loss=first_and_last(result, "loss"),
+        chosen=first_and_last(result, "chosen_logp_per_token"),
+        held_out=_held_out(results, result) if result.stage == "sft" else {},
         stopped=stopped_early(result),
         warnings=tuple(warnings_of(result)),
         mfu=run.get("mfu_median"),
-        waited=run.get("waited_for_data_s"),
+        waited_s=run.get("waited_for_data_s"),
         seconds=(run.get("attempts") or [run.get("seconds")])[-1],
-        measured=bool(run.get("calibration")),
-        slower=run.get("slower_than_best_percent"),
+        calibrated=bool(run.get("calibration")),
+        slowdown_percent=run.get("slower_than_best_percent"),
     )
 
 
 def is_gpu(run: dict[str, Any]) -> bool:
-    """Whether a run.json tells of a GPU."""
+    """Return True if a run.json names a GPU as device."""
     return str(run.get("device") or "").partition(":")[0] not in NO_GPU
 
 
-def ends(result: Result, key: str) -> tuple[float, float] | None:
-    """Means of the first and the last tenth of what was logged; None where that are fewer than LINES lines."""
+def first_and_last(result: Result, key: str) -> tuple[float, float] | None:
+    """Means of the first and the last tenth of the logged values; None for fewer than MIN_LOGGED values."""
     values = numbers(result.history, key)
-    if len(values) < LINES:
+    if len(values) < MIN_LOGGED:
         return None
     tenth = len(values) // 10
     return sum(values[:tenth]) / tenth, sum(values[-tenth:]) / tenth
 
 
 def numbers(history: list[dict[str, Any]], key: str) -> list[float]:
-    """What was logged under a key and is a number."""
+    """All logged values of a key that are finite numbers."""
     return [float(entry[key]) for entry in history if isinstance(entry, dict) and is_number(entry.get(key))]
 
 
 def is_number(value: Any) -> bool:
-    """Whether a file from anywhere holds a number that can be counted with."""
+    """Return True for a finite number. Bools and strings, which untrusted files may have, aren't numbers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _held_out(findings: Findings, run: Result) -> dict[str, tuple[float, float]]:
-    """By corpus, from the first evaluation that asked both."""
-    begun = findings.made_from(run, "model")
-    before = begun[0].label if begun else f"base:{run.name}"
-    found: dict[str, tuple[float, float]] = {}
-    for models in findings.evaluations.values():
+def _held_out(results: ResultSet, run: Result) -> dict[str, tuple[float, float]]:
+    """Held-out loss before and after by corpus, from the first evaluation of both models."""
+    initial = results.made_from(run, "model")
+    before = initial[0].label if initial else f"base:{run.name}"
+    held_out: dict[str, tuple[float, float]] = {}
+    for models in results.evaluations.values():
         by_label = {scored.model: scored.scores.get("conversations") or {} for scored in models}
         was, now = by_label.get(before, {}), by_label.get(run.label, {})
         for corpus in was.keys() & now.keys():
             losses = (was[corpus].get("held_out_loss"), now[corpus].get("held_out_loss"))
             if None not in losses:
-                found.setdefault(corpus, losses)
-    return dict(sorted(found.items()))
+                held_out.setdefault(corpus, losses)
+    return dict(sorted(held_out.items()))
 
 
-def packed(findings: Findings) -> list[Packed]:
-    """Of every split that was packed, and of raw rows."""
-    users = _users_of_packs(findings)
+def packs(results: ResultSet) -> list[PackFacts]:
+    """The facts of every split of every pack, raw rows included."""
+    users = _users_of_packs(results)
     return [
-        _packed(flow, split, users.get(f"pack/{flow.name}", ""))
-        for flow in pack_flows(findings)
-        for split in flow.splits
+        _pack(flow, split, users.get(f"pack/{flow.name}", "")) for flow in pack_flows(results) for split in flow.splits
     ]
 
 
-def _packed(flow: PackFlow, split: SplitFlow, key: str) -> Packed:
+def _pack(flow: PackFlow, split: SplitFlow, key: str) -> PackFacts:
     lost = split.lost_to_length
     much = lost and is_worth_a_warning(lost["rows"], lost["tokens"], split.read, split.read_tokens)
-    return Packed(
+    return PackFacts(
         name=flow.name,
         key=key,
         split=split.split,
@@ -204,77 +203,83 @@ def _packed(flow: PackFlow, split: SplitFlow, key: str) -> Packed:
         length=flow.length,
         tokens=split.tokens,
         supervised=split.supervised,
-        lost=(lost["rows"] / split.read, lost["tokens"] / split.read_tokens, lost["enough"]) if much else None,
-        # Of the pack as a whole, told once.
-        gaps=tuple(flow.gaps) if split is flow.splits[0] else (),
+        lost_to_length=(lost["rows"] / split.read, lost["tokens"] / split.read_tokens, lost["enough"])
+        if much
+        else None,
+        # The errors are of the whole pack; the first split reports them.
+        count_errors=tuple(flow.count_errors) if split is flow.splits[0] else (),
     )
 
 
-def _users_of_packs(findings: Findings) -> dict[str, str]:
-    """By pack, as `pack/NAME`, the `packing` of the config that asks for it first."""
+def _users_of_packs(results: ResultSet) -> dict[str, str]:
+    """The config key of the first `packing` that uses each pack, by `pack/NAME`."""
     users: dict[str, str] = {}
     for stage, role in (("sft", "pack"), ("dpo", "pack"), ("eval", "packs")):
-        for result in findings.of(stage):
+        for result in results.of(stage):
             for pack in result.made_from.get(role, ()):
                 users.setdefault(pack, f"{result.key}.packing")
     return users
 
 
-def rows(findings: Findings) -> list[Rows]:
-    """Of every corpus."""
+def corpora(results: ResultSet) -> list[CorpusFacts]:
+    """The facts of every corpus."""
     return [
-        Rows(name=flow.name, read=flow.rows.read, quarantined=flow.quarantined, gaps=tuple(flow.gaps))
-        for flow in corpus_flows(findings)
+        CorpusFacts(
+            name=flow.name, read=flow.rows.read, quarantined=flow.quarantined, count_errors=tuple(flow.count_errors)
+        )
+        for flow in corpus_flows(results)
     ]
 
 
-def asked(findings: Findings, line: list[str]) -> list[Asked]:
-    """Of every corpus of prompts in every evaluation that asked one of these models, the last of them."""
-    found = []
-    for evaluation, models in findings.evaluations.items():
+def evaluated_prompts(results: ResultSet, lineage: list[str]) -> list[EvaluatedPrompts]:
+    """The prompts of every corpus in every evaluation, answered by the last evaluated model of the lineage."""
+    prompts = []
+    for evaluation, models in results.evaluations.items():
         by_label = {scored.model: scored for scored in models}
-        if last := next((by_label[label] for label in reversed(line) if label in by_label), None):
-            corpora = dict.fromkeys(row["corpus"] for row in last.responses)
-            found += [_asked(evaluation, corpus, last) for corpus in corpora]
-    return found
+        if last := next((by_label[label] for label in reversed(lineage) if label in by_label), None):
+            names = dict.fromkeys(row["corpus"] for row in last.responses)
+            prompts += [_evaluated_prompts(evaluation, name, last) for name in names]
+    return prompts
 
 
-def _asked(evaluation: str, corpus: str, scored: Scored) -> Asked:
+def _evaluated_prompts(evaluation: str, corpus: str, scored: ScoredModel) -> EvaluatedPrompts:
     answers = [row for row in scored.responses if row["corpus"] == corpus]
     checked = [row["prompt"] for row in answers if row["correct"] is not None]
     generation = scored.result.spec.get("generation") or {}
     most = generation.get("max_new_tokens")
-    return Asked(
+    return EvaluatedPrompts(
         evaluation=evaluation,
         corpus=corpus,
         model=scored.model,
         prompts=len(checked),
-        different=len(set(checked)),
+        distinct=len(set(checked)),
         answers=len(answers),
-        cut_off=sum(row["tokens"] >= most for row in answers) if most else 0,
-        most_tokens=most,
+        truncated=sum(row["tokens"] >= most for row in answers) if most else 0,
+        max_new_tokens=most,
     )
 
 
-def swept(findings: Findings, found: Variants) -> list[Swept]:
-    """The keys with three numbers and more, if some run is the best."""
-    best = next((run for run in findings.of("dpo") if run.label == found.best), None)
+def swept_keys(results: ResultSet, variants: Variants) -> list[SweptKey]:
+    """The keys with three or more distinct numbers, if there is a best run."""
+    best = next((run for run in results.of("dpo") if run.label == variants.best), None)
     if best is None:
         return []
-    swept_ = []
-    for name, texts in found.keys.items():
+    keys = []
+    for name, texts in variants.keys.items():
         try:
             values = {label: float(text) for label, text in texts.items()}
         except ValueError:
             continue
         if len(set(values.values())) > 2:
             several = tuple(sorted(set(values.values())))
-            swept_.append(Swept(key=best.key, name=name, values=several, best=values[best.label], run=best.label))
-    return swept_
+            keys.append(SweptKey(key=best.key, name=name, values=several, best=values[best.label], run=best.label))
+    return keys
 
 
-def picked(found: Variants) -> list[Picked]:
-    """One, if some run is the best."""
-    if found.best is None or found.sorted_by is None:
+def best_runs(variants: Variants) -> list[BestRun]:
+    """The best run, if there is one, in a list."""
+    if variants.best is None or variants.sorted_by is None:
         return []
-    return [Picked(run=found.best, of=sum(value is not None for value in found.sorted_by.values.values()))]
+    return [
+        BestRun(run=variants.best, candidates=sum(value is not None for value in variants.sorted_by.values.values()))
+    ]

@@ -1,323 +1,357 @@
-"""What is suspicious, rule by rule: facts in, a sentence out, or nothing; with what to try and the key of the config to edit.
+"""Rules that find problems in results: each takes facts, and returns a finding with an action and a config key, or None.
 
-A rule speaks where its numbers are beyond what a sound run shows, whatever the model and the data; what lies behind the bound
-is said beside it. Rules know nothing of files and pages, so that each is tried by itself.
+A rule fires when a number is outside of what healthy runs show with any model and data; the reason for each threshold is given
+beside it. Rules read no files and write no pages, so each can be tested separately.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from snaketune.report.judge.facts import Asked, Packed, Picked, Rows, Swept, Training
-from snaketune.report.judge.verdict import OPEN, WORSE, Difference, Verdict
+from snaketune.report.judge.facts import BestRun, CorpusFacts, EvaluatedPrompts, PackFacts, SweptKey, TrainingFacts
+from snaketune.report.judge.verdict import INCONCLUSIVE, WORSE, Difference, Verdict
 from snaketune.report.text import decimal, duration, percent, whole, words
 
-# A loss that falls by less than this share of itself hasn't learned what its curve could show.
-FELL = 0.01
-# Of chosen tokens, in nats: what `training.preference.dpo_monitor` calls a collapse.
+# A loss that falls by a smaller share than this shows no learning.
+MIN_LOSS_CHANGE = 0.01
+# Nats per chosen token: the threshold of `training.preference.dpo_monitor` for a collapse.
 CHOSEN_FELL = 0.1
-# Held-out loss this much above the loss of the last steps, after more than one epoch, is learned by heart.
-BY_HEART = 1.5
-# Dense models of a useful size reach 0.3 to 0.5 on GPUs, and as much of a measured matrix product on a CPU.
+# Ratio of held-out loss to the training loss of the last steps that indicates overfitting after more than one epoch.
+OVERFIT = 1.5
+# Dense models of useful size reach 0.3 to 0.5 on GPUs, and on a CPU 0.2 to 0.4 of a measured matrix multiplication.
 LOW_MFU, LOW_MFU_CPU = 0.15, 0.10
 WAITED = 0.05
 SLOWER = 10.0
 SUPERVISED = 0.02
 QUARANTINED = 0.005
 REPEATED = 0.05
-CUT_OFF = 0.1
-# The best of so many runs that are all alike leads by a standard error.
-MANY = 5
-# A difference of shares that an evaluation should tell from none.
-TELLS = 0.1
+TRUNCATED = 0.1
+# The best of this many equally good runs leads by about one standard error.
+MANY_RUNS = 5
+# The difference of shares that an evaluation should be able to detect.
+RESOLUTION = 0.1
 
 WARNS, NOTES = "warns", "notes"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Suspicion:
-    """What was found where, and what to try.
+class ReportFinding:
+    """A problem, where it is, and what to do about it.
 
     Attributes:
-        kind: the rule, and after a colon what is told apart; alike suspicions of many runs stand together.
-        where: a run, a pack, a corpus.
-        key: of the config, the one to edit.
+        kind: The rule, and after a colon details that distinguish its findings. Findings of one kind and key are grouped.
+        where: A run, a pack, a corpus or an evaluation.
+        key: The config key to edit.
+        action: What to do with that key.
     """
 
     kind: str
     where: str
-    found: str
-    do: str = ""
+    message: str
+    action: str = ""
     key: str = ""
     severity: str = WARNS
 
 
-def _of(facts: Training, kind: str, found: str, do: str, key: str) -> Suspicion:
-    return Suspicion(kind=kind, where=facts.label, found=found, do=do, key=f"{facts.key}.{key}")
+def _training_finding(facts: TrainingFacts, kind: str, message: str, action: str, key: str) -> ReportFinding:
+    return ReportFinding(kind=kind, where=facts.label, message=message, action=action, key=f"{facts.key}.{key}")
 
 
-def ended_early(run: Training) -> Suspicion | None:
+def ended_early(run: TrainingFacts) -> ReportFinding | None:
     if run.stopped is None:
         return None
-    found = f"ended by stop_if at step {whole(run.stopped.step)}: {run.stopped.reason}"
-    return _of(run, "ended early", found, "halve the learning rate", "training.learning_rate")
+    message = f"stopped by stop_if at step {whole(run.stopped.step)}: {run.stopped.reason}"
+    return _training_finding(run, "stopped early", message, "halve it", "training.learning_rate")
 
 
-# By kind of warning: what to try, and the key.
+# By kind of warning: the action, and the key.
 REMEDIES = {
-    "collapse": ("add the chosen completions' own loss, as {sigmoid: 1.0, sft: 0.2}, or raise beta", "loss"),
-    "only rejected": ("add the chosen completions' own loss, as {sigmoid: 1.0, sft: 0.2}", "loss"),
-    "length": ("weigh what is longer less (0.5, say), or take a loss of probabilities per token (simpo)", "ld_alpha"),
+    "collapse": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}, or raise beta", "loss"),
+    "only rejected": ("add an SFT term on the chosen completions, {sigmoid: 1.0, sft: 0.2}", "loss"),
+    "length": (
+        "reduce the weight of the longer part (such as 0.5), or use a length-normalized loss (simpo)",
+        "ld_alpha",
+    ),
 }
 
 
-def warned(run: Training) -> Suspicion | None:
-    """The first of what the training said of itself and didn't take back."""
+def training_warning(run: TrainingFacts) -> ReportFinding | None:
+    """The first warning of the training that still held at its end."""
     lasting = [one for one in run.warnings if one.at_end is not None]
     if not lasting:
         return None
     first = lasting[0]
-    do, key = REMEDIES.get(first.kind, ("", ""))
+    action, key = REMEDIES.get(first.kind, ("", ""))
     more = f" (and {len(lasting) - 1} more, below)" if len(lasting) > 1 else ""
-    return Suspicion(
-        kind=f"warned of {first.kind}",
+    return ReportFinding(
+        kind=f"training warning, {first.kind}",
         where=run.label,
-        found=f"{first.at_end}{more}",
-        do=do,
+        message=f"{first.at_end}{more}",
+        action=action,
         key=key and f"{run.key}.{key}",
     )
 
 
-def loss_not_falling(run: Training) -> Suspicion | None:
+def loss_not_falling(run: TrainingFacts) -> ReportFinding | None:
     if run.loss is None or run.stopped:
         return None
     first, last = run.loss
-    if first - last >= FELL * abs(first):
+    if first - last >= MIN_LOSS_CHANGE * abs(first):
         return None
-    rose = last - first > FELL * abs(first)
-    found = f"the loss {'rose' if rose else 'did not fall'}: {decimal(first)} → {decimal(last)}"
-    do = "a third of the learning rate" if rose else "three times the learning rate, or more epochs"
-    return _of(run, "loss not falling", found, do, "training.learning_rate")
+    rose = last - first > MIN_LOSS_CHANGE * abs(first)
+    message = f"the training loss {'rose' if rose else 'did not fall'}: {decimal(first)} → {decimal(last)}"
+    action = "divide it by three" if rose else "multiply it by three, or train more epochs"
+    return _training_finding(run, "loss not falling", message, action, "training.learning_rate")
 
 
-def chosen_falling(run: Training) -> Suspicion | None:
-    """Where the training itself wasn't watched, as by TRL."""
+def chosen_falling(run: TrainingFacts) -> ReportFinding | None:
+    """Only for runs without warnings of their own, such as those of TRL's trainers."""
     if run.chosen is None or run.warnings or run.chosen[0] - run.chosen[1] < CHOSEN_FELL:
         return None
     first, last = run.chosen
-    found = f"chosen completions became less likely: {decimal(first)} → {decimal(last)} nats per token"
-    return _of(run, "chosen falling", found, REMEDIES["collapse"][0], "loss")
+    message = f"log-probability of chosen completions fell: {decimal(first)} → {decimal(last)} nats per token"
+    return _training_finding(run, "chosen falling", message, REMEDIES["collapse"][0], "loss")
 
 
-def held_out_rising(run: Training) -> Suspicion | None:
-    """Worse on held-out rows than before, while the loss of the training fell."""
+def held_out_rising(run: TrainingFacts) -> ReportFinding | None:
+    """Held-out loss rose while the training loss fell."""
     if run.loss is None or run.loss[1] >= run.loss[0]:
         return None
     for corpus, (before, after) in run.held_out.items():
-        if after > before * (1 + FELL):
-            found = (
+        if after > before * (1 + MIN_LOSS_CHANGE):
+            message = (
                 f"the training loss fell, but held-out loss of {corpus} rose: {decimal(before)} → {decimal(after)}; "
-                "it learned what isn't in those rows, or by heart"
+                "overfitting, or the held-out rows differ from the training rows"
             )
-            return _of(run, "held-out loss rising", found, "fewer epochs, or a lower learning rate", "training.epochs")
+            return _training_finding(
+                run,
+                "held-out loss rising",
+                message,
+                "train fewer epochs, or lower the learning rate",
+                "training.epochs",
+            )
     return None
 
 
-def learned_by_heart(run: Training) -> Suspicion | None:
+def overfitted(run: TrainingFacts) -> ReportFinding | None:
     if run.loss is None or run.epochs is None or run.epochs <= 1 or not run.held_out or held_out_rising(run):
         return None
     corpus, (_, lowest) = min(run.held_out.items(), key=lambda entry: entry[1][1])
-    if lowest <= BY_HEART * max(run.loss[1], 0.01):
+    if lowest <= OVERFIT * max(run.loss[1], 0.01):
         return None
-    found = (
-        f"held-out loss of {corpus} is {decimal(lowest)}, and that of the last steps {decimal(run.loss[1])}: after "
-        f"{decimal(run.epochs)} epochs it knows its rows by heart"
+    message = (
+        f"overfitting after {decimal(run.epochs)} epochs: held-out loss of {corpus} is {decimal(lowest)}, training loss of the "
+        f"last steps {decimal(run.loss[1])}"
     )
-    return _of(run, "learned by heart", found, "fewer epochs, or more rows", "training.epochs")
+    return _training_finding(run, "overfitting", message, "train fewer epochs, or on more rows", "training.epochs")
 
 
-def slow_machine_use(run: Training) -> Suspicion | None:
+def low_mfu(run: TrainingFacts) -> ReportFinding | None:
     low = LOW_MFU if run.gpu else LOW_MFU_CPU
     if run.mfu is None or run.mfu >= low:
         return None
     usual = "30 to 50%" if run.gpu else "20 to 40%"
-    found = f"MFU is {percent(run.mfu)}; {usual} is usual where the model keeps the device busy"
-    if run.measured:
-        return _of(run, "low MFU", found, "more rows a step, of which more are computed at once", "training.batch_rows")
-    return _of(run, "low MFU", found, "leave it out, so that the fastest is measured", "training.micro_batch_rows")
+    message = f"MFU is {percent(run.mfu)}; {usual} is usual for a model that keeps the device busy"
+    if run.calibrated:
+        return _training_finding(
+            run, "low MFU", message, "use more rows per step, which allows larger micro-batches", "training.batch_rows"
+        )
+    return _training_finding(
+        run, "low MFU", message, "remove it, so that the fastest size is measured", "training.micro_batch_rows"
+    )
 
 
-def waited_for_data(run: Training) -> Suspicion | None:
-    if not run.waited or not run.seconds or run.waited < WAITED * run.seconds:
+def waited_for_data(run: TrainingFacts) -> ReportFinding | None:
+    if not run.waited_s or not run.seconds or run.waited_s < WAITED * run.seconds:
         return None
-    found = f"waited {duration(run.waited)} for data, {percent(run.waited / run.seconds)} of its time"
-    return _of(run, "waited for data", found, "true", "operation.load_in_memory")
+    message = f"waited {duration(run.waited_s)} for data, {percent(run.waited_s / run.seconds)} of its time"
+    return _training_finding(run, "waited for data", message, "set it to true", "operation.load_in_memory")
 
 
-def slower_by_choice(run: Training) -> Suspicion | None:
-    if run.slower is None or run.slower < SLOWER:
+def slow_micro_batch(run: TrainingFacts) -> ReportFinding | None:
+    if run.slowdown_percent is None or run.slowdown_percent < SLOWER:
         return None
-    found = f"the micro-batch chosen by hand is {run.slower:.0f}% slower than the best that was measured"
-    return _of(run, "slow by choice", found, "leave it out", "training.micro_batch_rows")
+    message = f"the configured micro-batch is {run.slowdown_percent:.0f}% slower than the best that was measured"
+    return _training_finding(run, "slow micro-batch", message, "remove it", "training.micro_batch_rows")
 
 
-def lost_to_length(pack: Packed) -> Suspicion | None:
-    if pack.lost is None:
+def lost_to_length(pack: PackFacts) -> ReportFinding | None:
+    if pack.lost_to_length is None:
         return None
-    sequences, tokens, enough = pack.lost
-    found = (
+    sequences, tokens, enough = pack.lost_to_length
+    message = (
         f"{words(pack.split)}: {percent(sequences)} of the {pack.unit} and {percent(tokens)} of the tokens don't fit into rows "
         f"of {whole(pack.length)} tokens"
     )
-    do = f"{enough} keeps 99% of the tokens"
-    return Suspicion(kind="tokens lost", where=pack.name, found=found, do=do, key=pack.key and f"{pack.key}.length")
-
-
-def little_supervised(pack: Packed) -> Suspicion | None:
-    if not pack.tokens or pack.split != "train" or pack.supervised >= SUPERVISED * pack.tokens:
-        return None
-    share = percent(pack.supervised / pack.tokens, 2)
-    found = f"{share} of the tokens are supervised: most of what is computed teaches nothing"
-    do = "see in packing.html what is supervised; `all`, or a chat template that marks what the assistant says"
-    return Suspicion(
-        kind="little supervised", where=pack.name, found=found, do=do, key=pack.key and f"{pack.key}.train_on"
+    action = f"set it to {enough}, which keeps 99% of the tokens"
+    return ReportFinding(
+        kind="tokens lost", where=pack.name, message=message, action=action, key=pack.key and f"{pack.key}.length"
     )
 
 
-def sums_of_pack(pack: Packed) -> Suspicion | None:
-    return _gaps(pack.name, pack.gaps)
+def little_supervised(pack: PackFacts) -> ReportFinding | None:
+    if not pack.tokens or pack.split != "train" or pack.supervised >= SUPERVISED * pack.tokens:
+        return None
+    share = percent(pack.supervised / pack.tokens, 2)
+    message = f"only {share} of the tokens are supervised, so most of the computation trains nothing"
+    action = "see supervised text in packing.html; set it to `all`, or use a chat template that marks assistant turns"
+    return ReportFinding(
+        kind="little supervised",
+        where=pack.name,
+        message=message,
+        action=action,
+        key=pack.key and f"{pack.key}.train_on",
+    )
 
 
-def sums_of_rows(corpus: Rows) -> Suspicion | None:
-    return _gaps(corpus.name, corpus.gaps)
+def pack_count_errors(pack: PackFacts) -> ReportFinding | None:
+    return _count_error_finding(pack.name, pack.count_errors)
 
 
-def _gaps(where: str, gaps: tuple[str, ...]) -> Suspicion | None:
+def corpus_count_errors(corpus: CorpusFacts) -> ReportFinding | None:
+    return _count_error_finding(corpus.name, corpus.count_errors)
+
+
+def _count_error_finding(where: str, count_errors: tuple[str, ...]) -> ReportFinding | None:
     return (
-        Suspicion(kind="sums", where=where, found=f"counts don't add up: {'; '.join(gaps)}", severity=NOTES)
-        if gaps
+        ReportFinding(
+            kind="counts", where=where, message=f"counts don't add up: {'; '.join(count_errors)}", severity=NOTES
+        )
+        if count_errors
         else None
     )
 
 
-def much_quarantined(corpus: Rows) -> Suspicion | None:
+def much_quarantined(corpus: CorpusFacts) -> ReportFinding | None:
     bad = sum(corpus.quarantined.values())
     if not corpus.read or bad < QUARANTINED * corpus.read:
         return None
     reasons = ", ".join(f"{whole(n)} {words(reason)}" for reason, n in list(corpus.quarantined.items())[:3])
-    found = f"{whole(bad)} of {whole(corpus.read)} rows ({percent(bad / corpus.read)}) are quarantined: {reasons}"
-    do = "mend the files, name their columns (fields), or repair rows; corpus.html has examples"
-    return Suspicion(kind="quarantined", where=corpus.name, found=found, do=do, key=f"{corpus.key}.repair")
-
-
-def repeated_prompts(asked: Asked) -> Suspicion | None:
-    again = asked.prompts - asked.different
-    if not asked.prompts or again < REPEATED * asked.prompts:
-        return None
-    found = (
-        f"{whole(again)} of {whole(asked.prompts)} held-out prompts of {asked.corpus} repeat another: the intervals look "
-        "narrower than they are"
+    message = f"{whole(bad)} of {whole(corpus.read)} rows ({percent(bad / corpus.read)}) are quarantined: {reasons}"
+    action = "fix the files, map their columns (fields), or enable repairs; corpus.html has examples"
+    return ReportFinding(
+        kind="quarantined", where=corpus.name, message=message, action=action, key=f"{corpus.key}.repair"
     )
-    return Suspicion(
+
+
+def repeated_prompts(prompts: EvaluatedPrompts) -> ReportFinding | None:
+    again = prompts.prompts - prompts.distinct
+    if not prompts.prompts or again < REPEATED * prompts.prompts:
+        return None
+    message = (
+        f"{whole(again)} of {whole(prompts.prompts)} held-out prompts of {prompts.corpus} are duplicates, so intervals are too "
+        "narrow"
+    )
+    return ReportFinding(
         kind="repeated prompts",
-        where=asked.evaluation,
-        found=found,
-        do="drop rows that say nearly the same",
-        key=f"corpora.{asked.corpus}.near_duplicates",
+        where=prompts.evaluation,
+        message=message,
+        action="drop near duplicates",
+        key=f"corpora.{prompts.corpus}.near_duplicates",
     )
 
 
-def cut_off(asked: Asked) -> Suspicion | None:
-    if not asked.answers or asked.cut_off < CUT_OFF * asked.answers:
+def truncated_answers(prompts: EvaluatedPrompts) -> ReportFinding | None:
+    if not prompts.answers or prompts.truncated < TRUNCATED * prompts.answers:
         return None
-    found = (
-        f"{percent(asked.cut_off / asked.answers)} of the answers of {asked.model} to {asked.corpus} were cut off at "
-        f"{whole(asked.most_tokens)} tokens"
+    message = (
+        f"{percent(prompts.truncated / prompts.answers)} of the responses of {prompts.model} to {prompts.corpus} were "
+        f"truncated at {whole(prompts.max_new_tokens)} tokens"
     )
-    return Suspicion(
-        kind="answers cut off",
-        where=asked.evaluation,
-        found=found,
-        do=f"{2 * (asked.most_tokens or 0)}, if answers may be that long; else the model doesn't know where to end",
-        key=f"eval.{asked.evaluation}.generation.max_new_tokens",
+    return ReportFinding(
+        kind="truncated responses",
+        where=prompts.evaluation,
+        message=message,
+        action=f"set it to {2 * (prompts.max_new_tokens or 0)} if responses may be longer; else the model didn't learn to stop",
+        key=f"eval.{prompts.evaluation}.generation.max_new_tokens",
     )
 
 
-def worse_than_before(one: Difference, verdict: Verdict) -> Suspicion | None:
+def worse_than_before(one: Difference, verdict: Verdict) -> ReportFinding | None:
     if one.outcome != WORSE:
         return None
-    found = f"worse than {verdict.against}: {one.name} {one.text} ({one.interval_text})"
-    do = "a lower learning rate, or fewer epochs"
-    return Suspicion(
+    message = f"worse than {verdict.against}: {one.name} {one.text} ({one.interval_text})"
+    action = "lower it, or train fewer epochs"
+    return ReportFinding(
         kind=f"worse: {verdict.against}, {one.name}",
         where=verdict.model,
-        found=found,
-        do=do,
+        message=message,
+        action=action,
         key=verdict.key and f"{verdict.key}.training.learning_rate",
     )
 
 
-def too_small_to_tell(one: Difference, verdict: Verdict) -> Suspicion | None:
-    """A difference that is open, of so few rows that one of TELLS would be too."""
-    if one.outcome != OPEN or one.measure.unit != "share" or one.interval is None:
+def too_few_rows(one: Difference, verdict: Verdict) -> ReportFinding | None:
+    """An inconclusive difference on so few rows that a difference of RESOLUTION would be inconclusive too."""
+    if one.outcome != INCONCLUSIVE or one.measure.unit != "share" or one.interval is None:
         return None
     low, high = one.interval
     half = (high - low) / 2
-    if half <= TELLS:
+    if half <= RESOLUTION:
         return None
-    # Intervals narrow with the root of the rows.
-    needed = round((half / TELLS) ** 2, 1)
-    found = (
-        f"{one.name} can't tell {verdict.model} from {verdict.against}: of {whole(one.rows)} rows, only differences above "
-        f"{100 * half:.0f} points are told from none"
+    # The width of an interval is proportional to one over the square root of the rows.
+    needed = round((half / RESOLUTION) ** 2, 1)
+    message = (
+        f"{one.name} is inconclusive for {verdict.model} against {verdict.against}: with {whole(one.rows)} rows, only "
+        f"differences above {100 * half:.0f} points are significant"
     )
-    return Suspicion(
+    return ReportFinding(
         kind="too few rows",
         where=one.evaluation,
-        found=found,
-        do=f"about {decimal(needed)} times as many held-out rows tell {100 * TELLS:.0f} points",
+        message=message,
+        action=f"hold out about {decimal(needed)} times as many rows to detect {100 * RESOLUTION:.0f} points",
         key=f"corpora.{one.measure.path.split('.')[1]}.held_out",
         severity=NOTES,
     )
 
 
-def best_at_the_edge(one: Swept) -> Suspicion | None:
+def best_at_the_edge(one: SweptKey) -> ReportFinding | None:
     if one.best not in (one.values[0], one.values[-1]):
         return None
     highest = one.best == one.values[-1]
-    found = f"the best, {one.run}, has the {'highest' if highest else 'lowest'} {one.name} that was tried, {one.best:g}"
+    message = (
+        f"the best run, {one.run}, has the {'highest' if highest else 'lowest'} {one.name} that was tried, {one.best:g}"
+    )
     further = one.best * 2 if highest else one.best / 2
-    return Suspicion(
+    return ReportFinding(
         kind=f"edge of {one.name}",
         where=one.key,
-        found=found,
-        do=f"try further {'up' if highest else 'down'}: {one.name} {further:g}",
+        message=message,
+        action=f"extend it {'upwards' if highest else 'downwards'}: {one.name} {further:g}",
         key=f"{one.key}.grid",
         severity=NOTES,
     )
 
 
-def picked_of_many(one: Picked) -> Suspicion | None:
-    if one.of < MANY:
+def best_of_many_runs(one: BestRun) -> ReportFinding | None:
+    if one.candidates < MANY_RUNS:
         return None
-    found = f"picked as the best of {one.of} runs by the rows that its verdict is of: some of its lead is luck"
-    do = "ask the first few about rows that none was picked by"
-    return Suspicion(kind="picked of many", where=one.run, found=found, do=do, key="eval", severity=NOTES)
+    message = (
+        f"selected as the best of {one.candidates} runs on the rows of its verdict, which is therefore biased upwards"
+    )
+    action = "evaluate the first few runs on rows that weren't used to select them"
+    return ReportFinding(
+        kind="best of many runs", where=one.run, message=message, action=action, key="eval", severity=NOTES
+    )
 
 
-OF_DIFFERENCES: tuple[Callable[[Difference, Verdict], Suspicion | None], ...] = (worse_than_before, too_small_to_tell)
-OF_TRAININGS: tuple[Callable[[Training], Suspicion | None], ...] = (
+DIFFERENCE_RULES: tuple[Callable[[Difference, Verdict], ReportFinding | None], ...] = (worse_than_before, too_few_rows)
+TRAINING_RULES: tuple[Callable[[TrainingFacts], ReportFinding | None], ...] = (
     ended_early,
-    warned,
+    training_warning,
     loss_not_falling,
     chosen_falling,
     held_out_rising,
-    learned_by_heart,
-    slow_machine_use,
-    slower_by_choice,
+    overfitted,
+    low_mfu,
+    slow_micro_batch,
     waited_for_data,
 )
-OF_PACKS: tuple[Callable[[Packed], Suspicion | None], ...] = (lost_to_length, little_supervised, sums_of_pack)
-OF_CORPORA: tuple[Callable[[Rows], Suspicion | None], ...] = (much_quarantined, sums_of_rows)
-OF_PROMPTS: tuple[Callable[[Asked], Suspicion | None], ...] = (repeated_prompts, cut_off)
-OF_SWEEPS: tuple[Callable[[Swept], Suspicion | None], ...] = (best_at_the_edge,)
-OF_PICKED: tuple[Callable[[Picked], Suspicion | None], ...] = (picked_of_many,)
+PACK_RULES: tuple[Callable[[PackFacts], ReportFinding | None], ...] = (
+    lost_to_length,
+    little_supervised,
+    pack_count_errors,
+)
+CORPUS_RULES: tuple[Callable[[CorpusFacts], ReportFinding | None], ...] = (much_quarantined, corpus_count_errors)
+PROMPT_RULES: tuple[Callable[[EvaluatedPrompts], ReportFinding | None], ...] = (repeated_prompts, truncated_answers)
+SWEEP_RULES: tuple[Callable[[SweptKey], ReportFinding | None], ...] = (best_at_the_edge,)
+BEST_RUN_RULES: tuple[Callable[[BestRun], ReportFinding | None], ...] = (best_of_many_runs,)

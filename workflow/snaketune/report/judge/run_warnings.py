@@ -1,4 +1,4 @@
-"""All that is suspicious, gathered and put together, and what to try next: each step with the key of the config to edit."""
+"""All findings of the report, grouped, and the next steps: an action and the config key to edit."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -6,92 +6,92 @@ from itertools import product
 from typing import Any
 
 from snaketune.report.compare.variants import Variants
-from snaketune.report.data.preflight_findings import found_before
-from snaketune.report.data.results import Findings
+from snaketune.report.data.preflight_findings import preflight_findings
+from snaketune.report.data.results import ResultSet
 from snaketune.report.judge import facts, rules
-from snaketune.report.judge.rules import WARNS, Suspicion
+from snaketune.report.judge.rules import WARNS, ReportFinding
 from snaketune.report.judge.slow_nodes import slow_nodes
 from snaketune.report.judge.verdict import Verdict
 
-# Of what many runs have in common, so many are named.
+# Number of runs that a group names.
 NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The same suspicion of one run or several; the sentence is the first one's."""
+    """The same finding in one or more runs, with the message of the first."""
 
     where: list[str]
-    first: Suspicion
+    first: ReportFinding
 
     @property
-    def others(self) -> int:
-        """How many aren't named."""
+    def unnamed(self) -> int:
+        """The number of runs that aren't named."""
         return max(0, len(self.where) - NAMED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What to try, where in the config, and because of what."""
+    """An action, the config key to edit, and the kinds of the findings that suggest it."""
 
-    do: str
+    action: str
     key: str
-    because: list[str]
+    reasons: list[str]
 
 
-def suspicions(
-    findings: Findings,
-    line: list[str],
-    told: Sequence[Verdict],
-    found: Variants,
+def report_findings(
+    results: ResultSet,
+    lineage: list[str],
+    verdicts: Sequence[Verdict],
+    variants: Variants,
     others: Sequence[tuple[str, dict[str, Any]]] = (),
-) -> list[Suspicion]:
-    """Warnings first, in the order of what matters most: results, trainings, data, machines.
+) -> list[ReportFinding]:
+    """All findings: warnings before notes, and within these results, trainings, data, machines.
 
     Args:
-        line: the models that the verdicts are about.
-        others: label and run.json of runs of another time, whose machines are held against ours.
+        lineage: The models of the verdicts.
+        others: Label and run.json of earlier runs, whose hosts are compared with ours.
     """
-    of_differences = [
-        said
-        for verdict in told
-        for one, rule in product(verdict.differences, rules.OF_DIFFERENCES)
-        if (said := rule(one, verdict))
+    difference_findings = [
+        finding
+        for verdict in verdicts
+        for one, rule in product(verdict.differences, rules.DIFFERENCE_RULES)
+        if (finding := rule(one, verdict))
     ]
-    all_ = [
-        *of_differences,
-        *_said(rules.OF_TRAININGS, facts.trainings(findings)),
-        *_said(rules.OF_PACKS, facts.packed(findings)),
-        *_said(rules.OF_CORPORA, facts.rows(findings)),
-        *_said(rules.OF_PROMPTS, facts.asked(findings, line)),
-        *found_before(findings),
-        *slow_nodes([*((run.label, run.run) for run in findings.of("sft", "dpo")), *others]),
-        *_said(rules.OF_PICKED, facts.picked(found)),
-        *_said(rules.OF_SWEEPS, facts.swept(findings, found)),
+    all_findings = [
+        *difference_findings,
+        *_apply(rules.TRAINING_RULES, facts.trainings(results)),
+        *_apply(rules.PACK_RULES, facts.packs(results)),
+        *_apply(rules.CORPUS_RULES, facts.corpora(results)),
+        *_apply(rules.PROMPT_RULES, facts.evaluated_prompts(results, lineage)),
+        *preflight_findings(results),
+        *slow_nodes([*((run.label, run.run) for run in results.of("sft", "dpo")), *others]),
+        *_apply(rules.BEST_RUN_RULES, facts.best_runs(variants)),
+        *_apply(rules.SWEEP_RULES, facts.swept_keys(results, variants)),
     ]
-    return sorted(all_, key=lambda one: one.severity != WARNS)
+    return sorted(all_findings, key=lambda one: one.severity != WARNS)
 
 
-def _said(table: Iterable[Callable[[Any], Suspicion | None]], about: list[Any]) -> list[Suspicion]:
-    return [said for rule in table for one in about if (said := rule(one))]
+def _apply(table: Iterable[Callable[[Any], ReportFinding | None]], about: list[Any]) -> list[ReportFinding]:
+    return [finding for rule in table for one in about if (finding := rule(one))]
 
 
-def groups(found: list[Suspicion]) -> list[Group]:
-    """Those of one rule and one key together, in the order of the first ones; what names no key stands alone."""
-    by: dict[tuple[str, ...], list[Suspicion]] = {}
-    for one in found:
-        by.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.found), []).append(one)
-    return [Group(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0]) for alike in by.values()]
+def groups(findings: list[ReportFinding]) -> list[Group]:
+    """Group findings by kind and key, in order of first appearance. A finding without a key isn't grouped."""
+    grouped: dict[tuple[str, ...], list[ReportFinding]] = {}
+    for one in findings:
+        grouped.setdefault((one.kind, one.key) if one.key else (one.kind, one.where, one.message), []).append(one)
+    return [Group(where=list(dict.fromkeys(one.where for one in alike)), first=alike[0]) for alike in grouped.values()]
 
 
-def steps(found: list[Suspicion]) -> list[Step]:
-    """What they say to do, each once: of several that say otherwise about the same key, the first."""
-    by: dict[str, Step] = {}
-    for one in found:
-        if not one.do:
+def steps(findings: list[ReportFinding]) -> list[Step]:
+    """The actions of all findings without repetitions; of several for one key, the first."""
+    grouped: dict[str, Step] = {}
+    for one in findings:
+        if not one.action:
             continue
-        step = by.setdefault(one.key or one.do, Step(do=one.do, key=one.key, because=[]))
+        step = grouped.setdefault(one.key or one.action, Step(action=one.action, key=one.key, reasons=[]))
         kind = one.kind.partition(":")[0]
-        if kind not in step.because:
-            step.because.append(kind)
-    return list(by.values())
+        if kind not in step.reasons:
+            step.reasons.append(kind)
+    return list(grouped.values())

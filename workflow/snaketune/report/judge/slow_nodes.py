@@ -1,8 +1,8 @@
-"""Runs on hosts that are slower than others of the same kind: what each run measured of its device before it began.
+"""Find runs on hosts that are slower than other hosts with the same device, by the probe that each run makes at its start.
 
-A run is compared with the other hosts that have its model of card, or of processor where it ran on a CPU; with fewer than
-FEWEST of them nothing is said. A host counts once, by the median of its runs, and is never compared with itself: between two
-of its own runs only what else ran there differs.
+A run is compared with the other hosts that have the same GPU model (on CPU: processor model), if there are at least MIN_HOSTS.
+Each host counts once, by the median of its runs, and isn't compared with itself: runs on one host differ only by what else ran
+there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,31 +10,35 @@ from statistics import median
 from typing import Any
 
 from snaketune.report.judge.facts import is_gpu, is_number
-from snaketune.report.judge.rules import Suspicion
+from snaketune.report.judge.rules import ReportFinding
 from snaketune.report.text import clean, percent, short
 
-# Of three, the median is of a sound host where one of them is slow itself.
-FEWEST = 3
-# Below the median of the others by so much, a host is slow; the same one measured twice moves by a percent or two.
+# With three hosts, the median is sound even if one of them is slow.
+MIN_HOSTS = 3
+# Share below the median of the others from which a host is slow. Repeated probes of one host vary by 1 to 2 %.
 SLOW = 0.05
-# One read of a file that was just written says little.
+# A single read of a file that was just written is a noisy measurement.
 SLOW_DISK = 0.5
 MEASURED = {
-    "matmul_flops_per_second": ("matrix products", "FLOP/s"),
-    "copy_bytes_per_second": ("copying memory", "B/s"),
-    "disk_bytes_per_second": ("reading the disk", "B/s"),
+    "matmul_flops_per_second": ("matrix multiplication", "FLOP/s"),
+    "copy_bytes_per_second": ("memory copy", "B/s"),
+    "disk_bytes_per_second": ("disk read", "B/s"),
 }
 
 
-def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Suspicion]:
-    """Args: runs: label and run.json of each; those without `probe`, host or a known model say nothing."""
+def slow_nodes(runs: Iterable[tuple[str, Mapping[str, Any]]]) -> list[ReportFinding]:
+    """The findings about runs on slow hosts.
+
+    Args:
+        runs: Label and run.json of each run. Runs without `probe`, host or device model are skipped.
+    """
     by_model: dict[str, list[tuple[str, str, Mapping[str, Any]]]] = {}
     for label, run in runs:
         model, host = clean(run.get("device" if is_gpu(run) else "processor") or ""), run.get("host")
         if model and host and isinstance(run.get("probe"), Mapping):
             by_model.setdefault(model, []).append((label, str(host), run["probe"]))
     return [
-        Suspicion(kind="slow node", where=label, found=text)
+        ReportFinding(kind="slow node", where=label, message=text)
         for model, probed in by_model.items()
         for key in MEASURED
         for label, text in _slow(model, key, probed)
@@ -48,15 +52,15 @@ def _slow(model: str, key: str, probed: list[tuple[str, str, Mapping[str, Any]]]
     for _, host, value in known:
         by_host.setdefault(host, []).append(value)
     usual = {host: median(values) for host, values in by_host.items()}
-    if len(usual) <= FEWEST:
+    if len(usual) <= MIN_HOSTS:
         return []
-    found = []
+    slow = []
     for label, host, value in known:
         middle = median(own for other, own in usual.items() if other != host)
         if value < (1 - (SLOW_DISK if key == "disk_bytes_per_second" else SLOW)) * middle:
             text = (
-                f"this run was on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
+                f"ran on a slow node: {what} at {short(value)}{unit}, {percent(1 - value / middle)} below the median "
                 f"of {len(usual) - 1} other hosts with {model}, {short(middle)}{unit}"
             )
-            found.append((label, text))
-    return found
+            slow.append((label, text))
+    return slow

@@ -1,8 +1,8 @@
-"""Did it work: one model against another on the same held-out rows, measure by measure, each difference with its 95 % interval.
+"""Compare two models on the same held-out rows, measure by measure, with a 95 % interval for each difference.
 
-Rows are paired wherever both models were asked about them: what one gets right and the other doesn't is then all that counts,
-and the interval is about half as wide as that of two separate shares. So it is of held-out loss, document by document. A
-measure whose rows nobody kept one by one (tasks of lm-evaluation-harness) has a difference and no interval, and isn't counted.
+Rows that both models answered are paired: only rows that one gets right and the other wrong are informative, and the interval
+is about half as wide as for two independent shares. Held-out loss is paired by document. Measures without results per row
+(tasks of lm-evaluation-harness) have a difference but no interval, and don't count in the verdict.
 """
 
 import math
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from snaketune.report.compare.scores import FORMATS, Measure, measures
-from snaketune.report.data.results import Findings, Scored
+from snaketune.report.data.results import ResultSet, ScoredModel
 from snaketune.report.judge.difference_intervals import Interval, paired, paired_per_token, separate, wins
 
-BETTER, WORSE, OPEN, UNCOUNTED = "better", "worse", "open", "uncounted"
+BETTER, WORSE, INCONCLUSIVE, NO_INTERVAL = "better", "worse", "inconclusive", "no interval"
 POINTS = " points"
 LOSS = ".held_out_loss"
-# What says the same again, and, of whole answers, what a short one wins whoever is asked.
-LEFT_OUT = ("perplexity", "logp_accuracy")
+# Perplexity repeats the loss, and summed log-probabilities favour short completions with any model.
+EXCLUDED = ("perplexity", "logp_accuracy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One measure of two models.
+    """The difference of two models in one measure.
 
     Attributes:
-        rows: how many of the same rows both were asked about; 0 where they can't be paired.
-        interval: of `after - before`; None where it isn't known.
+        rows: Number of paired rows; 0 if rows can't be paired.
+        interval: The interval of `after - before`; None if unknown.
     """
 
     measure: Measure
@@ -43,11 +43,11 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """`better`, `worse`, `open` where the interval holds zero, `uncounted` where there is none."""
+        """`better`, `worse`, `inconclusive` if the interval contains zero, or `no interval`."""
         if self.interval is None:
-            return UNCOUNTED
+            return NO_INTERVAL
         low, high = sorted(self.measure.better * bound for bound in self.interval)
-        return BETTER if low > 0 else WORSE if high < 0 else OPEN
+        return BETTER if low > 0 else WORSE if high < 0 else INCONCLUSIVE
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """As people read it: shares in points, all else in its own unit."""
+        """The difference as text: shares in percentage points, other measures in their unit."""
         return signed(self.value, self.measure.unit)
 
     @property
@@ -69,19 +69,19 @@ class Difference:
         return f"{low} to {high}"
 
     @property
-    def places(self) -> tuple[float, float, float]:
-        """Low, difference and high on a line from 0 to 100 with zero in its middle, which is as long as shares can differ."""
+    def positions(self) -> tuple[float, float, float]:
+        """Low, difference and high for drawing: -1 to 1 mapped to 0 to 100, clipped."""
         low, high = self.interval or (self.value, self.value)
         return tuple(50 + 50 * max(-1.0, min(1.0, value)) for value in (low, self.value, high))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One model against one that it came from.
+    """A model compared with one that it was trained from.
 
     Attributes:
-        model, against: labels.
-        key: the key of the config that asks for the model, if it is trained.
+        model, against: Labels.
+        key: The config key that defines the model, if it was trained here.
     """
 
     model: str
@@ -89,104 +89,103 @@ class Verdict:
     key: str = ""
     differences: list[Difference]
 
-    @property
-    def counted(self) -> list[Difference]:
-        return [one for one in self.differences if one.outcome != UNCOUNTED]
-
     def of(self, outcome: str) -> list[Difference]:
         return [one for one in self.differences if one.outcome == outcome]
 
     @property
     def tone(self) -> str:
-        """`better`, `worse`, or `open` where it is neither or both."""
+        """`better`, `worse`, or `inconclusive` if it is neither or both."""
         won, lost = bool(self.of(BETTER)), bool(self.of(WORSE))
-        return OPEN if won == lost else BETTER if won else WORSE
+        return INCONCLUSIVE if won == lost else BETTER if won else WORSE
 
     @property
     def sentence(self) -> str:
-        """The verdict."""
+        """The verdict in one sentence."""
         return sentence(
-            self.model, self.against, *(len(self.of(outcome)) for outcome in (BETTER, WORSE, OPEN)), self.of(UNCOUNTED)
+            self.model,
+            self.against,
+            *(len(self.of(outcome)) for outcome in (BETTER, WORSE, INCONCLUSIVE)),
+            self.of(NO_INTERVAL),
         )
 
 
 def sentence(model: str, against: str, better: int, worse: int, open_: int, uncounted: list[Difference]) -> str:
-    """
+    """The verdict from the numbers of measures that are better, worse and inconclusive, and those without interval.
+
     >>> sentence("dpo:a", "base:a", 3, 0, 1, [])
-    'dpo:a is better than base:a on 3 of 4 measures; 1 is too close to call.'
+    'dpo:a is better than base:a on 3 of 4 measures; 1 is inconclusive.'
     >>> sentence("dpo:a", "base:a", 2, 1, 0, [])
     'dpo:a is better than base:a on 2 of 3 measures and worse on 1.'
     >>> sentence("dpo:a", "base:a", 0, 2, 0, [])
     'dpo:a is worse than base:a on both measures.'
     >>> sentence("dpo:a", "base:a", 0, 0, 2, [])
-    "dpo:a can't be told from base:a: both measures are too close to call."
+    'no significant difference between dpo:a and base:a: both measures are inconclusive.'
     """
     number = better + worse + open_
     if not number:
         moved = "; ".join(f"{one.name} {one.shown(one.before)} → {one.shown(one.after)}" for one in uncounted)
-        return (
-            f"{model} against {against}: {moved or 'nothing was measured of both'}; whether that is noise isn't known."
-        )
-    every = {1: "the one measure", 2: "both measures"}.get(number, f"all {number} measures")
+        return f"{model} against {against}: {moved or 'no common measure'}; without intervals, significance is unknown."
+    every = {1: "the only measure", 2: "both measures"}.get(number, f"all {number} measures")
     if not better and not worse:
         are = "are" if number > 1 else "is"
-        return f"{model} can't be told from {against}: {every} {are} too close to call."
+        return f"no significant difference between {model} and {against}: {every} {are} inconclusive."
     first, second = ("better", "worse") if better >= worse else ("worse", "better")
     more, less = max(better, worse), min(better, worse)
     on = every if more == number else f"{more} of {number} measures"
     text = f"{model} is {first} than {against} on {on}"
     text += f" and {second} on {less}" if less else ""
-    return text + (f"; {open_} {'are' if open_ > 1 else 'is'} too close to call." if open_ else ".")
+    return text + (f"; {open_} {'are' if open_ > 1 else 'is'} inconclusive." if open_ else ".")
 
 
-def verdicts(findings: Findings, line: list[str]) -> list[Verdict]:
-    """The last model of a line against the first, and against the one before it where that is another; in all evaluations.
+def lineage_verdicts(results: ResultSet, lineage: list[str]) -> list[Verdict]:
+    """Verdicts on the last model of a lineage against the first, and against the second to last if that is another.
 
     Args:
-        line: labels, from the base on.
+        lineage: Labels, the base first.
     """
-    against = list(dict.fromkeys((line[0], line[-2]))) if len(line) > 1 else []
-    key = next((run.key for run in findings.of("sft", "dpo") if line and run.label == line[-1]), "")
+    against = list(dict.fromkeys((lineage[0], lineage[-2]))) if len(lineage) > 1 else []
+    key = next((run.key for run in results.of("sft", "dpo") if lineage and run.label == lineage[-1]), "")
     return [
-        Verdict(model=line[-1], against=one, key=key, differences=_of_all(findings, one, line[-1])) for one in against
+        Verdict(model=lineage[-1], against=one, key=key, differences=_all_differences(results, one, lineage[-1]))
+        for one in against
     ]
 
 
-def _of_all(findings: Findings, before: str, after: str) -> list[Difference]:
+def _all_differences(results: ResultSet, before: str, after: str) -> list[Difference]:
     both = {
         evaluation: (by_label[before], by_label[after])
-        for evaluation, models in findings.evaluations.items()
+        for evaluation, models in results.evaluations.items()
         if {before, after} <= (by_label := {scored.model: scored for scored in models}).keys()
     }
     return [
         one
-        for evaluation, asked in both.items()
-        for one in differences(*asked, f" ({evaluation})" if len(both) > 1 else "")
+        for evaluation, pair in both.items()
+        for one in differences(*pair, f" ({evaluation})" if len(both) > 1 else "")
     ]
 
 
-def differences(before: Scored, after: Scored, where: str = "") -> list[Difference]:
-    """Of every measure that has a better end. Args: where: what to add to the name of a corpus or task."""
-    rows = [outcomes(scored) for scored in (before, after)]
-    found = []
+def differences(before: ScoredModel, after: ScoredModel, where: str = "") -> list[Difference]:
+    """Differences in every measure with a direction. `where` is a suffix for the names of corpora and tasks."""
+    rows = [row_outcomes(scored) for scored in (before, after)]
+    all_differences = []
     for measure in measures([before, after], where):
         values = [measure.values[scored.model] for scored in (before, after)]
-        if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in LEFT_OUT:
+        if measure.detail or not measure.better or None in values or measure.path.rpartition(".")[2] in EXCLUDED:
             continue
         was, now = (of_model.get(measure.path, {}) for of_model in rows)
         both = sorted(was.keys() & now.keys())
         interval = None
-        section, _, inside = measure.path.partition(".")
-        if inside.endswith(LOSS) and section == "conversations":
-            documents = [scored.losses.get(inside.removesuffix(LOSS), {}) for scored in (before, after)]
+        section, _, name = measure.path.partition(".")
+        if name.endswith(LOSS) and section == "conversations":
+            documents = [scored.losses.get(name.removesuffix(LOSS), {}) for scored in (before, after)]
             both, interval = documents[0].keys() & documents[1].keys(), paired_per_token(*documents)
         elif both:
             was_N, now_N = (np.array([of_row[row] for row in both]) for of_row in (was, now))
-            # Of the very rows that are compared; the same as the scores wherever both were asked the same.
+            # Values over the paired rows; equal to the scores if both models have the same rows.
             values, interval = [float(was_N.mean()), float(now_N.mean())], paired(was_N, now_N)
         elif measure.unit == "share" and all(sizes := [measure.sizes[one.model] for one in (before, after)]):
             interval = separate(values[0], sizes[0], values[1], sizes[1])
-        found.append(
+        all_differences.append(
             Difference(
                 measure=measure,
                 evaluation=after.evaluation,
@@ -196,36 +195,41 @@ def differences(before: Scored, after: Scored, where: str = "") -> list[Differen
                 interval=interval,
             )
         )
-    return found
+    return all_differences
 
 
-def outcomes(scored: Scored) -> dict[str, dict[str, float]]:
-    """By path of a measure, of each row whether the model got it right, as 1 or 0: prompts; pairs by what is likelier per
-    token, and by what gained more since the reference. A pair that neither completion wins is half right."""
-    found: dict[str, dict[str, float]] = {}
+def row_outcomes(scored: ScoredModel) -> dict[str, dict[str, float]]:
+    """Correctness of each row (1, 0, or 0.5 for a tie): path of the measure → row id → value.
+
+    Prompts count by exact match; pairs by log-probability per token, and by reward.
+    """
+    correct: dict[str, dict[str, float]] = {}
     for row in scored.responses:
         if row["correct"] is not None:
-            found.setdefault(f"conversations.{row['corpus']}.exact_match.share", {})[row["id"]] = float(row["correct"])
+            correct.setdefault(f"conversations.{row['corpus']}.exact_match.share", {})[row["id"]] = float(
+                row["correct"]
+            )
     if scored.pairs is None:
-        return found
+        return correct
     chosen_P, rejected_P, *references = (
         scored.pairs[f"{side}_logp"].to_numpy().astype(float)
         for side in ("chosen", "rejected", "reference_chosen", "reference_rejected")
     )
     counts = (np.maximum(scored.pairs[f"{side}_tokens"].to_numpy(), 1) for side in ("chosen", "rejected"))
     per_token_P = np.subtract(*(logp_P / count_P for logp_P, count_P in zip((chosen_P, rejected_P), counts)))
-    # Not a number where the reference doesn't know the pair.
-    gained_P = (chosen_P - references[0]) - (rejected_P - references[1])
+    # NaN for pairs that the reference doesn't have.
+    reward_margin_P = (chosen_P - references[0]) - (rejected_P - references[1])
     names = [scored.pairs[name].to_pylist() for name in ("corpus", "id")]
-    for corpus, pair, likelier, gained in zip(*names, wins(per_token_P).tolist(), wins(gained_P).tolist()):
-        found.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = likelier
-        if math.isfinite(gained):
-            found.setdefault(f"preferences.{corpus}.reward_accuracy", {})[pair] = gained
-    return found
+    for corpus, pair, logp_win, reward_win in zip(*names, wins(per_token_P).tolist(), wins(reward_margin_P).tolist()):
+        correct.setdefault(f"preferences.{corpus}.logp_accuracy_per_token", {})[pair] = logp_win
+        if math.isfinite(reward_win):
+            correct.setdefault(f"preferences.{corpus}.reward_accuracy", {})[pair] = reward_win
+    return correct
 
 
 def signed(value: float, unit: str) -> str:
-    """
+    """A number with its sign; shares in percentage points.
+
     >>> signed(0.125, "share"), signed(-0.3333, "share"), signed(-1.25, "nats"), signed(0.0, "share")
     ('+12.5 points', '−33.3 points', '−1.25', '0 points')
     """

@@ -53,7 +53,7 @@ def code_digest(entry: str) -> str:
 
 def templates(entry: str) -> list[Path]:
     """Return the templates in the package of a stage, which are read while it runs."""
-    return sorted((PACKAGE_FOLDER / _package(entry)).glob("*.jinja"))
+    return sorted((PACKAGE_FOLDER / _package(entry)).glob("templates/*.jinja"))
 
 
 def check_code(entry: str, expected: str, stage: str) -> None:
