@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.config.load import load
-from snaketune.config.paths import one_spelling
+from snaketune.config.paths import normalized_path
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
 
@@ -77,18 +77,18 @@ def test_a_path_through_a_link_keeps_its_meaning(here):
     (here / "deep/x").write_text("")
     (here / "x").write_text("")
     # Without its links the path would be `x`, which is another file.
-    assert one_spelling("link/../x") == "link/../x"
-    assert one_spelling("./link/../data/../x") == "./link/../data/../x"
+    assert normalized_path("link/../x") == "link/../x"
+    assert normalized_path("./link/../data/../x") == "./link/../data/../x"
 
 
 @pytest.mark.parametrize("path", ["owner/model", "./not-there", "", "a\0b", "x" * 5000])
 def test_what_is_not_there_stays_as_it_was_written(path):
-    assert one_spelling(path) == path
+    assert normalized_path(path) == path
 
 
 def test_a_name_like_an_option_keeps_what_makes_it_a_path(here, monkeypatch):
     monkeypatch.chdir(here / "data")
-    assert one_spelling("./-x.jsonl") == "./-x.jsonl"
+    assert normalized_path("./-x.jsonl") == "./-x.jsonl"
 
 
 def same_as(edit: dict) -> dict[str, str]:

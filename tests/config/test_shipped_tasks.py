@@ -5,7 +5,7 @@ from lm_eval.tasks import TaskManager
 
 from snaketune.config import shipped_tasks
 from snaketune.config.load import load
-from snaketune.config.shipped_tasks import check_shipped_tasks, names_in, tasks_folder
+from snaketune.config.shipped_tasks import check_shipped_tasks, task_names, tasks_folder
 from snaketune.errors import SnaketuneError
 
 
@@ -22,7 +22,7 @@ def asking(raw):
 def test_all_that_lm_eval_finds_is_known(folder):
     place = tasks_folder() / folder
     known = TaskManager(include_path=str(place), include_defaults=False).all_tasks
-    assert known and set(known) <= names_in(place)
+    assert known and set(known) <= task_names(place)
 
 
 def test_tasks_tags_and_groups_pass_and_others_are_refused_with_the_nearest(asking):
@@ -42,6 +42,6 @@ def test_where_it_is_not_installed_all_pass(asking, monkeypatch):
 
 def test_what_is_there_is_found_in_few_folders(asking, monkeypatch):
     read = []
-    monkeypatch.setattr(shipped_tasks, "names_in", lambda place: read.append(place.name) or names_in(place))
+    monkeypatch.setattr(shipped_tasks, "task_names", lambda place: read.append(place.name) or task_names(place))
     check_shipped_tasks(asking("arc_easy", "hellaswag"))
     assert 0 < len(read) < 20

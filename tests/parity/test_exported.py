@@ -131,12 +131,12 @@ def test_by_hand_and_what_does_not_belong_together_is_refused(made, tmp_path, to
     assert main([*named, "--out", str(tmp_path / "pairs.csv")]) == 1
     assert "expected a file that ends in .parquet or .jsonl" in capsys.readouterr().err
     other = Made(tmp_path / "other", tokenizer, rows_of("preferences", 9))
-    with pytest.raises(SnaketuneError, match="isn't of the pairs"):
+    with pytest.raises(SnaketuneError, match="was computed for other pairs"):
         export_ref_logps(made.reference, other.pack, made.corpus, "train", tmp_path / "a.jsonl")
     with pytest.raises(SnaketuneError, match="lacks 7 of 12 pairs"):
         export_ref_logps(made.reference, made.pack, other.corpus, "train", tmp_path / "a.jsonl")
     labelled = replace(made.pack, manifest=made.pack.manifest | {"kind": "unpaired"})
-    with pytest.raises(SnaketuneError, match="is of kind unpaired; TRL takes"):
+    with pytest.raises(SnaketuneError, match="is of kind unpaired; expected preference, as TRL takes"):
         export_ref_logps(made.reference, labelled, made.corpus, "train", tmp_path / "a.jsonl")
     assert not (tmp_path / "a.jsonl").exists()
 

@@ -17,7 +17,7 @@ from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
 from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts
 from snaketune.training.preference.pair_dataset import log_probabilities
-from snaketune.training.preference.pair_features import pairs_of
+from snaketune.training.preference.pair_features import pair_logps
 from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows
@@ -72,7 +72,7 @@ class Compared:
             reference_P2 = torch.tensor(
                 [log_probabilities(one, told.ld_alpha) for one in self.known()], dtype=torch.float32
             )
-        pairs = pairs_of(self.policy, batch | {"reference": reference_P2, "desirable": self.desirable}, told)
+        pairs = pair_logps(self.policy, batch | {"reference": reference_P2, "desirable": self.desirable}, told)
         tokens = len(batch.get("sequence_members", ()))
         totals = torch.tensor([PAIRS, int(pairs.counts_P2[:, 0].sum()), tokens])
         loss = loss_of(pairs, told, totals)

@@ -8,7 +8,7 @@ import yaml
 
 from snaketune.__main__ import main
 from snaketune.config.load import load
-from snaketune.config.yaml_values import MOST_VALUES, check_file
+from snaketune.config.yaml_values import MAX_VALUES, check_file
 from snaketune.errors import SnaketuneError
 from tests.workflow.command_line import snakemake
 from tests.workflow.conftest import ROOT
@@ -33,8 +33,8 @@ REFUSED = {
     "twice": ("a: 1\nb: {c: 1,\n c: 2}", "line 3: the key 'c' stands there twice"),
     "twice at the top": ("corpora: {}\ncorpora: {}", "line 2: the key 'corpora' stands there twice"),
     "twice in JSON": ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands there twice"),
-    "billion laughs": (f"l0: &l0 lol\n{LAUGHS}", f"more than {MOST_VALUES:,} values"),
-    "of mappings": (f"m0: &m0 lol\n{MAPPINGS}", f"more than {MOST_VALUES:,} values"),
+    "billion laughs": (f"l0: &l0 lol\n{LAUGHS}", f"more than {MAX_VALUES:,} values"),
+    "of mappings": (f"m0: &m0 lol\n{MAPPINGS}", f"more than {MAX_VALUES:,} values"),
     "within itself": ("a: &a [*a]", "line 1: *a stands within itself"),
     "deep": ("a: " + "[" * 200 + "]" * 200, "nested too deeply"),
     "deeper": ("a: " + "[" * 100_000 + "]" * 100_000, "nested too deeply|can't be read as YAML"),

@@ -1,4 +1,5 @@
-"""Which portions an attempt computes in: kept, chosen by hand, measured or guessed, and lower ones after memory ran out."""
+"""Which portions an attempt computes in: kept, chosen by hand, measured or guessed, and smaller_plan ones after memory ran
+out."""
 
 import json
 
@@ -8,7 +9,14 @@ from snaketune.artifacts.manifest import describe_files
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.training.autotune import batch_plan
-from snaketune.training.autotune.batch_plan import Portions, after_running_out, choose, keep, lower, tell_ran_out
+from snaketune.training.autotune.batch_plan import (
+    BatchPlan,
+    choose,
+    out_of_memory_error,
+    record_out_of_memory,
+    save_plan,
+    smaller_plan,
+)
 from snaketune.training.launch import oom_retry
 
 
@@ -33,7 +41,7 @@ def measured(folder, trials) -> str:
 
 def test_what_was_chosen_by_hand_is_taken_and_its_price_told(tmp_path, capsys):
     told = Execution(micro_batch_rows=2, calibration=measured(tmp_path, CURVE))
-    assert choose(told, 16, 1, tmp_path) == Portions(micro_batch_rows=2, gradient_checkpointing=False)
+    assert choose(told, 16, 1, tmp_path) == BatchPlan(micro_batch_rows=2, gradient_checkpointing=False)
     assert "micro-batches of 2 rows lose 40% of the speed found with micro-batches of 4 rows" in capsys.readouterr().out
     choose(told.model_copy(update={"micro_batch_rows": 8}), 16, 1, tmp_path)
     assert "lose" not in capsys.readouterr().out
@@ -41,15 +49,15 @@ def test_what_was_chosen_by_hand_is_taken_and_its_price_told(tmp_path, capsys):
 
 def test_of_alike_speeds_the_one_that_needs_less_memory_is_taken(tmp_path):
     found = choose(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
-    assert found == Portions(micro_batch_rows=4, gradient_checkpointing=False)
+    assert found == BatchPlan(micro_batch_rows=4, gradient_checkpointing=False)
 
 
 def test_recomputed_activations_are_taken_where_they_are_faster_and_not_forbidden(tmp_path):
     curve = measured(tmp_path, [trial(1, 100, 9), trial(2, 0, 0, fits=False), trial(4, 250, 8, checkpointing=True)])
     for asked, found in (
-        ("auto", Portions(micro_batch_rows=4, gradient_checkpointing=True)),
-        (False, Portions(micro_batch_rows=1, gradient_checkpointing=False)),
-        (True, Portions(micro_batch_rows=4, gradient_checkpointing=True)),
+        ("auto", BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
+        (False, BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)),
+        (True, BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
     ):
         assert choose(Execution(calibration=curve, gradient_checkpointing=asked), 8, 1, tmp_path) == found
 
@@ -75,36 +83,36 @@ def test_rows_that_cannot_be_shared_are_refused(tmp_path, rows, batch_rows, proc
 
 def test_an_attempt_goes_on_with_what_the_one_before_began_with(tmp_path):
     auto = Execution()
-    begun = Portions(micro_batch_rows=2, gradient_checkpointing=True)
-    keep(tmp_path, auto, begun)
+    begun = BatchPlan(micro_batch_rows=2, gradient_checkpointing=True)
+    save_plan(tmp_path, auto, begun)
     assert choose(auto, 12, 1, tmp_path) == begun
     # Half the rows for each of two; five can't have two each.
     assert choose(auto, 12, 2, tmp_path) == begun
-    assert choose(auto, 15, 5, tmp_path) == Portions(micro_batch_rows=3, gradient_checkpointing=False)
+    assert choose(auto, 15, 5, tmp_path) == BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
 
 
 def test_whoever_chooses_otherwise_by_now_gets_that(tmp_path):
-    keep(tmp_path, Execution(micro_batch_rows=8), Portions(micro_batch_rows=2, gradient_checkpointing=False))
+    save_plan(tmp_path, Execution(micro_batch_rows=8), BatchPlan(micro_batch_rows=2, gradient_checkpointing=False))
     assert choose(Execution(micro_batch_rows=8), 8, 1, tmp_path).micro_batch_rows == 2
     assert choose(Execution(micro_batch_rows=4), 8, 1, tmp_path).micro_batch_rows == 4
 
 
 def test_what_is_lower_ends_at_one_row_with_recomputed_activations():
-    seen, now = [], Portions(micro_batch_rows=6, gradient_checkpointing=False)
+    seen, now = [], BatchPlan(micro_batch_rows=6, gradient_checkpointing=False)
     while now:
         seen.append((now.micro_batch_rows, now.gradient_checkpointing))
-        now = lower(now, Execution(), 12, 2)
+        now = smaller_plan(now, Execution(), 12, 2)
     assert seen == [(6, False), (3, False), (2, False), (1, False), (1, True)]
     forbids = Execution(gradient_checkpointing=False)
-    assert lower(Portions(micro_batch_rows=1, gradient_checkpointing=False), forbids, 12, 2) is None
+    assert smaller_plan(BatchPlan(micro_batch_rows=1, gradient_checkpointing=False), forbids, 12, 2) is None
 
 
 def test_after_memory_ran_out_the_next_attempt_takes_less(tmp_path):
     asked = Execution(micro_batch_rows=8)
     begun = choose(asked, 8, 1, tmp_path)
-    assert after_running_out(begun, asked, 8, 1, tmp_path) is None
-    tell_ran_out(tmp_path, 31, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMuch more"))
-    error = after_running_out(begun, asked, 8, 1, tmp_path)
+    assert out_of_memory_error(begun, asked, 8, 1, tmp_path) is None
+    record_out_of_memory(tmp_path, 31, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMuch more"))
+    error = out_of_memory_error(begun, asked, 8, 1, tmp_path)
     assert str(error) == (
         "out of memory in step 31 with micro-batches of 8 rows (CUDA out of memory. Tried to allocate 2 GiB.). The next "
         "attempt goes on from the last checkpoint with micro-batches of 4 rows and the same 8 rows per step: run again (with "
@@ -112,21 +120,21 @@ def test_after_memory_ran_out_the_next_attempt_takes_less(tmp_path):
     )
     assert choose(asked, 8, 1, tmp_path).micro_batch_rows == 4
     # What was told is told once.
-    assert after_running_out(begun, asked, 8, 1, tmp_path) is None
+    assert out_of_memory_error(begun, asked, 8, 1, tmp_path) is None
 
 
 def test_before_the_first_step_fewer_rows_are_no_help(tmp_path):
     begun = choose(Execution(), 8, 1, tmp_path)
-    tell_ran_out(tmp_path, None, MemoryError())
-    assert "the model itself doesn't fit" in str(after_running_out(begun, Execution(), 8, 1, tmp_path))
+    record_out_of_memory(tmp_path, None, MemoryError())
+    assert "the model itself doesn't fit" in str(out_of_memory_error(begun, Execution(), 8, 1, tmp_path))
     assert choose(Execution(), 8, 1, tmp_path) == begun
 
 
 def test_where_nothing_is_lower_it_is_said_what_else_helps(tmp_path):
-    asked, least = Execution(gradient_checkpointing=False), Portions(micro_batch_rows=1, gradient_checkpointing=False)
-    tell_ran_out(tmp_path, 1, MemoryError())
-    told = str(after_running_out(least, asked, 8, 1, tmp_path))
-    assert "nothing lower; set training.gradient_checkpointing: auto, or lower packing.length" in told
+    asked, least = Execution(gradient_checkpointing=False), BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)
+    record_out_of_memory(tmp_path, 1, MemoryError())
+    told = str(out_of_memory_error(least, asked, 8, 1, tmp_path))
+    assert "nothing smaller_plan; set training.gradient_checkpointing: auto, or smaller_plan packing.length" in told
 
 
 def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path, monkeypatch):
@@ -140,7 +148,7 @@ def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path,
 
     work = WorkFolder(tmp_path)
     work.start()
-    tell_ran_out(work.state, 3, MemoryError())
+    record_out_of_memory(work.state, 3, MemoryError())
     monkeypatch.setattr(oom_retry.processes, "launch", dies)
     spec = SftSpec.model_construct(training=Learning(learning_rate=1, batch_rows=4))
     with pytest.raises(SnaketuneError, match="exit status 1"):

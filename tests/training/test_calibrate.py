@@ -117,7 +117,7 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
 
 
 def test_a_choice_by_hand_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
-    monkeypatch.setattr("snaketune.training.autotune.batch_plan.WORTH_TELLING", -1)
+    monkeypatch.setattr("snaketune.training.autotune.batch_plan.REPORTED_SLOWDOWN", -1)
     run = sft_spec(tmp_path, None)
     calibrated(
         tmp_path / "work", spec_of(run, run.base, batch_rows=2), packed_rows(tmp_path / "rows", tokenizer), tokenizer,
@@ -218,7 +218,7 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
 
 def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp_path, monkeypatch):
     """Each launch stands for several processes, one of which has told of its memory and died."""
-    from snaketune.training.autotune.batch_plan import Portions, tell_ran_out
+    from snaketune.training.autotune.batch_plan import BatchPlan, record_out_of_memory
     from snaketune.training.autotune.search import Trials
 
     work, left = WorkFolder(tmp_path), [8, 4]
@@ -227,16 +227,16 @@ def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp
     def dies(stage, *, work, **_):
         if not left:
             return "done"
-        portions = Portions(micro_batch_rows=left.pop(), gradient_checkpointing=False)
-        Trials(work.state).add(portions, {"fits": False})
-        tell_ran_out(work.state, None, MemoryError())
+        plan = BatchPlan(micro_batch_rows=left.pop(), gradient_checkpointing=False)
+        Trials(work.state).add(plan, {"fits": False})
+        record_out_of_memory(work.state, None, MemoryError())
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", dies)
     assert calibrate_launcher.launch("calibrate", work=work) == "done"
 
     def learns_nothing(stage, *, work, **_):
-        tell_ran_out(work.state, None, MemoryError())
+        record_out_of_memory(work.state, None, MemoryError())
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", learns_nothing)

@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.config.losses import WINDOW, PreferenceLoss
-from snaketune.training.preference.dpo_monitor import Course
+from snaketune.training.preference.dpo_monitor import DpoMonitor
 from snaketune.training.preference.metrics import SUMS
 
 TOLD = PreferenceLoss(beta=0.1)
@@ -37,10 +37,10 @@ def step(
 
 
 def kinds(told: PreferenceLoss, steps: list[dict[str, float]], from_zero: bool = True) -> set[str]:
-    course = Course(told, from_zero)
+    monitor = DpoMonitor(told, from_zero)
     for sums in steps:
-        course.step(sums)
-    return {found["kind"] for found in course.at_end()}
+        monitor.step(sums)
+    return {found["kind"] for found in monitor.final_warnings()}
 
 
 def test_a_training_as_one_wants_it_is_warned_of_nothing():
@@ -78,13 +78,13 @@ def test_margins_that_follow_length(follows, seen):
 
 
 def test_a_warning_is_told_once_with_its_numbers_and_again_at_the_end():
-    course = Course(TOLD)
-    said = [course.step(step(0.0, 0.0) if n < 30 else step(-0.5, -1.0)) for n in range(80)]
+    monitor = DpoMonitor(TOLD)
+    said = [monitor.step(step(0.0, 0.0) if n < 30 else step(-0.5, -1.0)) for n in range(80)]
     told = [text for texts in said for text in texts]
     assert len(told) == 2
     (collapse,) = (text for text in told if "collapsing" in text)
     assert "nats per token less likely than under the reference" in collapse and collapse.startswith("step ")
-    found = {one["kind"]: one for one in course.at_end()}
+    found = {one["kind"]: one for one in monitor.final_warnings()}
     # First seen when the window's mean had come so far, still so at the end, when all of it had.
     assert 30 < found["collapse"]["step"] < 50 < found["collapse"]["at_end"]["step"] == 80
     assert found["collapse"]["at_end"]["numbers"]["nats_per_token"] == pytest.approx(-0.25)
@@ -92,18 +92,18 @@ def test_a_warning_is_told_once_with_its_numbers_and_again_at_the_end():
 
 
 def test_what_went_by_is_still_known_at_the_end():
-    course = Course(TOLD)
+    monitor = DpoMonitor(TOLD)
     for n in range(100):
-        course.step(step(-0.5, -0.5) if 20 <= n < 50 else step(0.3, 0.3))
-    (found,) = course.at_end()
+        monitor.step(step(-0.5, -0.5) if 20 <= n < 50 else step(0.3, 0.3))
+    (found,) = monitor.final_warnings()
     assert found["kind"] == "collapse" and found["at_end"] is None
 
 
 def test_a_training_shorter_than_the_window_is_looked_at_at_its_end():
-    course = Course(TOLD)
-    assert not [text for _ in range(5) for text in course.step(step(-0.5, -1.0))]
-    assert {found["kind"] for found in course.at_end()} == {"collapse", "only_rejected"}
-    assert "over steps 1 to 5" in course.at_end()[0]["text"]
+    monitor = DpoMonitor(TOLD)
+    assert not [text for _ in range(5) for text in monitor.step(step(-0.5, -1.0))]
+    assert {found["kind"] for found in monitor.final_warnings()} == {"collapse", "only_rejected"}
+    assert "over steps 1 to 5" in monitor.final_warnings()[0]["text"]
 
 
 def test_a_beginning_without_a_good_completion_is_held_against_nothing():
@@ -133,13 +133,13 @@ def test_what_does_not_start_as_its_reference_is_held_against_its_beginning(told
     ],
 )
 def test_a_threshold_is_held_against_the_mean_of_its_window(stop_if, reason):
-    course = Course(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
+    monitor = DpoMonitor(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
     for number in range(1, 5):
-        assert course.verdict() is None
+        assert monitor.early_stop() is None
         # One good step of four, and the mean isn't.
         sums = step(0.4, -0.4) | {"kl": 0.0} if number == 1 else step(0.0, 0.0) | {"kl": 8 * 20 / 3}
-        course.step(sums)
-    assert course.verdict() == {"step": 4, "reason": reason}
-    well = Course(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
+        monitor.step(sums)
+    assert monitor.early_stop() == {"step": 4, "reason": reason}
+    well = DpoMonitor(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
     well.step(step(0.1, -0.1))
-    assert well.verdict() is None
+    assert well.early_stop() is None

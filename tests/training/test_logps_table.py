@@ -23,10 +23,10 @@ from snaketune.training.reference.logps_table import (
     ROUNDING,
     check_policy_is_reference,
     check_ref_logps,
-    in_order,
     is_comparable,
     read_ref_logps,
     schema,
+    sort_rows,
 )
 from tests.models.conftest import CPU
 
@@ -71,8 +71,8 @@ def test_values_of_single_tokens_come_back_where_they_were_kept(tmp_path):
 def test_rows_in_any_order_and_twice_are_put_in_one(tmp_path):
     table = pa.table(ROWS | TOKENS, schema=schema(True))
     mixed = pa.concat_tables([table.slice(2), table, table.slice(1, 1)])
-    assert in_order(mixed).equals(table)
-    assert not len(in_order(table.slice(0, 0)))
+    assert sort_rows(mixed).equals(table)
+    assert not len(sort_rows(table.slice(0, 0)))
 
 
 def test_the_table_is_read_with_pyarrow_alone(tmp_path):
@@ -111,7 +111,7 @@ def run(**changes) -> DpoSpec:
     return DpoSpec(**(told | {"training": training, "trust_remote_code": False} | changes))
 
 
-HERE = {"spec": run(), "model": [Named("m"), Named("b")], "pack": Named("r"), "compute": CPU, "any_kernel": False}
+HERE = {"spec": run(), "model": [Named("m"), Named("b")], "pack": Named("r"), "compute": CPU, "share_kernels": False}
 BF16 = replace(CPU, dtype=torch.bfloat16)
 OTHER = Pretrained(path="another/model", revision="f00")
 
@@ -127,7 +127,7 @@ OTHER = Pretrained(path="another/model", revision="f00")
         ("weights_dtype", {"compute": BF16, "spec": run(lora=Lora())}),
         ("kernel", {"compute": replace(CPU, kernel="varlen")}),
         ("quantization", {"spec": run(lora=Lora(), quantization=Quantization())}),
-        ("adapter apart", {"spec": run(lora=Lora(), continued=True)}),
+        ("adapter unmerged", {"spec": run(lora=Lora(), continued=True)}),
         ("reference", {"spec": run(reference=OTHER)}),
     ],
 )
@@ -146,7 +146,7 @@ def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, wh
         {"spec": run(training=Training(learning_rate=0.2, batch_rows=8, seed=3, epochs=2, precision="float32"))},
         # Of float32 weights there are no masters.
         {"spec": run(lora=Lora())},
-        {"compute": replace(CPU, kernel="varlen"), "any_kernel": True},
+        {"compute": replace(CPU, kernel="varlen"), "share_kernels": True},
     ],
 )
 def test_what_the_key_leaves_out_is_accepted(tmp_path, here):

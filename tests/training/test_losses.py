@@ -12,8 +12,8 @@ from snaketune.errors import SnaketuneError
 from snaketune.training.loop.step_loss import loss_of
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.preference.dpo_loss import Pairs
-from snaketune.training.preference.metrics import SUMS, means, sums_of
-from snaketune.training.preference.pair_features import pairs_of
+from snaketune.training.preference.metrics import SUMS, batch_sums, means
+from snaketune.training.preference.pair_features import pair_logps
 
 from .preference_runs import Trained
 
@@ -116,11 +116,11 @@ def test_both_passes_of_a_step_drop_the_same_inputs_out(pairs, monkeypatch):
     passes = {False: [], True: []}
 
     def watched(model, batch, told):
-        found = pairs_of(model, batch, told)
+        found = pair_logps(model, batch, told)
         passes["derivatives" in batch].append(found.logps_P2.detach().clone())
         return found
 
-    monkeypatch.setattr(dpo_trainer, "pairs_of", watched)
+    monkeypatch.setattr(dpo_trainer, "pair_logps", watched)
     pairs.train("dropped-out", {"loss": "aot"}, lora=Lora(rank=2, dropout=0.5), micro_batch_rows=1, epochs=1)
     first, second = passes[False][2:], passes[True]
     # Two looks before the first step, then twelve micro-batches.
@@ -154,10 +154,10 @@ def test_a_pair_that_has_not_moved_counts_half():
     moved_P2 = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
     counts_P2, none_P2 = torch.full((4, 2), 3), torch.zeros(4, 2)
     pairs = Pairs(logps_P2=logps_P2, reference_P2=logps_P2 - moved_P2, counts_P2=counts_P2, nll_P2=none_P2)
-    (row,) = sums_of(pairs, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
+    (row,) = batch_sums(pairs, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
     assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
     unmoved = Pairs(logps_P2=logps_P2, reference_P2=logps_P2, counts_P2=counts_P2, nll_P2=none_P2)
-    (row,) = sums_of(unmoved, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
+    (row,) = batch_sums(unmoved, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
     assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
 
 
@@ -168,13 +168,13 @@ def test_a_loss_with_a_reference_is_refused_without_one(pairs, monkeypatch):
 
 
 def test_tails_need_log_probabilities_by_token(pairs):
-    with pytest.raises(SnaketuneError, match="no log-probabilities by token"):
+    with pytest.raises(SnaketuneError, match="no log-probabilities per token"):
         pairs.train("tails", {"loss": "sigmoid", "ld_alpha": 0.5})
 
 
 def test_a_checkpoint_holds_the_windows_as_plain_numbers(pairs):
     _, work = pairs.train("checkpoint", {"loss": "sigmoid"}, every=4)
     (checkpoint,) = (work.state / "checkpoints").glob("checkpoint-*")
-    state = json.loads((checkpoint / dpo_trainer.COURSE).read_text(encoding="utf-8"))
+    state = json.loads((checkpoint / dpo_trainer.MONITOR_STATE).read_text(encoding="utf-8"))
     assert state["done"] == 9 or checkpoint.name == f"checkpoint-{state['done']}"
     assert len(state["steps"]) == state["done"]

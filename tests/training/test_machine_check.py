@@ -20,7 +20,7 @@ from snaketune.models.peak_flops import Peak
 from snaketune.stages.gpu_needs import Finding, needs_of_gpu, tell
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check
-from snaketune.training.autotune.machine_check import examine, sharing_of, too_slow, too_small
+from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode
 from snaketune.training.loop import pipeline
 from tests.models.conftest import CPU, tiny_model
 
@@ -98,11 +98,11 @@ def test_all_that_is_certain_stops_in_one_message_and_a_doubt_is_printed(capsys)
 
 def test_a_gpu_that_torch_cannot_use_is_no_reason_to_train_on_the_cpu(monkeypatch, rows):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    found = examine(sft(), executed(sft().training), CPU, None, rows).findings
+    found = check_machine(sft(), executed(sft().training), CPU, None, rows).findings
     assert [(finding.key, finding.certain) for finding in found] == [("operation.gpus", True)]
     assert f"torch {torch.__version__}" in found[0].found
     for operation in ({"allow_cpu": True}, {"gpus": 0}):
-        assert not examine(sft(), executed(sft().training, **operation), CPU, None, rows).findings
+        assert not check_machine(sft(), executed(sft().training, **operation), CPU, None, rows).findings
 
 
 def stub_gpu(monkeypatch, name: str = "NVIDIA A10", memory: int = 24 * 10**9) -> None:
@@ -116,7 +116,7 @@ def stub_gpu(monkeypatch, name: str = "NVIDIA A10", memory: int = 24 * 10**9) ->
 def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch, rows):
     stub_gpu(monkeypatch)
     operation = executed(sft().training)
-    (found,) = examine(sft(), operation, GPU, SEVEN, rows).findings
+    (found,) = check_machine(sft(), operation, GPU, SEVEN, rows).findings
     gb = NUMBERS / 1e9
     # Weights and gradients of 4 bytes, states of 8.
     assert f"needs {16 * gb:.1f} GB before there is a single activation (weights {4 * gb:.2f} GB, " in found.found
@@ -126,10 +126,10 @@ def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch
     for way in ("`lora`", "quantization", "paged_adamw_8bit", "fsdp"):
         assert way in found.do
     adapted = sft(Lora(), optimizer="adamw_torch")
-    looked = examine(adapted, operation, GPU, SEVEN, rows)
+    looked = check_machine(adapted, operation, GPU, SEVEN, rows)
     assert (looked.findings, str(looked.machine)) == ((), "cuda:0 (A10, 22GB)")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    shared = examine(sft(), executed(sft().training, gpus=8, launch="fsdp"), GPU, SEVEN, rows)
+    shared = check_machine(sft(), executed(sft().training, gpus=8, launch="fsdp"), GPU, SEVEN, rows)
     assert not any(finding.certain for finding in shared.findings)
 
 
@@ -141,7 +141,7 @@ def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch
     ],
 )  # fmt: skip
 def test_processes_share_as_they_are_launched(launch, sharing):
-    assert sharing_of(Execution(**launch)) == sharing
+    assert sharing_mode(Execution(**launch)) == sharing
 
 
 def taken(least: int, computing: int | None) -> Estimate:
@@ -160,14 +160,14 @@ def taken(least: int, computing: int | None) -> Estimate:
     ],
 )
 def test_what_cannot_fit_is_refused_and_what_may_not_is_told(estimate, here, certain):
-    assert [finding.certain for finding in too_small(estimate, MACHINE, sft(), 1, here)] == certain
+    assert [finding.certain for finding in memory_findings(estimate, MACHINE, sft(), 1, here)] == certain
 
 
 def test_days_on_a_cpu_are_refused_by_what_this_cpu_was_measured_to_do(monkeypatch, rows):
     slow = Peak(flops_per_second=1e11, source="measured matrix product, float32, 2 threads")
-    assert too_slow(2 * 86400 * 0.5e11, 1, slow) == []
-    assert too_slow(4 * 86400 * 0.5e11, 2, slow) == []
-    (found,) = too_slow(30 * 86400 * 0.5e11, 1, slow)
+    assert duration_findings(2 * 86400 * 0.5e11, 1, slow) == []
+    assert duration_findings(4 * 86400 * 0.5e11, 2, slow) == []
+    (found,) = duration_findings(30 * 86400 * 0.5e11, 1, slow)
     assert "would take 30 days at best" in found.found
     assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in found.found
     # Seven billion parameters, 616 tokens, ten thousand epochs; of few, nothing is measured.
@@ -175,10 +175,10 @@ def test_days_on_a_cpu_are_refused_by_what_this_cpu_was_measured_to_do(monkeypat
     monkeypatch.setattr(machine, "host_limit", lambda: 10**12)
     monkeypatch.setattr(machine_check, "peak_of", lambda compute: slow)
     long = sft(epochs=10_000)
-    assert keys(examine(long, executed(long.training), CPU, SEVEN, rows).findings) == ["operation"]
-    assert not examine(long, executed(long.training, allow_cpu=True), CPU, SEVEN, rows).findings
+    assert keys(check_machine(long, executed(long.training), CPU, SEVEN, rows).findings) == ["operation"]
+    assert not check_machine(long, executed(long.training, allow_cpu=True), CPU, SEVEN, rows).findings
     monkeypatch.setattr(machine_check, "peak_of", lambda compute: pytest.fail("measured"))
-    assert not examine(sft(), executed(long.training), CPU, SEVEN, rows).findings
+    assert not check_machine(sft(), executed(long.training), CPU, SEVEN, rows).findings
 
 
 def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
@@ -200,8 +200,8 @@ def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
         (sft(Lora(), Quantization()), "quantization"),
         (sft(optimizer="adamw_8bit"), "training.optimizer"),
     ):
-        assert keys(examine(spec, executed(spec.training), GPU, None, rows).findings) == [key]
-    assert examine(sft(), executed(sft().training), GPU, None, rows).findings == ()
+        assert keys(check_machine(spec, executed(spec.training), GPU, None, rows).findings) == [key]
+    assert check_machine(sft(), executed(sft().training), GPU, None, rows).findings == ()
 
 
 def test_bitsandbytes_that_cannot_be_imported_is_told(monkeypatch):
@@ -221,7 +221,7 @@ def test_flash_attention_that_does_not_load_is_a_note():
 def test_4_bits_on_apples_gpu_are_refused_whatever_is_allowed(monkeypatch, rows):
     mps = Compute(device=torch.device("mps"), dtype=torch.float32, kernel="sdpa")
     spec = sft(Lora(), Quantization())
-    found = examine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
+    found = check_machine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
     assert [str(finding).split(";")[0] for finding in found] == ["quantization: 4-bit weights can't be trained on mps"]
 
 
@@ -260,7 +260,9 @@ def line_of(trained: int, **arguments) -> str:
         trainer=trainer, about={"kernel": "varlen"}, facts={}, parameters=23_100_000, trainable=trained
     )
     estimated = taken(30_500_000_000, 30_500_000_000)
-    return pipeline.setting(made, machine_check.Fitness(machine=MACHINE, planned=None, estimate=estimated, findings=()))
+    return pipeline.setting(
+        made, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())
+    )
 
 
 def test_the_line_of_a_gpu():
@@ -272,9 +274,9 @@ def test_the_line_of_a_gpu():
 
 
 def test_a_model_that_cannot_be_followed_is_said_to_be_one():
-    unknown = machine_check.Fitness(machine=MACHINE, planned=None, estimate=None, findings=())
+    unknown = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=None, findings=())
     assert unknown.expected == "memory unknown (this model's config can't be followed without its weights)"
-    certain = machine_check.Fitness(machine=MACHINE, planned=None, estimate=taken(10**9, None), findings=())
+    certain = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=taken(10**9, None), findings=())
     assert certain.expected == "at least 1.00 GB"
 
 
@@ -295,7 +297,7 @@ def test_a_gpu_that_others_compute_on_too_is_told(monkeypatch, rows):
     assert machine.others == pytest.approx(13e9, abs=2e9)
     monkeypatch.setattr(machine_check, "look", lambda compute: machine)
     spec = sft()
-    [finding] = examine(spec, executed(spec.training), GPU, None, rows).findings
+    [finding] = check_machine(spec, executed(spec.training), GPU, None, rows).findings
     assert not finding.certain
     assert "other processes hold 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (82 * 10**9, 85 * 10**9))

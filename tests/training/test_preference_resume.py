@@ -16,7 +16,7 @@ from .preference_runs import Trained
 # Of nine steps in three epochs, with a checkpoint after every second one. The methods before whose nth call the process ends:
 # amid a step, between its passes, amid a checkpoint whose weights are there already, before one counts, at the very end.
 STEP = (DpoTrainer, "batch_loss")
-WEIGH = (DpoTrainer, "_weigh")
+WEIGH = (DpoTrainer, "_add_derivatives")
 SAVE = (checkpoints.SafeCheckpoints, "_save_optimizer_and_scheduler")
 MARK = (checkpoints, "sync_folder")
 END = (DpoTrainer, "conclusions")

@@ -1,8 +1,8 @@
-"""The search for the fastest portions: every trial is worth its time, and the best below the limit is found."""
+"""The search for the fastest plan: every trial is worth its time, and the best below the limit is found."""
 
 import pytest
 
-from snaketune.training.autotune.batch_plan import Portions, best_of, divisors
+from snaketune.training.autotune.batch_plan import BatchPlan, best_of, divisors
 from snaketune.training.autotune.search import Trials, search
 
 
@@ -13,8 +13,8 @@ class Device:
         self.memory, self.half = memory, half
         self.asked: list[tuple[int, bool]] = []
 
-    def measure(self, portions: Portions, before: list) -> dict:
-        rows, recomputed = portions.micro_batch_rows, portions.gradient_checkpointing
+    def measure(self, plan: BatchPlan, before: list) -> dict:
+        rows, recomputed = plan.micro_batch_rows, plan.gradient_checkpointing
         self.asked.append((rows, recomputed))
         told = {"micro_batch_rows": rows, "gradient_checkpointing": recomputed}
         needed = 10 + rows * (0.1 if recomputed else 1)
@@ -54,9 +54,9 @@ def test_the_search_ends_where_more_rows_gain_nothing():
 
 def test_one_slow_trial_does_not_end_it():
     class Hiccup(Device):
-        def measure(self, portions, before):
-            found = super().measure(portions, before)
-            return found | ({"tokens_per_second": 1.0} if portions.micro_batch_rows == 4 else {})
+        def measure(self, plan, before):
+            found = super().measure(plan, before)
+            return found | ({"tokens_per_second": 1.0} if plan.micro_batch_rows == 4 else {})
 
     assert Hiccup(1000).best(64) == (64, False)
 
@@ -86,7 +86,7 @@ def test_where_nothing_fits_all_that_could_is_tried():
 
 def test_what_was_measured_is_kept(tmp_path):
     kept, one = Trials(tmp_path), {"micro_batch_rows": 1, "fits": True}
-    portions = Portions(micro_batch_rows=1, gradient_checkpointing=False)
-    kept.add(portions, one)
-    assert (Trials(tmp_path).get(portions), len(Trials(tmp_path))) == (one, 1)
-    assert Trials(tmp_path).get(Portions(micro_batch_rows=1, gradient_checkpointing=True)) is None
+    plan = BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)
+    kept.add(plan, one)
+    assert (Trials(tmp_path).get(plan), len(Trials(tmp_path))) == (one, 1)
+    assert Trials(tmp_path).get(BatchPlan(micro_batch_rows=1, gradient_checkpointing=True)) is None

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from snaketune.packing.reader import EqualTokens, PackedRows
 from snaketune.training.loop import pipeline
 from snaketune.training.loop.sample_order import EpochPermutation
-from snaketune.training.preference.dpo_trainer import COURSE
+from snaketune.training.preference.dpo_trainer import MONITOR_STATE
 
 from .pipeline_runs import Interrupted, stop_after
 from .preference_runs import Trained
@@ -66,11 +66,11 @@ def test_what_can_never_end_it_is_told(pairs, capsys):
     outcome, _ = pairs.train("never", told)
     assert "stopped" not in outcome.about
     assert (
-        "looks at this training from step 9 on (window 9, from_step 5), and it has 9: it never"
+        "stop_if has no effect: it applies from step 9 on (window 9, from_step 5), and this training has 9 steps"
         in capsys.readouterr().out
     )
     pairs.train("just", told | {"stop_if": {"margin_below": 100.0, "window": 8}})
-    assert "it never ends it early" not in capsys.readouterr().out
+    assert "stop_if has no effect" not in capsys.readouterr().out
 
 
 def test_what_is_logged_changes_nothing(pairs, stopped):
@@ -129,9 +129,9 @@ def test_the_last_step_is_no_early_end(pairs):
 def test_windows_and_warnings_come_back_to_the_last_bit(pairs, monkeypatch):
     told = {"loss": "sigmoid", "stop_if": {"kl_above": 1e6, "window": 7}}
 
-    def course(name: str) -> dict[str, Any]:
+    def monitor_state(name: str) -> dict[str, Any]:
         (checkpoint,) = (pairs.folder / name / "state/checkpoints").glob("checkpoint-*")
-        return json.loads((checkpoint / COURSE).read_text(encoding="utf-8"))
+        return json.loads((checkpoint / MONITOR_STATE).read_text(encoding="utf-8"))
 
     pairs.train("whole", told, every=8)
     with monkeypatch.context() as patch:
@@ -139,4 +139,4 @@ def test_windows_and_warnings_come_back_to_the_last_bit(pairs, monkeypatch):
         with pytest.raises(Interrupted):
             pairs.train("parts", told, every=4)
     pairs.train("parts", told, every=4)
-    assert course("whole") == course("parts") and course("whole")["done"] >= 8
+    assert monitor_state("whole") == monitor_state("parts") and monitor_state("whole")["done"] >= 8

@@ -51,7 +51,7 @@ class Diagnosis(Model):
         return changes
 
 
-def doubtful(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
+def slow_settings(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
     """What of a run is set to what is slow on most machines, as changes to try."""
     found: dict[str, dict[str, Any]] = {}
     if run.packing.strategy == "none":

@@ -12,7 +12,7 @@ from snaketune.config.paths import LocalPath
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
 
 
-def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+def without_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names themselves; ValueError if one is there twice."""
     for name in names:
         if names.count(name) > 1:
@@ -70,7 +70,7 @@ class Generation(Decoding):
     """Prompts that are answered at a time."""
 
 
-class TaskQuestions(Model):
+class TaskSettings(Model):
     """What is asked of lm-evaluation-harness, wherever its tasks come from."""
 
     names: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -97,7 +97,7 @@ class TaskQuestions(Model):
         return self
 
 
-class Tasks(TaskQuestions):
+class Tasks(TaskSettings):
     """Tasks of lm-evaluation-harness: those that it ships, or, with `folder`, those in local YAML files."""
 
     folder: LocalPath | None = None
@@ -124,7 +124,7 @@ class Evaluation(Model):
     @field_validator("models", "conversations", "preferences")
     @classmethod
     def _asks_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return each_once(names)
+        return without_duplicates(names)
 
 
 class Report(Model):
@@ -144,4 +144,4 @@ class Report(Model):
     @field_validator("compare")
     @classmethod
     def _compares_once(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
-        return each_once(entries)
+        return without_duplicates(entries)

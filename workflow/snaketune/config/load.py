@@ -8,9 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 from snaketune.config.expand import expand_runs
 from snaketune.config.paths import check_plain
-from snaketune.config.publish_targets import check_published
+from snaketune.config.publish_targets import check_publish_targets
 from snaketune.config.score_names import check_sort_by
-from snaketune.config.secrets import key_of_secret
+from snaketune.config.secrets import find_secret
 from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
@@ -30,7 +30,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
         SnaketuneError: with one line per mistake: the key, what was found, what was expected.
     """
     # Before anything else, whose messages would quote it. `tracking` has stricter rules of its own.
-    if found := key_of_secret({name: value for name, value in raw.items() if name != "tracking"}):
+    if found := find_secret({name: value for name, value in raw.items() if name != "tracking"}):
         raise SnaketuneError(
             f"the config is wrong:\n  {found}: holds what looks like a key, a token or a password, no part of a config; "
             "they belong into the environment (HF_TOKEN, WANDB_API_KEY, ...)"
@@ -44,7 +44,7 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     _check_files(config)
     check_references(config, variants)
     check_sort_by(config, variants)
-    check_published(config, variants)
+    check_publish_targets(config, variants)
     return config, variants
 
 

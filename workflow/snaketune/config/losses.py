@@ -54,7 +54,7 @@ NEEDS: dict[str, Needs] = {
     "apo_zero_unpaired": Needs(unpaired=True, reads=("desirable_weight", "undesirable_weight")),
 }
 # Names that TRL, papers or other trainers have, and what there is of them.
-NEAR = {
+SUGGESTIONS = {
     "aot_unpaired": "it compares good with bad completions of any prompts; `aot` is its form for pairs",
     "kto_pair": "TRL dropped it: `kto` on a corpus of kind unpaired, or `bco_pair` on pairs",
     "bco": "`bco_pair` on pairs",
@@ -164,7 +164,7 @@ class PreferenceLoss(Model):
             raise ValueError("found {}; expected a loss, or several with their weights")
         for name in loss if isinstance(loss, Mapping) else [loss]:
             if not isinstance(name, str) or name not in NEEDS:
-                near = NEAR.get(str(name).lower())
+                near = SUGGESTIONS.get(str(name).lower())
                 raise ValueError(f"there is no loss {name!r}" + (f": {near}" if near else unknown(str(name), NEEDS)))
         if isinstance(loss, Mapping):
             for name, weight in loss.items():

@@ -26,12 +26,12 @@ def check_plain(key: str, path: str) -> str:
     return path
 
 
-def one_spelling(path: str) -> str:
+def normalized_path(path: str) -> str:
     """The path as short as it goes: relative where it lies in the working directory, without `./`, `//` and `/` at its end.
 
     What isn't there stays as it was written: a Hub id, or a path that a message has to show.
 
-    >>> one_spelling("Qwen/Qwen2.5-0.5B"), one_spelling("./"), one_spelling(".//")
+    >>> normalized_path("Qwen/Qwen2.5-0.5B"), normalized_path("./"), normalized_path(".//")
     ('Qwen/Qwen2.5-0.5B', '.', '.')
     """
     try:
@@ -46,4 +46,4 @@ def one_spelling(path: str) -> str:
     return f"./{short}" if short.startswith("-") else short
 
 
-LocalPath = Annotated[str, AfterValidator(one_spelling)]
+LocalPath = Annotated[str, AfterValidator(normalized_path)]

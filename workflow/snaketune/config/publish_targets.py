@@ -6,7 +6,7 @@ from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 
 
-def check_published(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
+def check_publish_targets(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
     """Raise SnaketuneError if a model isn't there, is many, or is an adapter alone where weights are needed; or if two models
     are pushed to one place.
 

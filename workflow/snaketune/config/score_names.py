@@ -1,7 +1,7 @@
 """What `report.sort_by` may name: the figures of an evaluation's scores.json."""
 
 from snaketune.config.suggestions import unknown
-from snaketune.config.workflow import Workflow, no_answers
+from snaketune.config.workflow import Workflow, missing_answers_hint
 from snaketune.errors import SnaketuneError
 
 # By section of scores.json, the figures that each of its corpora has. Those of tasks are lm-evaluation-harness's own.
@@ -73,7 +73,7 @@ def check_sort_by(config: Workflow, variants: dict[str, dict[str, tuple[str, ...
         raise SnaketuneError(f"{key}: {path!r}: {section} have no figure {figure!r}{unknown(figure, FIGURES[section])}")
     compared = figure.startswith("exact_match.") and figure != "exact_match.mean_response_tokens"
     if compared and not config.corpora[on].may_have_answers:
-        raise SnaketuneError(f"{key}: {path!r}: {no_answers((on,), config)}")
+        raise SnaketuneError(f"{key}: {path!r}: {missing_answers_hint((on,), config)}")
     if section == "preferences" and figure in REWARDS:
         names = {name.removeprefix("dpo:") for one in evaluations if on in one.preferences for name in one.models}
         runs = [config.dpo[run] for name in names for run in variants["dpo"].get(name, ()) if run in config.dpo]

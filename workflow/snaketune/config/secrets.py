@@ -21,10 +21,10 @@ def without_secrets(text: str) -> str:
     return TOKEN.sub(HIDDEN, PASSWORD_IN_ADDRESS.sub(HIDDEN, text))
 
 
-def key_of_secret(given: Any, key: str = "", seen: set[int] | None = None) -> str | None:
+def find_secret(given: Any, key: str = "", seen: set[int] | None = None) -> str | None:
     """The dotted key of a value that looks like a secret; None if there is none.
 
-    >>> key_of_secret({"report": {"note": "with hf_abcdefghijklmnopqrstuvw"}})
+    >>> find_secret({"report": {"note": "with hf_abcdefghijklmnopqrstuvw"}})
     'report.note'
     """
     if isinstance(given, str):
@@ -35,5 +35,5 @@ def key_of_secret(given: Any, key: str = "", seen: set[int] | None = None) -> st
         return None
     seen.add(id(given))
     items = given.items() if isinstance(given, dict) else enumerate(given)
-    found = (key_of_secret(value, f"{key}.{name}" if key else str(name), seen) for name, value in items)
+    found = (find_secret(value, f"{key}.{name}" if key else str(name), seen) for name, value in items)
     return next((one for one in found if one), None)

@@ -33,7 +33,7 @@ def check_shipped_tasks(config: Workflow) -> None:
     wanted = {name for names in asked.values() for name in names}
     # A task mostly lies in a folder that its name begins with, so that most files needn't be read.
     for place in sorted(folder.iterdir(), key=lambda place: -max(_alike(place.name, name) for name in wanted)):
-        known |= names_in(place)
+        known |= task_names(place)
         if wanted <= known:
             return
     for evaluation, names in asked.items():
@@ -56,7 +56,7 @@ def _alike(one: str, other: str) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-def names_in(folder: Path) -> set[str]:
+def task_names(folder: Path) -> set[str]:
     """The names of all tasks, tags and groups in task files, and some other words."""
     found: set[bytes] = set()
     for place, _, files in os.walk(folder):

@@ -159,10 +159,10 @@ def _holds_out(key: str, corpus: str, config: Workflow) -> None:
 
 def _has_answers(key: str, corpora: tuple[str, ...], config: Workflow) -> None:
     if not any(config.corpora[corpus].may_have_answers for corpus in corpora):
-        raise SnaketuneError(f"{key}: {no_answers(corpora, config)}, or leave exact_match out")
+        raise SnaketuneError(f"{key}: {missing_answers_hint(corpora, config)}, or leave exact_match out")
 
 
-def no_answers(corpora: tuple[str, ...], config: Workflow) -> str:
+def missing_answers_hint(corpora: tuple[str, ...], config: Workflow) -> str:
     """Why exact match has nothing to compare there, and what would be something."""
     asking = [corpus for corpus in corpora if config.corpora[corpus].kind != "text"]
     if not asking:

@@ -16,9 +16,9 @@ import yaml
 from snaketune.errors import SnaketuneError
 
 # Of the longest recipe there are some 200.
-MOST_VALUES = 100_000
-DEEPEST = 50
-MERGE, RUNS = "<<", "__use_yte__"
+MAX_VALUES = 100_000
+MAX_DEPTH = 50
+MERGE, YTE_KEY = "<<", "__use_yte__"
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")} | {"!"}
 # libyaml's, where PyYAML was built with it: the same events ten times as fast.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -53,9 +53,9 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_key(where: str, name: str, twice: bool) -> None:
-    if name == RUNS:
+    if name == YTE_KEY:
         raise SnaketuneError(
-            f"{where}: `{RUNS}` lets Snakemake run what the config says as Python, and a config is no program here: write its "
+            f"{where}: `{YTE_KEY}` lets Snakemake run what the config says as Python, and a config is no program here: write its "
             "values out. Whoever began Snakemake with this file (--configfile) has run it by now; ask about others' files "
             "first, with: python -m snaketune check FILE"
         )
@@ -108,8 +108,8 @@ def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
             case yaml.CollectionStartEvent():
                 keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
                 open_ones.append(_Open(event.anchor, keys))
-                if len(open_ones) > DEEPEST:
-                    raise SnaketuneError(f"{where}: nested too deeply for a config ({DEEPEST} levels)")
+                if len(open_ones) > MAX_DEPTH:
+                    raise SnaketuneError(f"{where}: nested too deeply for a config ({MAX_DEPTH} levels)")
                 continue
             case yaml.CollectionEndEvent():
                 closed = open_ones.pop()
@@ -121,7 +121,7 @@ def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
         inside = open_ones[-1]
         inside.size += size
         inside.at_key = inside.keys is not None and not inside.at_key
-        if inside.size > MOST_VALUES:
+        if inside.size > MAX_VALUES:
             raise SnaketuneError(
-                f"{where}: with what its aliases stand for, the config has more than {MOST_VALUES:,} values; write less"
+                f"{where}: with what its aliases stand for, the config has more than {MAX_VALUES:,} values; write less"
             )

@@ -18,7 +18,7 @@ def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolde
     portions = choose(operation, spec.run.training.batch_rows, operation.processes, work.state)
     (work.state / RAN_OUT).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.put_in(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=portions.apply_to(operation), work=work, **inputs)
     except SnaketuneError as error:
         if not (work.state / RAN_OUT).is_file():
             raise

@@ -1,4 +1,4 @@
-"""What the `calibrate` stage measures: in which portions a training is fastest on this device; in launched processes.
+"""What the `calibrate` stage measures: in which plan a training is fastest on this device; in launched processes.
 
 Small steps of real rows, from one row per forward pass upwards, until memory runs out or more rows gain nothing; where memory
 is what ended it, again with recomputed activations. The optimizer step keeps its rows, so whatever is chosen learns the same.
@@ -29,7 +29,15 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, SftSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.autotune.batch_plan import CURVE, RAN_OUT, Portions, best_of, divisors, tell, tell_ran_out
+from snaketune.training.autotune.batch_plan import (
+    CURVE,
+    RAN_OUT,
+    BatchPlan,
+    best_of,
+    divisors,
+    record_out_of_memory,
+    slowdown_note,
+)
 from snaketune.training.autotune.search import Trial, Trials, search
 from snaketune.training.autotune.timed_steps import Timing, time_steps
 from snaketune.training.launch.worker import is_first_process
@@ -54,7 +62,7 @@ def measure_curve(
     """Fill `work.payload` with `curve.json`.
 
     Raises:
-        SnaketuneError: such a model can't be trained on such rows here, in any portions.
+        SnaketuneError: such a model can't be trained on such rows here, in any plan.
     """
     tokenizer.files()
     run = Run.of(spec.run, operation, work)
@@ -62,9 +70,9 @@ def measure_curve(
     chat = ChatTokenizer.load(tokenizer.folder)
     base_config = read_config(spec.base) or scratch_config(spec.base, chat)
     run = run.suited(base_config, dropout=trainer_class.drops_out)
-    # The smallest portions that it may come to.
-    smallest = Portions(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    check_fitness(trainer_class, rows, replace(run, operation=smallest.put_in(operation)), base_config)
+    # The smallest plan that it may come to.
+    smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
+    check_fitness(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
@@ -78,7 +86,7 @@ def measure_curve(
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
         raise SnaketuneError(
-            f"not even {_portions(trials[-1])} fit: {trials[-1]['why']}; lower "
+            f"not even {_plan_of(trials[-1])} fit: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
         )
     curve = {
@@ -91,7 +99,7 @@ def measure_curve(
     }
     if is_first_process():
         write_json(work.payload / CURVE, curve)
-        _tell(curve, spec, operation)
+        _log_best(curve, spec, operation)
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
 
 
@@ -110,32 +118,32 @@ class _Bench:
         else:
             self.device, self.memory = device.type, host_limit()
 
-    def measure(self, portions: Portions, before: list[Trial]) -> Trial:
+    def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
         """A trial, made now or known from before. Args: before: those with the same kind of activations."""
-        trial = self.kept.get(portions)
+        trial = self.kept.get(plan)
         # All processes look before any of them writes.
-        trial = trial if all(gather_object([trial is not None])) else self._try(portions, before)
+        trial = trial if all(gather_object([trial is not None])) else self._try(plan, before)
         if is_first_process():
-            self.kept.add(portions, trial)
+            self.kept.add(plan, trial)
         return trial
 
-    def _try(self, portions: Portions, before: list[Trial]) -> Trial:
-        trial = asdict(portions) | {"accumulation": self._accumulation(portions), "fits": False}
+    def _try(self, plan: BatchPlan, before: list[Trial]) -> Trial:
+        trial = asdict(plan) | {"accumulation": self._accumulation(plan), "fits": False}
         # Each looks at its own host, and all have to decide alike.
-        if why := next(filter(None, gather_object([self._cannot(portions, before)])), ""):
+        if why := next(filter(None, gather_object([self._host_memory_shortage(plan, before)])), ""):
             return trial | {"why": why}
         start_again(self.run.compute.device)
         torch.set_num_threads(self.threads)
         try:
-            timing = self._time(portions)
+            timing = self._time(plan)
         except Exception as error:
             if not ran_out(error):
                 raise
             trial["why"] = str(error).strip().partition("\n")[0]
             if self.spec.processes > 1:
                 # The others wait for this one in the middle of a step; all begin again after this trial.
-                self.kept.add(portions, trial)
-                tell_ran_out(self.run.work.state, None, error)
+                self.kept.add(plan, trial)
+                record_out_of_memory(self.run.work.state, None, error)
                 raise
             (self.run.work.state / RAN_OUT).unlink(missing_ok=True)
             return trial
@@ -148,26 +156,26 @@ class _Bench:
             | {"peak_bytes": timing.peak_bytes, "reserved_bytes": timing.reserved_bytes}
         )
 
-    def _accumulation(self, portions: Portions) -> int:
-        return self.run.spec.training.batch_rows // (portions.micro_batch_rows * self.spec.processes)
+    def _accumulation(self, plan: BatchPlan) -> int:
+        return self.run.spec.training.batch_rows // (plan.micro_batch_rows * self.spec.processes)
 
-    def _time(self, portions: Portions) -> Timing:
-        run = replace(self.run, operation=portions.put_in(self.run.operation))
+    def _time(self, plan: BatchPlan) -> Timing:
+        run = replace(self.run, operation=plan.apply_to(self.run.operation))
 
         def load(weights_dtype, quantization):
             return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
 
         with prepared(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
-            return Timing.of_all(gather_object([time_steps(made.trainer)]))
+            return Timing.across_processes(gather_object([time_steps(made.trainer)]))
 
-    def _cannot(self, portions: Portions, before: list[Trial]) -> str:
+    def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
         """Why it isn't tried: a host whose memory runs out gets slow, or kills, and raises nothing."""
         fitted = [one for one in before if one["fits"]]
         limit = None if self.run.compute.device.type == "cuda" else host_limit()
         if limit is None or len(fitted) < 2:
             return ""
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])
-        needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (portions.micro_batch_rows - rows_1)
+        needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (plan.micro_batch_rows - rows_1)
         return f"would take {needed / GB:.1f} GB, and there are {limit / GB:.1f}" if needed > limit else ""
 
 
@@ -183,24 +191,24 @@ def _rows(
 
 
 def _line(trial: Trial) -> str:
-    what = _portions(trial)
+    what = _plan_of(trial)
     if not trial["fits"]:
         return f"{what}: {trial['why']}"
     return f"{what} x {trial['accumulation']}: {trial['tokens_per_second']:,.0f} tokens/s, {trial['peak_bytes'] / GB:.2f} GB"
 
 
-def _portions(trial: Trial) -> Portions:
-    return Portions(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
+def _plan_of(trial: Trial) -> BatchPlan:
+    return BatchPlan(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
 
 
-def _tell(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
+def _log_best(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
     print(
-        f"best: {_portions(curve['best'])}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}",
+        f"best: {_plan_of(curve['best'])}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}",
         flush=True,
     )
     if operation.micro_batch_rows != "auto":
         # Chosen by hand, by the run that this was measured for.
         recomputed = spec.gradient_checkpointing is True
-        chosen = Portions(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
-        if told := tell(chosen, curve):
+        chosen = BatchPlan(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
+        if told := slowdown_note(chosen, curve):
             print(told, flush=True)

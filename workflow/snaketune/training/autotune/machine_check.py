@@ -1,7 +1,7 @@
 """Whether a training fits its machine, found before anything is loaded, from the config and the machine alone.
 
 Facts in, findings out: what is certain stops the training, what may go well is told. Nothing here reads weights, runs a kernel
-or prints; `examine`, which gathers the facts, measures what a CPU can do where that is in question.
+or prints; `check_machine`, which gathers the facts, measures what a CPU can do where that is in question.
 """
 
 import os
@@ -25,15 +25,15 @@ from snaketune.stages.specs import DpoSpec, SftSpec
 
 DAY = 24 * 3600
 # From here on a training on a CPU is taken for an accident.
-LONGEST_ON_CPU = 2 * DAY
+MAX_CPU_SECONDS = 2 * DAY
 # Of what a CPU does in matrix products, what a training reaches at best: 42 to 50% were measured (docs/LOG.md).
 SHARE_OF_PEAK = 0.5
 # FLOP/s that any core has, so that no peak is measured for what is short in any case.
-SLOWEST = 1e10
+MIN_FLOPS_PER_SECOND = 1e10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitness:
+class MachineCheck:
     """What is known of a training before its model is loaded.
 
     Attributes:
@@ -63,7 +63,7 @@ def _gb(size: int) -> str:
     return f"{size / 1e9:.{2 if size < 10e9 else 1}f} GB"
 
 
-def examine(
+def check_machine(
     spec: SftSpec | DpoSpec,
     operation: Execution,
     compute: Compute,
@@ -73,7 +73,7 @@ def examine(
     dropout: bool = True,
     summed: bool = True,
     processes: int | None = None,
-) -> Fitness:
+) -> MachineCheck:
     """Look at a training that is about to begin.
 
     Args:
@@ -102,40 +102,42 @@ def examine(
         summed=summed,
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
         processes=processes,
-        sharing=sharing_of(operation),
+        sharing=sharing_mode(operation),
         there=resident_memory() if on_cpu else 0,
     )
-    findings = _of_training(spec, operation, compute, machine)
+    findings = _training_findings(spec, operation, compute, machine)
     if estimated:
         here = operation.processes_per_node if on_cpu and processes > 1 else 1
-        findings += too_small(estimated, machine, spec, processes, here)
+        findings += memory_findings(estimated, machine, spec, processes, here)
     if planned and packed and on_cpu and not operation.allow_cpu:
         flops = planned.flops.per_token * rows.tokens * spec.training.epochs
-        if flops > LONGEST_ON_CPU * SLOWEST:
-            findings += too_slow(flops, processes, peak_of(compute))
-    return Fitness(machine=machine, planned=planned, estimate=estimated, findings=tuple(findings))
+        if flops > MAX_CPU_SECONDS * MIN_FLOPS_PER_SECOND:
+            findings += duration_findings(flops, processes, peak_of(compute))
+    return MachineCheck(machine=machine, planned=planned, estimate=estimated, findings=tuple(findings))
 
 
-def sharing_of(operation: Execution) -> Sharing:
+def sharing_mode(operation: Execution) -> Sharing:
     """What the processes of a training have a share of each."""
     if operation.launch == "deepspeed":
         return "zero3" if operation.zero_stage == 3 else "zero2"
     return "fsdp" if operation.launch == "fsdp" else "ddp"
 
 
-def of_libraries(spec: Any, compute: Compute, machine: Machine) -> list[Finding]:
+def library_findings(spec: Any, compute: Compute, machine: Machine) -> list[Finding]:
     """What is installed and doesn't work here, of what a stage that computes with a model uses."""
-    return unloadable(machine, compute) + without_gpu_build(spec, compute)
+    return unloadable(machine, compute) + bitsandbytes_findings(spec, compute)
 
 
-def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine) -> list[Finding]:
-    found = of_libraries(spec, compute, machine)
+def _training_findings(
+    spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
+) -> list[Finding]:
+    found = library_findings(spec, compute, machine)
     if machine.others:
-        found.append(shared_gpu(machine))
+        found.append(shared_gpu_finding(machine))
     if compute.device.type != "cuda":
         found += needs_of_gpu(spec, operation)
         if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
-            found.append(unusable_gpus(len(gpus)))
+            found.append(unusable_gpus_finding(len(gpus)))
         if spec.quantization and compute.device.type != "cpu":
             found.append(
                 Finding(
@@ -147,7 +149,7 @@ def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute
     return found
 
 
-def shared_gpu(machine: Machine) -> Finding:
+def shared_gpu_finding(machine: Machine) -> Finding:
     """A GPU that other processes compute on too."""
     return Finding(
         key="operation.gpus",
@@ -158,7 +160,7 @@ def shared_gpu(machine: Machine) -> Finding:
     )
 
 
-def unusable_gpus(count: int) -> Finding:
+def unusable_gpus_finding(count: int) -> Finding:
     """GPUs that the driver shows and torch doesn't find."""
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
     return Finding(
@@ -188,7 +190,7 @@ def unloadable(machine: Machine, compute: Compute) -> list[Finding]:
     ]
 
 
-def without_gpu_build(spec: Any, compute: Compute) -> list[Finding]:
+def bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
     """What bitsandbytes is asked for and can't do here."""
     training = getattr(spec, "training", None)
     optimizer = training.optimizer if training and OPTIMIZERS[training.optimizer].package == "bitsandbytes" else ""
@@ -208,7 +210,7 @@ def without_gpu_build(spec: Any, compute: Compute) -> list[Finding]:
     ]
 
 
-def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
+def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
     """A card, or a host, that can't hold the training, or may not.
 
     Args:
@@ -224,7 +226,7 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
                 found=f"needs {least / 1e9:.1f} GB before there is a single activation ({estimated}"
                 + (f", in each of {here} processes" if here > 1 else "")
                 + f"), and {where} has {whole / 1e9:.1f} GB",
-                do=_smaller(spec, machine, processes),
+                do=_memory_advice(spec, machine, processes),
             )
         ]
     expected = estimated.expected
@@ -240,7 +242,7 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
     ]
 
 
-def _smaller(spec: Any, machine: Machine, processes: int) -> str:
+def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
     if not machine.card:
         return f"run it on a machine with a GPU or with more memory, or train {'a smaller model' if spec.lora else 'by `lora`'}"
     ways = ["`quantization`" if spec.lora else "`lora`, alone or with `quantization`"] * (not spec.quantization)
@@ -251,10 +253,10 @@ def _smaller(spec: Any, machine: Machine, processes: int) -> str:
     )
 
 
-def too_slow(flops: float, processes: int, peak: Peak) -> list[Finding]:
+def duration_findings(flops: float, processes: int, peak: Peak) -> list[Finding]:
     """A training that a CPU works at for days."""
     seconds = flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
-    if seconds <= LONGEST_ON_CPU:
+    if seconds <= MAX_CPU_SECONDS:
         return []
     return [
         Finding(

@@ -19,8 +19,8 @@ from snaketune.training.loop.trainer import BaseTrainer
 
 # On one device as many steps as fit into these seconds, two at least; several count alike, each by its own clock.
 # Of the tokens of the fullest micro-batch, the share from which another one counts as full.
-FULL = 0.75
-SECONDS, FEWEST_STEPS, MOST_STEPS = 2.0, 2, 20
+FULL_SHARE = 0.75
+SECONDS, MIN_STEPS, MAX_STEPS = 2.0, 2, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Timing:
         return accumulation * self.micro_batch_s + self.optimizer_s
 
     @classmethod
-    def of_all(cls, timings: list["Timing"]) -> "Timing":
+    def across_processes(cls, timings: list["Timing"]) -> "Timing":
         """Of processes that wait for each other."""
         return cls(
             tokens=sum(one.tokens for one in timings),
@@ -93,15 +93,15 @@ class Stopwatch(TrainerCallback):
         done = state.global_step
         if done == 1:
             self.micro_batches, self.optimizers = [], []
-        enough = self.alone and done > FEWEST_STEPS and self.last - self.started > SECONDS
-        control.should_training_stop = enough or done > (MOST_STEPS if self.alone else FEWEST_STEPS)
+        enough = self.alone and done > MIN_STEPS and self.last - self.started > SECONDS
+        control.should_training_stop = enough or done > (MAX_STEPS if self.alone else MIN_STEPS)
 
 
 def time_steps(trainer: BaseTrainer) -> Timing:
     """Train for some steps. The trainer, and its model, are of no use afterwards."""
     args, device = trainer.args, trainer.run.compute.device
     watch = Stopwatch(trainer.gauge, alone=args.world_size == 1)
-    args.max_steps, args.save_strategy, args.logging_strategy = MOST_STEPS + 1, "no", "no"
+    args.max_steps, args.save_strategy, args.logging_strategy = MAX_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
     trainer.remove_callback(PrinterCallback)
@@ -110,7 +110,7 @@ def time_steps(trainer: BaseTrainer) -> Timing:
     trainer.train()
     # The last of an epoch may be smaller, and is faster.
     most = max(tokens for _, tokens in watch.micro_batches)
-    full = [(seconds, tokens) for seconds, tokens in watch.micro_batches if tokens > FULL * most]
+    full = [(seconds, tokens) for seconds, tokens in watch.micro_batches if tokens > FULL_SHARE * most]
     return Timing(
         tokens=sum(tokens for _, tokens in full) / len(full),
         micro_batch_s=_median([seconds for seconds, _ in full]),

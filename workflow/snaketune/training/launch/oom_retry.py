@@ -7,7 +7,7 @@ from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.training.autotune.batch_plan import RAN_OUT, after_running_out, choose
+from snaketune.training.autotune.batch_plan import RAN_OUT, choose, out_of_memory_error
 from snaketune.training.launch import processes
 
 
@@ -21,8 +21,8 @@ def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, *
     portions = choose(operation, batch_rows, count, work.state)
     (work.state / RAN_OUT).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.put_in(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=portions.apply_to(operation), work=work, **inputs)
     except SnaketuneError:
-        if error := after_running_out(portions, operation, batch_rows, count, work.state):
+        if error := out_of_memory_error(portions, operation, batch_rows, count, work.state):
             raise error from None
         raise
