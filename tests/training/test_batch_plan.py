@@ -11,7 +11,7 @@ from snaketune.errors import SnaketuneError
 from snaketune.training.autotune import batch_plan
 from snaketune.training.autotune.batch_plan import (
     BatchPlan,
-    choose,
+    choose_plan,
     out_of_memory_error,
     record_out_of_memory,
     save_plan,
@@ -41,14 +41,14 @@ def measured(folder, trials) -> str:
 
 def test_what_was_chosen_by_hand_is_taken_and_its_price_told(tmp_path, capsys):
     told = Execution(micro_batch_rows=2, calibration=measured(tmp_path, CURVE))
-    assert choose(told, 16, 1, tmp_path) == BatchPlan(micro_batch_rows=2, gradient_checkpointing=False)
-    assert "micro-batches of 2 rows lose 40% of the speed found with micro-batches of 4 rows" in capsys.readouterr().out
-    choose(told.model_copy(update={"micro_batch_rows": 8}), 16, 1, tmp_path)
-    assert "lose" not in capsys.readouterr().out
+    assert choose_plan(told, 16, 1, tmp_path) == BatchPlan(micro_batch_rows=2, gradient_checkpointing=False)
+    assert "with micro-batches of 2 rows is 40% lower than with micro-batches of 4 rows" in capsys.readouterr().out
+    choose_plan(told.model_copy(update={"micro_batch_rows": 8}), 16, 1, tmp_path)
+    assert "lower than" not in capsys.readouterr().out
 
 
 def test_of_alike_speeds_the_one_that_needs_less_memory_is_taken(tmp_path):
-    found = choose(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
+    found = choose_plan(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
     assert found == BatchPlan(micro_batch_rows=4, gradient_checkpointing=False)
 
 
@@ -59,13 +59,13 @@ def test_recomputed_activations_are_taken_where_they_are_faster_and_not_forbidde
         (False, BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)),
         (True, BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
     ):
-        assert choose(Execution(calibration=curve, gradient_checkpointing=asked), 8, 1, tmp_path) == found
+        assert choose_plan(Execution(calibration=curve, gradient_checkpointing=asked), 8, 1, tmp_path) == found
 
 
 def test_without_a_curve_a_guess_is_told(tmp_path, capsys):
-    assert choose(Execution(), 12, 1, tmp_path).micro_batch_rows == 6
-    assert choose(Execution(calibration=str(tmp_path / "none.json")), 12, 4, tmp_path).micro_batch_rows == 3
-    assert "6 is a guess" in capsys.readouterr().out
+    assert choose_plan(Execution(), 12, 1, tmp_path).micro_batch_rows == 6
+    assert choose_plan(Execution(calibration=str(tmp_path / "none.json")), 12, 4, tmp_path).micro_batch_rows == 3
+    assert "no calibration for this run: using 6, unmeasured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -78,23 +78,23 @@ def test_without_a_curve_a_guess_is_told(tmp_path, capsys):
 )
 def test_rows_that_cannot_be_shared_are_refused(tmp_path, rows, batch_rows, processes, told):
     with pytest.raises(SnaketuneError, match=told):
-        choose(Execution(micro_batch_rows=rows), batch_rows, processes, tmp_path)
+        choose_plan(Execution(micro_batch_rows=rows), batch_rows, processes, tmp_path)
 
 
 def test_an_attempt_goes_on_with_what_the_one_before_began_with(tmp_path):
     auto = Execution()
     begun = BatchPlan(micro_batch_rows=2, gradient_checkpointing=True)
     save_plan(tmp_path, auto, begun)
-    assert choose(auto, 12, 1, tmp_path) == begun
+    assert choose_plan(auto, 12, 1, tmp_path) == begun
     # Half the rows for each of two; five can't have two each.
-    assert choose(auto, 12, 2, tmp_path) == begun
-    assert choose(auto, 15, 5, tmp_path) == BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
+    assert choose_plan(auto, 12, 2, tmp_path) == begun
+    assert choose_plan(auto, 15, 5, tmp_path) == BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
 
 
 def test_whoever_chooses_otherwise_by_now_gets_that(tmp_path):
     save_plan(tmp_path, Execution(micro_batch_rows=8), BatchPlan(micro_batch_rows=2, gradient_checkpointing=False))
-    assert choose(Execution(micro_batch_rows=8), 8, 1, tmp_path).micro_batch_rows == 2
-    assert choose(Execution(micro_batch_rows=4), 8, 1, tmp_path).micro_batch_rows == 4
+    assert choose_plan(Execution(micro_batch_rows=8), 8, 1, tmp_path).micro_batch_rows == 2
+    assert choose_plan(Execution(micro_batch_rows=4), 8, 1, tmp_path).micro_batch_rows == 4
 
 
 def test_what_is_lower_ends_at_one_row_with_recomputed_activations():
@@ -109,32 +109,32 @@ def test_what_is_lower_ends_at_one_row_with_recomputed_activations():
 
 def test_after_memory_ran_out_the_next_attempt_takes_less(tmp_path):
     asked = Execution(micro_batch_rows=8)
-    begun = choose(asked, 8, 1, tmp_path)
+    begun = choose_plan(asked, 8, 1, tmp_path)
     assert out_of_memory_error(begun, asked, 8, 1, tmp_path) is None
     record_out_of_memory(tmp_path, 31, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMuch more"))
     error = out_of_memory_error(begun, asked, 8, 1, tmp_path)
     assert str(error) == (
         "out of memory in step 31 with micro-batches of 8 rows (CUDA out of memory. Tried to allocate 2 GiB.). The next "
-        "attempt goes on from the last checkpoint with micro-batches of 4 rows and the same 8 rows per step: run again (with "
-        "`--retries 3` Snakemake does so by itself)"
+        "attempt resumes from the last checkpoint with micro-batches of 4 rows and the same 8 rows per step: run again (with "
+        "`--retries 3`, Snakemake retries automatically)"
     )
-    assert choose(asked, 8, 1, tmp_path).micro_batch_rows == 4
+    assert choose_plan(asked, 8, 1, tmp_path).micro_batch_rows == 4
     # What was told is told once.
     assert out_of_memory_error(begun, asked, 8, 1, tmp_path) is None
 
 
 def test_before_the_first_step_fewer_rows_are_no_help(tmp_path):
-    begun = choose(Execution(), 8, 1, tmp_path)
+    begun = choose_plan(Execution(), 8, 1, tmp_path)
     record_out_of_memory(tmp_path, None, MemoryError())
     assert "the model itself doesn't fit" in str(out_of_memory_error(begun, Execution(), 8, 1, tmp_path))
-    assert choose(Execution(), 8, 1, tmp_path) == begun
+    assert choose_plan(Execution(), 8, 1, tmp_path) == begun
 
 
 def test_where_nothing_is_lower_it_is_said_what_else_helps(tmp_path):
     asked, least = Execution(gradient_checkpointing=False), BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)
     record_out_of_memory(tmp_path, 1, MemoryError())
     told = str(out_of_memory_error(least, asked, 8, 1, tmp_path))
-    assert "nothing smaller_plan; set training.gradient_checkpointing: auto, or smaller_plan packing.length" in told
+    assert "no smaller batch plan; set training.gradient_checkpointing: auto, or lower packing.length" in told
 
 
 def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path, monkeypatch):
@@ -169,12 +169,12 @@ def test_a_curve_that_is_of_no_use_counts_as_none(tmp_path, capsys, damage):
         payload.write_text(json.dumps(curve | {"device": "an H100"} if damage == "device" else {"device": "cpu"}))
         described = {"stage": "calibrate", "payload": describe_files(payload.parent), "records": {}}
         (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described))
-    assert choose(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
-    assert choose(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 8
+    assert choose_plan(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
+    assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 8
     told = capsys.readouterr().out
-    assert ("is of an H100, here is cpu" if damage == "device" else "can't be read") in told
+    assert ("measured on an H100, this device is cpu" if damage == "device" else "can't be read") in told
 
 
 def test_an_empty_note_of_the_attempt_before_counts_as_none(tmp_path):
-    (tmp_path / "portions.json").touch()
-    assert choose(Execution(micro_batch_rows=2), 8, 1, tmp_path).micro_batch_rows == 2
+    (tmp_path / "batch_plan.json").touch()
+    assert choose_plan(Execution(micro_batch_rows=2), 8, 1, tmp_path).micro_batch_rows == 2

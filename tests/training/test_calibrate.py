@@ -92,7 +92,7 @@ def test_what_fits_is_found_and_the_curve_is_whole(tmp_path, tokenizer, holds, m
     assert curve["best"] in curve["trials"]
     assert curve["best"]["fits"]
     # Nothing is left behind that would end a training.
-    assert not (tmp_path / "work/state/ran_out.json").exists()
+    assert not (tmp_path / "work/state/out_of_memory.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["lora", "raw", "sigmoid", "orpo"])
@@ -123,7 +123,7 @@ def test_a_choice_by_hand_is_compared(tmp_path, tokenizer, holds, monkeypatch, c
         tmp_path / "work", spec_of(run, run.base, batch_rows=2), packed_rows(tmp_path / "rows", tokenizer), tokenizer,
         micro_batch_rows=1,
     )  # fmt: skip
-    assert "note: micro-batches of 1 row lose" in capsys.readouterr().out
+    assert "note: throughput with micro-batches of 1 row is" in capsys.readouterr().out
 
 
 def test_where_nothing_fits_it_is_said_what_helps(tmp_path, tokenizer, holds, monkeypatch):
@@ -132,7 +132,9 @@ def test_where_nothing_fits_it_is_said_what_helps(tmp_path, tokenizer, holds, mo
 
     monkeypatch.setattr(PackedTrainer, "compute_loss", never)
     run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
-    with pytest.raises(SnaketuneError, match=r"not even micro-batches of 1 row, .* fit: CUDA out of memory.*lower"):
+    with pytest.raises(
+        SnaketuneError, match=r"not even micro-batches of 1 row, .* fit in memory: CUDA out of memory.*lower"
+    ):
         calibrated(tmp_path / "work", spec_of(run, run.base), rows, tokenizer)
 
 

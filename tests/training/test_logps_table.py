@@ -18,7 +18,7 @@ from snaketune.models.devices import resolve_compute
 from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
-from snaketune.training.reference.cache_key import FAMILIES, keys
+from snaketune.training.reference.cache_key import KERNEL_FAMILIES, keys
 from snaketune.training.reference.logps_table import (
     ROUNDING,
     check_policy_is_reference,
@@ -194,7 +194,7 @@ def test_a_key_is_of_what_a_cpu_computes_with(precision, frozen):
 
 
 def test_every_kernel_is_of_a_family():
-    assert FAMILIES.keys() == KERNELS.keys()
+    assert KERNEL_FAMILIES.keys() == KERNELS.keys()
 
 
 def test_to_look_a_reference_up_takes_no_torch():

@@ -119,7 +119,7 @@ def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch
     (found,) = check_machine(sft(), operation, GPU, SEVEN, rows).findings
     gb = NUMBERS / 1e9
     # Weights and gradients of 4 bytes, states of 8.
-    assert f"needs {16 * gb:.1f} GB before there is a single activation (weights {4 * gb:.2f} GB, " in found.found
+    assert f"needs {16 * gb:.1f} GB without any activations (weights {4 * gb:.2f} GB, " in found.found
     assert f"optimizer states {8 * gb:.2f} GB" in found.found
     assert "NVIDIA A10 has 24.0 GB" in found.found
     assert found.certain
@@ -213,9 +213,9 @@ def test_flash_attention_that_does_not_load_is_a_note():
     machine = Machine(
         **H100, threads=1, cores=1, unloadable=(("flash_attention_2", "ImportError: undefined symbol: x"),)
     )
-    (found,) = machine_check.unloadable(machine, GPU)
+    (found,) = machine_check.kernel_findings(machine, GPU)
     assert not found.certain
-    assert "doesn't load (ImportError: undefined symbol: x); attention runs on varlen" in str(found)
+    assert "fails to load (ImportError: undefined symbol: x); attention uses varlen instead" in str(found)
 
 
 def test_4_bits_on_apples_gpu_are_refused_whatever_is_allowed(monkeypatch, rows):
@@ -231,7 +231,8 @@ def test_nothing_is_loaded_for_a_training_that_is_refused(tmp_path, monkeypatch,
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**10, available=10**10))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=0, free=0))
-    with pytest.raises(SnaketuneError, match=r"training: needs \d+\.\d GB before .* and this machine has 10\.0 GB"):
+    needs = r"training: needs \d+\.\d GB without any activations .* and this machine has 10\.0 GB"
+    with pytest.raises(SnaketuneError, match=needs):
         train(tmp_path / "work", rows, spec_of(), load, config=SEVEN)
 
 
@@ -275,7 +276,7 @@ def test_the_line_of_a_gpu():
 
 def test_a_model_that_cannot_be_followed_is_said_to_be_one():
     unknown = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=None, findings=())
-    assert unknown.expected == "memory unknown (this model's config can't be followed without its weights)"
+    assert unknown.expected == "memory unknown (this model can't be built from its config without weights)"
     certain = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=taken(10**9, None), findings=())
     assert certain.expected == "at least 1.00 GB"
 
@@ -299,6 +300,6 @@ def test_a_gpu_that_others_compute_on_too_is_told(monkeypatch, rows):
     spec = sft()
     [finding] = check_machine(spec, executed(spec.training), GPU, None, rows).findings
     assert not finding.certain
-    assert "other processes hold 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
+    assert "other processes use 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (82 * 10**9, 85 * 10**9))
     assert look(GPU).others == 0

@@ -1,15 +1,16 @@
-"""What the `calibrate` stage measures: in which plan a training is fastest on this device; in launched processes.
+"""Measure the throughput of batch plans on this device: the work of the `calibrate` stage, in launched processes.
 
-Small steps of real rows, from one row per forward pass upwards, until memory runs out or more rows gain nothing; where memory
-is what ended it, again with recomputed activations. The optimizer step keeps its rows, so whatever is chosen learns the same.
+Trials are short trainings on real rows. They begin with one row per micro-batch and increase it until memory runs out or
+throughput stops growing. If memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
+stay the same, so the choice doesn't change what is learned.
 
-    rows at once   1      2      4      8      16             1      2 …
-    activations    kept                        out of memory  recomputed
-    tokens/s       3.1k   5.4k   7.9k   8.8k                  2.4k   …
+    rows per micro-batch     1      2      4      8      16             1      2 …
+    gradient checkpointing   off                         out of memory  on
+    tokens/s                 3.1k   5.4k   7.9k   8.8k                  2.4k   …
 
     curve.json: device, memory_bytes, batch_rows, processes, trials, best
 
-It is made of measured times, so it is another one each time; no training's fingerprint holds it.
+Measured times vary, so the curve isn't reproducible; it isn't part of any training's fingerprint.
 """
 
 from dataclasses import asdict, replace
@@ -31,7 +32,7 @@ from snaketune.stages.specs import CalibrateSpec, SftSpec
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.autotune.batch_plan import (
     CURVE,
-    RAN_OUT,
+    OUT_OF_MEMORY,
     BatchPlan,
     best_of,
     divisors,
@@ -59,10 +60,10 @@ def measure_curve(
     pack: Artifact,
     tokenizer: Artifact,
 ) -> Outcome:
-    """Fill `work.payload` with `curve.json`.
+    """Write `curve.json` to `work.payload`.
 
     Raises:
-        SnaketuneError: such a model can't be trained on such rows here, in any plan.
+        SnaketuneError: no batch plan fits in memory, or the training can't run on this machine.
     """
     tokenizer.files()
     run = Run.of(spec.run, operation, work)
@@ -70,28 +71,28 @@ def measure_curve(
     chat = ChatTokenizer.load(tokenizer.folder)
     base_config = read_config(spec.base) or scratch_config(spec.base, chat)
     run = run.suited(base_config, dropout=trainer_class.drops_out)
-    # The smallest plan that it may come to.
+    # The smallest plan that may be chosen.
     smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
     check_fitness(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
     ]
-    bench = _Bench(spec, run, rows, trainer_class, chat)
+    runner = TrialRunner(spec, run, rows, trainer_class, chat)
     trials = []
-    for trial in search(possible, spec.gradient_checkpointing, bench.measure):
+    for trial in search(possible, spec.gradient_checkpointing, runner.measure):
         trials.append(trial)
         if is_first_process():
             print(_line(trial), flush=True)
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
         raise SnaketuneError(
-            f"not even {_plan_of(trials[-1])} fit: {trials[-1]['why']}; lower "
+            f"not even {_plan_of(trials[-1])} fit in memory: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
         )
     curve = {
-        "device": bench.device,
-        "memory_bytes": bench.memory,
+        "device": runner.device,
+        "memory_bytes": runner.memory,
         "batch_rows": run.spec.training.batch_rows,
         "processes": spec.processes,
         "trials": trials,
@@ -103,13 +104,13 @@ def measure_curve(
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
 
 
-class _Bench:
-    """On which trials are made, each with a model of its own; what was measured is kept in the work folder."""
+class TrialRunner:
+    """Runs trials, each with a newly loaded model, and stores their results in the work folder."""
 
     def __init__(self, spec: CalibrateSpec, run: Run, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer):
         self.spec, self.run, self.rows, self.trainer_class, self.chat = spec, run, rows, trainer_class, chat
-        self.kept = Trials(run.work.state)
-        # A trial may have lowered it.
+        self.store = Trials(run.work.state)
+        # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()
         device = run.compute.device
         if device.type == "cuda":
@@ -119,17 +120,17 @@ class _Bench:
             self.device, self.memory = device.type, host_limit()
 
     def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
-        """A trial, made now or known from before. Args: before: those with the same kind of activations."""
-        trial = self.kept.get(plan)
-        # All processes look before any of them writes.
+        """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
+        trial = self.store.get(plan)
+        # A collective operation: all processes read before the first one writes.
         trial = trial if all(gather_object([trial is not None])) else self._try(plan, before)
         if is_first_process():
-            self.kept.add(plan, trial)
+            self.store.add(plan, trial)
         return trial
 
     def _try(self, plan: BatchPlan, before: list[Trial]) -> Trial:
         trial = asdict(plan) | {"accumulation": self._accumulation(plan), "fits": False}
-        # Each looks at its own host, and all have to decide alike.
+        # Hosts may differ in memory, but all processes must decide alike.
         if why := next(filter(None, gather_object([self._host_memory_shortage(plan, before)])), ""):
             return trial | {"why": why}
         start_again(self.run.compute.device)
@@ -141,11 +142,11 @@ class _Bench:
                 raise
             trial["why"] = str(error).strip().partition("\n")[0]
             if self.spec.processes > 1:
-                # The others wait for this one in the middle of a step; all begin again after this trial.
-                self.kept.add(plan, trial)
+                # The other processes wait in the middle of a step, so all are restarted and continue after this trial.
+                self.store.add(plan, trial)
                 record_out_of_memory(self.run.work.state, None, error)
                 raise
-            (self.run.work.state / RAN_OUT).unlink(missing_ok=True)
+            (self.run.work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
             return trial
         tokens, seconds = timing.tokens * trial["accumulation"], timing.step_s(trial["accumulation"])
         return (
@@ -169,14 +170,18 @@ class _Bench:
             return Timing.across_processes(gather_object([time_steps(made.trainer)]))
 
     def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
-        """Why it isn't tried: a host whose memory runs out gets slow, or kills, and raises nothing."""
+        """The reason not to try a plan on a CPU or MPS; empty to try it.
+
+        A host that runs out of memory swaps or kills the process instead of raising an error, so the peak is extrapolated from
+        the last two trials.
+        """
         fitted = [one for one in before if one["fits"]]
         limit = None if self.run.compute.device.type == "cuda" else host_limit()
         if limit is None or len(fitted) < 2:
             return ""
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])
         needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (plan.micro_batch_rows - rows_1)
-        return f"would take {needed / GB:.1f} GB, and there are {limit / GB:.1f}" if needed > limit else ""
+        return f"would need {needed / GB:.1f} GB, and the limit is {limit / GB:.1f} GB" if needed > limit else ""
 
 
 def _rows(
@@ -207,8 +212,8 @@ def _log_best(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) 
         flush=True,
     )
     if operation.micro_batch_rows != "auto":
-        # Chosen by hand, by the run that this was measured for.
+        # The config sets the rows, so `choose_plan` doesn't use the curve.
         recomputed = spec.gradient_checkpointing is True
         chosen = BatchPlan(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
-        if told := slowdown_note(chosen, curve):
-            print(told, flush=True)
+        if note := slowdown_note(chosen, curve):
+            print(note, flush=True)
