@@ -109,8 +109,9 @@ def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypat
 @pytest.mark.parametrize(
     ("name", "operation", "told"),
     [
-        ("adafactor", {"launch": "fsdp", "gpus": 2}, r"adafactor can't step with what fsdp shares out; expected one of adamw"),
-        ("adamw_8bit", {"launch": "deepspeed", "gpus": 2}, r"adamw_8bit can't step with what deepspeed shares out"),
+        ("adafactor", {"launch": "fsdp", "gpus": 2},
+         r"adafactor doesn't work with models sharded by fsdp; expected one of adamw"),
+        ("adamw_8bit", {"launch": "deepspeed", "gpus": 2}, r"adamw_8bit doesn't work with models sharded by deepspeed"),
         ("adagrad", {"launch": "deepspeed", "gpus": 2}, r"expected one of adamw_torch, adamw_torch_fused, sgd, rmsprop"),
         ("adagrad", {"launch": "fsdp", "gpus": 2}, None),
         ("adafactor", {"launch": "fsdp", "gpus": 1}, None),

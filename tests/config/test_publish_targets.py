@@ -35,7 +35,7 @@ def test_a_push_that_can_not_be_meant_is_refused(raw, push, said):
 
 def test_two_models_for_one_place_are_refused(raw):
     both = {"one": PUSH, "other": {"model": "sft:demo", "repository": "Owner/Name"}}
-    refused(put(raw, "push", both), ["push.other.repository: branch 'main' of Owner/Name has the model of push.one"])
+    refused(put(raw, "push", both), ["push.other.repository: push.one already pushes to branch 'main' of Owner/Name"])
     both["other"]["branch"] = "sft"
     load(put(raw, "push", both))
 

@@ -30,14 +30,14 @@ def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
     for run in raw["dpo"].values():
         run.pop("grid", None)
         run["loss"] = "simpo"
-    with pytest.raises(SnaketuneError, match=r"takes a loss of pairs with a reference.* there are logp_accuracy, "):
+    with pytest.raises(SnaketuneError, match=r"require a loss of pairs with a reference.* use one of logp_accuracy, "):
         load(raw)
 
 
 def test_rewards_are_of_the_runs_that_are_asked_about_that_corpus(raw):
     """Of those there are none, whatever other runs could have."""
     raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
-    wrong = "none of the runs of `dpo:` that are asked about 'demo-preferences' can have rewards there"
+    wrong = "none of the runs of `dpo:` that are evaluated on 'demo-preferences' can have rewards"
     run = {key: value for key, value in raw["dpo"]["demo"].items() if key != "stop_if"}
     raw["corpora"]["labels"] = raw["corpora"]["demo-preferences"] | {"kind": "unpaired"}
     raw["dpo"] |= {

@@ -34,7 +34,7 @@ def refused(raw, told: str) -> None:
 
 def test_exactly_one_start(more):
     more["sft"]["more"]["base"] = {"path": "some/model"}
-    refused(more, r"sft\.more: .*`use_base: sft:NAME`, from another run; found both")
+    refused(more, r"sft\.more: .*`use_base: sft:NAME` as the initial weights; found both")
     del more["sft"]["more"]["base"], more["sft"]["more"]["use_base"]
     refused(more, r"sft\.more: .*found neither")
 
@@ -50,9 +50,9 @@ def test_a_start_that_is_no_run_is_refused(more):
 def test_runs_that_go_on_in_a_circle_are_refused(more):
     more["sft"]["most"] = more["sft"]["more"] | {"use_base": "sft:more"}
     more["sft"]["more"]["use_base"] = "sft:most"
-    refused(more, r"use_base: more → most → more runs in a circle")
+    refused(more, r"use_base: more → most → more is circular")
     more["sft"]["more"]["use_base"] = "sft:more"
-    refused(more, r"use_base: more → more runs in a circle")
+    refused(more, r"use_base: more → more is circular")
 
 
 def test_a_run_goes_on_with_its_tokenizer(more):

@@ -70,9 +70,12 @@ def test_what_a_task_names_elsewhere_counts(write, task, outside):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ("dataset_kwargs: {data_files: gone.jsonl}", r"data_files: 'gone\.jsonl' doesn't exist .*couldn't be noticed"),
-        ("dataset_kwargs: {data_files: gone/*.jsonl}", r"nothing fits 'gone/\*\.jsonl'"),
-        ("dataset_kwargs: {data_files: 'https://some.where/a.csv'}", "can change without being noticed; fetch it"),
+        ("dataset_kwargs: {data_files: gone.jsonl}", r"data_files: 'gone\.jsonl' doesn't exist .*couldn't be detected"),
+        ("dataset_kwargs: {data_files: gone/*.jsonl}", r"no file matches 'gone/\*\.jsonl'"),
+        (
+            "dataset_kwargs: {data_files: 'https://some.where/a.csv'}",
+            "changes of 'https:.*' can't be detected; download it",
+        ),
         ("dataset_path: ./gone", r"dataset_path: 'gone' doesn't exist"),
         ("include: gone.yaml", r"include: 'tasks/gone\.yaml' doesn't exist"),
         ("doc_to_text: !function gone_utils.text", r"there is no tasks/gone_utils\.py, and no library 'gone_utils'"),

@@ -14,8 +14,8 @@ from .edits import put, refused
         ("sft.demo.packing.train_on", "last", ["sft.demo.packing.train_on", "every token of a document"]),
         ("sft.demo.packing.strategy", "none", ["sft.demo.packing.strategy", "chat template"]),
         ("eval.demo.packing.train_on", "last", ["eval.demo.packing.train_on", "every token of a document"]),
-        ("dpo.demo.corpus", "demo-chat", ["dpo.demo.corpus", "holds text", "expected preferences"]),
-        ("corpora.demo-chat.answer_pattern", "(.*)", ["corpora.demo-chat", "answer_pattern is for turns"]),
+        ("dpo.demo.corpus", "demo-chat", ["dpo.demo.corpus", "is of kind text", "expected preferences"]),
+        ("corpora.demo-chat.answer_pattern", "(.*)", ["corpora.demo-chat", "answer_pattern applies to turns"]),
     ],
 )
 def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):

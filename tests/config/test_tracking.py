@@ -23,7 +23,7 @@ def test_tensorboard_alone_draws_where_nothing_is_said_and_nothing_goes_online()
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"wandb": {"api_key": KEY}}, "tracking: unknown key api_key; keys and tokens are no part of a config"),
+        ({"wandb": {"api_key": KEY}}, "tracking: unknown key api_key; keys and tokens don't belong in a config"),
         ({"wandb": {"entity": KEY}}, "tracking: the value of entity looks like an API key"),
         ({"wandb": KEY}, "tracking: the value of wandb looks like an API key"),
         ({"token": [KEY]}, "tracking: unknown key token;"),
@@ -31,7 +31,7 @@ def test_tensorboard_alone_draws_where_nothing_is_said_and_nothing_goes_online()
         ({"trackio": f"hf_{KEY}"}, "tracking: the value of trackio looks like an API key"),
         (
             {"mlflow": {"tracking_uri": f"https://me:{KEY}@example.org"}},
-            "tracking.mlflow.tracking_uri: names a user or a password",
+            "tracking.mlflow.tracking_uri: contains a user or a password",
         ),
     ],
 )
@@ -56,7 +56,7 @@ def test_by_hand_too(capfd, tmp_path):
         ({"wandbb": {}}, "tracking.wandbb: unknown key; did you mean 'wandb'?"),
         ({"wandb": {"entty": "me"}}, "tracking.wandb.entty: unknown key; did you mean 'entity'?"),
         ({"project": "my project"}, "tracking.project: found 'my project'"),
-        ({"wandb": True}, "tracking.wandb: found true, which is no value for this key"),
+        ({"wandb": True}, "tracking.wandb: found true, which isn't a valid value for this key"),
         ({"trackio": "yes please"}, "tracking.trackio: found 'yes please'"),
     ],
 )

@@ -11,8 +11,8 @@ from .edits import put, refused
 @pytest.mark.parametrize(
     ("dotted", "value", "said"),
     [
-        ("eval.demo.preferences", ["labels"], ["eval.demo.preferences", "holds unpaired, expected preferences"]),
-        ("sft.demo.corpus", "labels", ["sft.demo.corpus", "holds unpaired, expected conversations or text"]),
+        ("eval.demo.preferences", ["labels"], ["eval.demo.preferences", "is of kind unpaired, expected preferences"]),
+        ("sft.demo.corpus", "labels", ["sft.demo.corpus", "is of kind unpaired, expected conversations or text"]),
         (
             "corpora.labels.sources.0.layout",
             "pairs",

@@ -6,7 +6,7 @@ import pytest
 from invented_results import Results
 from invented_sweeps import MARGINS, MOVED, begun, findings, table
 
-from snaketune.config.score_names import FIGURES
+from snaketune.config.score_names import SCORES
 from snaketune.errors import SnaketuneError
 from snaketune.report.compare.variants import variants
 from snaketune.report.judge.headline import judged_line
@@ -170,7 +170,7 @@ def test_every_figure_of_the_plan_is_one_that_the_report_names(sweep):
     """What `sort_by` may name, what an evaluation writes, and what the table calls it."""
     found = findings(sweep)
     for section, on in (("conversations", "chat"), ("preferences", "pairs")):
-        for figure in FIGURES[section]:
+        for figure in SCORES[section]:
             assert variants(found, f"{section}.{on}.{figure}").sorted_by.name
 
 

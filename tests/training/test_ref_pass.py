@@ -227,7 +227,7 @@ def test_parts_of_something_else_or_too_few_of_them_are_refused(tmp_path, tokeni
         ({"pack": pairs_in(tmp_path / "longer", tokenizer, length=384)}, "rows"),
         ({"spec": SPEC.model_copy(update={"frozen_weights": True})}, "spec"),
     ):
-        with pytest.raises(SnaketuneError, match=rf"no part of this reference \({what}: "):
+        with pytest.raises(SnaketuneError, match=rf"not a part of this reference \({what}: "):
             gather(**changes)
     for path in (tmp_path / "parts/2-of-2").rglob("*"):
         path.unlink() if path.is_file() else None
