@@ -259,16 +259,16 @@ class CorpusContent(Model):
             if self.kind == "text":
                 others = sorted(source.fields.model_dump(exclude={"text"}, exclude_none=True))
                 if source.layout not in ("auto", "text") or others:
-                    found = f"fields.{others[0]}" if others else f"layout {source.layout}"
-                    raise ValueError(f"documents have one column, named by fields.text; found {found}")
+                    other = f"fields.{others[0]}" if others else f"layout {source.layout}"
+                    raise ValueError(f"documents have one column, named by fields.text; found {other}")
                 if source.speakers:
                     raise ValueError("documents have no speakers; remove `speakers`")
             if self.kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
                 raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {self.kind}; remove it")
             if self.kind == "unpaired" and (source.layout not in ("auto", "unpaired") or source.fields.prompt):
-                found = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
-                raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {found}")
+                other = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
+                raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")
         if self.kind == "text" and (self.repair or self.answer_pattern):
             key = "repair" if self.repair else "answer_pattern"
             raise ValueError(f"{key} applies to turns, and documents have none; remove it")

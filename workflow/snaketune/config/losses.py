@@ -17,7 +17,7 @@ LossName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a loss needs.
+    """Requirements of a loss.
 
     Attributes:
         reference: whether it needs log-probabilities of a reference model.

@@ -13,7 +13,7 @@ ZeroStage = Annotated[int, Field(ge=2, le=3)]
 
 
 class Operation(Model):
-    """How a training runs: devices, processes, checkpoints, logging. Edits rerun nothing, as the result stays the same."""
+    """Execution of a training: devices, processes, checkpoints, logging. Edits rerun nothing, as the result stays the same."""
 
     gpus: Annotated[int, Field(ge=0)] = 1
     """GPUs per node, with one process for each. Without a GPU, a single process runs on the CPU; several do only with

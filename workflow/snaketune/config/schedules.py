@@ -84,8 +84,8 @@ def checked_options(name: str, options: dict[str, Any], learning_rate: float) ->
     checked = {option: _checked(name, option, value) for option, value in options.items()}
     given = [option for option in known.needs if option in options]
     if known.needs and len(given) != 1:
-        found = f"found {' and '.join(given)}" if given else "found none"
-        raise ValueError(f"schedule {name} needs {' or '.join(known.needs)}; {found}")
+        given_keys = f"found {' and '.join(given)}" if given else "found none"
+        raise ValueError(f"schedule {name} needs {' or '.join(known.needs)}; {given_keys}")
     end = checked.get("min_lr", checked.get("lr_end", POLYNOMIAL_END if name == "polynomial" else 0.0))
     if end >= learning_rate:
         raise ValueError(f"schedule {name} falls to {end:g}, which isn't below learning_rate {learning_rate:g}")

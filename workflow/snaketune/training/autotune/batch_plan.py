@@ -166,7 +166,7 @@ def matching_trial(plan: BatchPlan, curve: dict[str, Any]) -> dict[str, Any] | N
 
 
 def slowdown_percent(plan: BatchPlan, curve: dict[str, Any]) -> float | None:
-    """How much lower the throughput of a plan is than that of the best one, in percent; None if it wasn't measured."""
+    """Percentage by which the throughput of a plan is lower than that of the best one; None if it wasn't measured."""
     trial, best = matching_trial(plan, curve), curve["best"]
     if trial is None or best is None:
         return None

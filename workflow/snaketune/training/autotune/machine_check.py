@@ -120,7 +120,7 @@ def check_machine(
 
 
 def sharing_mode(operation: Execution) -> Sharing:
-    """How the processes of a training share the model, as `models.memory.estimate` names it."""
+    """Return how the processes of a training share the model, in the terms of `models.memory.estimate`."""
     if operation.launch == "deepspeed":
         return "zero3" if operation.zero_stage == 3 else "zero2"
     return "fsdp" if operation.launch == "fsdp" else "ddp"

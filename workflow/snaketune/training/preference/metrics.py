@@ -129,35 +129,35 @@ def by_source(steps: Sequence[Sequence[Sums]], settings: PreferenceLoss) -> dict
 
 
 def means(sums: Sums, settings: PreferenceLoss) -> dict[str, float]:
-    """The metrics of the pairs that the sums are over; those that aren't defined for them are left out.
+    """Compute metrics from sums over pairs; metrics that aren't defined for these pairs are omitted.
 
     >>> two = {"pairs": 2, "chosen": 2, "rejected": 2, "right": 1, "margin": 3.0}
     >>> of_chosen = {"chosen_logp": -8.0, "chosen_tokens": 16, "kl": 1.0}
     >>> sums = dict.fromkeys(SUMS, 0.0) | two | of_chosen
-    >>> found = means(sums, PreferenceLoss())
-    >>> found["accuracy"], found["margin"], found["chosen_logp_per_token"], found["chosen_tokens"], found["kl"]
+    >>> metrics = means(sums, PreferenceLoss())
+    >>> metrics["accuracy"], metrics["margin"], metrics["chosen_logp_per_token"], metrics["chosen_tokens"], metrics["kl"]
     (0.5, 1.5, -0.5, 8.0, 0.5)
     """
     if not sums["pairs"]:
         return {}
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for side in ("chosen", "rejected"):
         if not sums[side]:
             continue
         for name in ("reward", "logp", "tokens"):
-            found[f"{side}_{name}"] = sums[f"{side}_{name}"] / sums[side]
-        found[f"{side}_logp_per_token"] = sums[f"{side}_logp"] / max(sums[f"{side}_tokens"], 1)
+            metrics[f"{side}_{name}"] = sums[f"{side}_{name}"] / sums[side]
+        metrics[f"{side}_logp_per_token"] = sums[f"{side}_logp"] / max(sums[f"{side}_tokens"], 1)
     if settings.unpaired:
-        if "chosen_reward" in found and "rejected_reward" in found:
-            found["margin"] = found["chosen_reward"] - found["rejected_reward"]
-        found["kl"] = max(sums["kl"] / sums["pairs"], 0.0)
+        if "chosen_reward" in metrics and "rejected_reward" in metrics:
+            metrics["margin"] = metrics["chosen_reward"] - metrics["rejected_reward"]
+        metrics["kl"] = max(sums["kl"] / sums["pairs"], 0.0)
     else:
-        found |= {"accuracy": sums["right"] / sums["pairs"], "margin": sums["margin"] / sums["pairs"]}
+        metrics |= {"accuracy": sums["right"] / sums["pairs"], "margin": sums["margin"] / sums["pairs"]}
         if (correlation := length_correlation(sums)) is not None:
-            found["length_correlation"] = correlation
+            metrics["length_correlation"] = correlation
         if settings.needs_reference:
-            found["kl"] = sums["kl"] / sums["pairs"]
-    return {name: round(value, 6) for name, value in found.items()}
+            metrics["kl"] = sums["kl"] / sums["pairs"]
+    return {name: round(value, 6) for name, value in metrics.items()}
 
 
 def length_correlation(sums: Sums) -> float | None:

@@ -72,7 +72,7 @@ def compute_logps(
     rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
     if tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
-    chunks, begun = Chunks(work, schema(spec.token_logps)), time.monotonic()
+    chunks, started = Chunks(work, schema(spec.token_logps)), time.monotonic()
     part_pairs = {split: _PartPairs.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
     model, tested = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()))
     stored, computed, tokens = chunks.pairs(), 0, 0
@@ -101,7 +101,7 @@ def compute_logps(
     table = sort_rows(chunks.table())
     check_finite(table, f"{[one.manifest_path for one in results] or spec.base.path} on {pack.manifest_path}")
     write_table(work.payload / FILE, table)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     weights = compute.weights_dtype(frozen=spec.frozen_weights)
     return Outcome(
         counts={"pairs": {split: len(pairs.distinct) for split, pairs in part_pairs.items()}},
