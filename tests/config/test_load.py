@@ -106,7 +106,11 @@ WRONG = [
     ),
     ("eval.demo.exact_match.answer_pattern", "(", ["answer_pattern", "not a regular expression"]),
     ("eval.demo.exact_match.answer_pattern", "x", ["answer_pattern", "exactly one group"]),
-    ("eval.demo.generation", {"top_k": 5}, ["eval.demo.generation: top_k is 5, but it has no effect with temperature 0"]),
+    (
+        "eval.demo.generation",
+        {"top_k": 5},
+        ["eval.demo.generation: top_k is 5, but it has no effect with temperature 0"],
+    ),
     ("eval.demo.generation", {"temperature": -1}, ["eval.demo.generation.temperature", "greater than or equal to 0"]),
     ("eval.demo.generation", {"stop": [""]}, ["eval.demo.generation.stop.0", "at least 1 character"]),
     ("eval.demo.tasks", {"names": []}, ["eval.demo.tasks.names", "at least 1"]),
@@ -202,9 +206,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=[f"{key}={value!r}"[:60] for key, value, _ in WRONG])
-def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, value, said):
-    refused(put(raw, key, value), said)
+@pytest.mark.parametrize(("key", "value", "messages"), WRONG, ids=[f"{key}={value!r}"[:60] for key, value, _ in WRONG])
+def test_a_wrong_config_is_refused_with_key_value_and_expectation(raw, key, value, messages):
+    refused(put(raw, key, value), messages)
 
 
 def test_reruns_on_names_stages(raw):
@@ -219,7 +223,7 @@ def test_a_value_or_a_list_of_them_is_refused_once(raw, value):
     assert len(str(error.value).splitlines()) == 2
 
 
-def test_every_mistake_is_told_at_once(raw):
+def test_all_errors_are_reported_together(raw):
     wrong = put(put(raw, "sft.demo.training.epochs", 0), "dpo.demo.bta", 1)
     with pytest.raises(SnaketuneError, match=r"(?s)dpo\.demo\.bta.*sft\.demo\.training\.epochs"):
         load(wrong)
@@ -241,8 +245,8 @@ def test_a_grid_makes_one_run_per_combination_that_share_all_before_them(raw):
     assert graph.job("dpo", names[1]).spec.training.epochs == raw["dpo"]["demo"]["training"]["epochs"]
 
 
-def test_what_a_loss_does_not_read_is_refused_with_those_that_do(raw):
-    for keys, said in (
+def test_a_key_that_the_loss_does_not_use_is_refused(raw):
+    for keys, messages in (
         ({"loss": "hinge", "label_smoothing": 0.1}, r"label_smoothing has no effect on loss hinge; .*exo_pair"),
         (
             {"loss": "nca_pair", "f_divergence_type": "js_divergence"},
@@ -256,11 +260,11 @@ def test_what_a_loss_does_not_read_is_refused_with_those_that_do(raw):
         ({"loss": "cpo", "stop_if": {"kl_above": 3}}, "stop_if.kl_above needs a loss with a reference"),
     ):
         wrong = raw | {"dpo": {"demo": raw["dpo"]["demo"] | keys}}
-        with pytest.raises(SnaketuneError, match=said):
+        with pytest.raises(SnaketuneError, match=messages):
             load(wrong)
 
 
-def test_a_loss_without_a_reference_asks_for_none(raw):
+def test_a_loss_without_a_reference_has_no_reference_job(raw):
     raw["eval"]["demo"]["models"].remove("dpo:sweep")
     for loss in ("simpo", "orpo", "cpo", {"simpo": 1.0, "sft": 0.5}):
         raw["dpo"]["demo"] |= {"loss": loss}
@@ -292,7 +296,7 @@ def test_a_grid_over_losses_takes_mappings_too_and_shares_one_reference(raw):
     }
 
 
-def test_the_canonical_spec_knows_no_key_order_and_spells_defaults_out(raw):
+def test_the_canonical_spec_is_independent_of_key_order_and_has_all_defaults(raw):
     turned = {key: dict(reversed(section.items())) for key, section in reversed(raw.items())}
     turned["sft"]["demo"] = dict(reversed(raw["sft"]["demo"].items()))
     turned["sft"]["demo"]["lora"] = None
@@ -311,7 +315,7 @@ def test_the_shipped_schema_is_the_models_schema_and_accepts_the_shipped_configs
         jsonschema.validate(put(raw, "sft.demo.corpsu", "x"), shipped)
 
 
-def test_jobs_are_never_mixed_up_by_their_names(raw):
+def test_jobs_with_similar_names_are_distinct(raw):
     raw["corpora"] |= {"a": raw["corpora"]["demo-chat"], "a-b": {**raw["corpora"]["demo-chat"], "split_seed": 5}}
     raw["tokenizers"] |= {"b-c": raw["tokenizers"]["demo"], "c": raw["tokenizers"]["demo"]}
     raw["sft"] |= {
@@ -325,7 +329,7 @@ def test_jobs_are_never_mixed_up_by_their_names(raw):
     assert [job.name for job in tokens.artifacts["corpus"]] == ["a-b"]
 
 
-def test_a_corpus_has_a_part_for_each_256_mb_of_its_files_or_as_many_as_asked_for(raw, tmp_path):
+def test_a_corpus_has_one_part_per_256_mb_or_the_configured_number(raw, tmp_path):
     large = tmp_path / "large.jsonl"
     with large.open("wb") as file:
         file.truncate(600_000_000)
@@ -342,7 +346,7 @@ def test_a_corpus_has_a_part_for_each_256_mb_of_its_files_or_as_many_as_asked_fo
     assert parts() == ["1-of-2", "2-of-2"]
 
 
-def test_other_row_lengths_tokenize_nothing_anew(raw):
+def test_other_row_lengths_do_not_tokenize_again(raw):
     raw["sft"]["short"] = {"extends": "demo", "packing": {"length": 256, "overflow": "truncate"}}
     raw["sft"]["all"] = {"extends": "demo", "packing": {"train_on": "all"}}
     graph = JobGraph(*load(raw))
@@ -365,7 +369,7 @@ def test_a_corpus_is_decontaminated_against_what_is_evaluated(raw):
     assert [Path(file).name for file in job.files["against_files"]] == ["demo_choice.jsonl"]
 
 
-def test_a_grid_over_lists_is_named_by_place(raw):
+def test_a_grid_over_lists_is_named_by_index(raw):
     raw["sft"]["sweep"] = {"extends": "demo", "grid": {"training.betas": [[0.9, 0.95], [0.9, 0.99]]}}
     assert {"sweep-betas0", "sweep-betas1"} <= {job.name for job in JobGraph(*load(raw)).stage("sft")}
 

@@ -1,4 +1,4 @@
-"""Which files a task of lm-evaluation-harness is made of, in its folder and elsewhere; what can't be followed is refused."""
+"""The files that a task of lm-evaluation-harness consists of; files that can't be tracked are refused."""
 
 import gzip
 
@@ -22,7 +22,7 @@ def write(tmp_path, monkeypatch):
     return writing
 
 
-def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
+def test_every_file_of_the_folder_counts_in_any_compression(write):
     names = ["a.parquet", "b.arrow", "c.json.gz", "d.csv.gz", "e.jsonl.zst", "f.txt", "deep/g.jsonl", "utils.py"]
     for name in names:
         write(f"tasks/{name}")
@@ -56,7 +56,7 @@ def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
         ("dataset_kwargs: {data_files: tasks/t.yaml}", []),
     ],
 )
-def test_what_a_task_names_elsewhere_counts(write, task, outside):
+def test_files_outside_the_folder_that_a_task_names_count(write, task, outside):
     for name in ("a.parquet", "b.jsonl.gz", "rows/c.csv", "rows/d.csv", "helpers.py"):
         write(f"data/{name}")
     # Not what `dataset_path: json` means.
@@ -68,7 +68,7 @@ def test_what_a_task_names_elsewhere_counts(write, task, outside):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ("dataset_kwargs: {data_files: gone.jsonl}", r"data_files: 'gone\.jsonl' doesn't exist .*couldn't be detected"),
         ("dataset_kwargs: {data_files: gone/*.jsonl}", r"no file matches 'gone/\*\.jsonl'"),
@@ -82,11 +82,11 @@ def test_what_a_task_names_elsewhere_counts(write, task, outside):
         ("a: [", r"tasks/t\.yaml can't be read as YAML"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(write, task, said):
+def test_untraceable_files_are_refused(write, task, message):
     write(
         "tasks/t.yaml", f"task: t\ndataset_path: json\n{task}\n" if "dataset_path" not in task else f"task: t\n{task}"
     )
-    with pytest.raises(SnaketuneError, match=said):
+    with pytest.raises(SnaketuneError, match=message):
         task_files("tasks")
 
 

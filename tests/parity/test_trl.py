@@ -138,9 +138,11 @@ def test_dpo_loss_and_gradients_equal_trl_from_the_texts_on(chat, tokenizer_fold
     assert sum(len(row["segment_lengths"]) for row in rows) == 2 * len(pairs) - 3
     with torch.no_grad():
         reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch)
-    told = PreferenceLoss(loss=loss, beta=0.3, label_smoothing=smoothing)
+    loss_settings = PreferenceLoss(loss=loss, beta=0.3, label_smoothing=smoothing)
     ours = loss_of(
-        pair_logps(policy, batch | {"reference": reference_P2}, told), told, torch.tensor([len(pairs), 0, 0])
+        pair_logps(policy, batch | {"reference": reference_P2}, loss_settings),
+        loss_settings,
+        torch.tensor([len(pairs), 0, 0]),
     )
     ours.backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A reference of another origin than the SFT run: its tokens are held against those of the pairs, control tokens too."""
+"""The vocabulary of an external reference is compared with the tokens of the pairs, including control tokens."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A training that can't go well on its machine is refused before anything is loaded, with what to do; a doubt is told."""
+"""A training that doesn't fit its machine is refused before anything is loaded; a possible problem is a warning."""
 
 import os
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def sft(lora=None, quantization=None, **training) -> SftSpec:
 
 
 def executed(training: Training, **operation) -> Execution:
-    """Without leave to use the CPU, unless that is said."""
+    """Execution settings that refuse the CPU unless `allow_cpu` is given."""
     return Execution(micro_batch_rows=training.micro_batch_rows, gradient_checkpointing=False, **operation)
 
 
@@ -70,7 +70,7 @@ NEEDY = [
 
 
 @pytest.mark.parametrize(("spec", "operation", "expected"), NEEDY)
-def test_what_needs_a_gpu_is_refused_without_one_unless_the_cpu_is_allowed(spec, operation, expected):
+def test_gpu_settings_are_refused_without_a_gpu_unless_the_cpu_is_allowed(spec, operation, expected):
     found = needs_of_gpu(spec, Execution(**operation))
     assert keys(found) == expected
     assert all(finding.certain and "operation.allow_cpu: true" in finding.do for finding in found)
@@ -86,7 +86,7 @@ def test_a_calibration_and_a_reference_need_what_their_run_needs():
     )
 
 
-def test_all_that_is_certain_stops_in_one_message_and_a_doubt_is_printed(capsys):
+def test_certain_findings_stop_in_one_error_and_others_are_printed(capsys):
     sure, doubt = (Finding(key=str(n), found="f", do="d", certain=certain) for n, certain in ((1, True), (2, False)))
     tell([doubt])
     assert capsys.readouterr().out == "note: 2: f; d\n"
@@ -96,7 +96,7 @@ def test_all_that_is_certain_stops_in_one_message_and_a_doubt_is_printed(capsys)
         tell([sure, doubt, sure])
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_reason_to_train_on_the_cpu(monkeypatch, rows):
+def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch, rows):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     found = check_machine(sft(), executed(sft().training), CPU, None, rows).findings
     assert [(finding.key, finding.certain) for finding in found] == [("operation.gpus", True)]
@@ -106,7 +106,7 @@ def test_a_gpu_that_torch_cannot_use_is_no_reason_to_train_on_the_cpu(monkeypatc
 
 
 def stub_gpu(monkeypatch, name: str = "NVIDIA A10", memory: int = 24 * 10**9) -> None:
-    """What torch says of a card that is there."""
+    """Patch torch to report a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory - 10**9, memory))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
@@ -159,11 +159,11 @@ def taken(least: int, computing: int | None) -> Estimate:
         (taken(43 * 10**9, 0), 2, [True]),
     ],
 )
-def test_what_cannot_fit_is_refused_and_what_may_not_is_told(estimate, here, certain):
+def test_too_little_memory_is_refused_and_possibly_too_little_a_warning(estimate, here, certain):
     assert [finding.certain for finding in memory_findings(estimate, MACHINE, sft(), 1, here)] == certain
 
 
-def test_days_on_a_cpu_are_refused_by_what_this_cpu_was_measured_to_do(monkeypatch, rows):
+def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch, rows):
     slow = Peak(flops_per_second=1e11, source="measured matrix product, float32, 2 threads")
     assert duration_findings(2 * 86400 * 0.5e11, 1, slow) == []
     assert duration_findings(4 * 86400 * 0.5e11, 2, slow) == []
@@ -181,7 +181,7 @@ def test_days_on_a_cpu_are_refused_by_what_this_cpu_was_measured_to_do(monkeypat
     assert not check_machine(sft(), executed(long.training), CPU, SEVEN, rows).findings
 
 
-def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
+def test_bitsandbytes_without_a_gpu_build_is_recognized(monkeypatch, rows):
     """Its own classes, as `get_native_library` and what catches its failure make them."""
     from bitsandbytes import cextension
 
@@ -204,12 +204,12 @@ def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
     assert check_machine(sft(), executed(sft().training), GPU, None, rows).findings == ()
 
 
-def test_bitsandbytes_that_cannot_be_imported_is_told(monkeypatch):
+def test_bitsandbytes_that_cannot_be_imported_is_reported(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.cextension", None)
     assert bitsandbytes_trouble(torch.device("cpu")).startswith("it can't be imported (ModuleNotFoundError: ")
 
 
-def test_flash_attention_that_does_not_load_is_a_note():
+def test_flash_attention_that_fails_to_load_is_a_warning():
     machine = Machine(
         **H100, threads=1, cores=1, unloadable=(("flash_attention_2", "ImportError: undefined symbol: x"),)
     )
@@ -218,14 +218,14 @@ def test_flash_attention_that_does_not_load_is_a_note():
     assert "fails to load (ImportError: undefined symbol: x); attention uses varlen instead" in str(found)
 
 
-def test_4_bits_on_apples_gpu_are_refused_whatever_is_allowed(monkeypatch, rows):
+def test_4_bit_weights_on_mps_are_always_refused(monkeypatch, rows):
     mps = Compute(device=torch.device("mps"), dtype=torch.float32, kernel="sdpa")
     spec = sft(Lora(), Quantization())
     found = check_machine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
     assert [str(finding).split(";")[0] for finding in found] == ["quantization: 4-bit weights can't be trained on mps"]
 
 
-def test_nothing_is_loaded_for_a_training_that_is_refused(tmp_path, monkeypatch, rows):
+def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
     def load():
         pytest.fail("weights were read")
 
@@ -236,7 +236,7 @@ def test_nothing_is_loaded_for_a_training_that_is_refused(tmp_path, monkeypatch,
         train(tmp_path / "work", rows, spec_of(), load, config=SEVEN)
 
 
-def test_the_line_says_what_is_trained_on_what_and_its_peak_stands_beside_what_was_expected(tmp_path, rows, capsys):
+def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, rows, capsys):
     model = tiny_model("llama")
     outcome = train(tmp_path / "work", rows, spec_of(gradient_checkpointing=True), lambda: model, config=model.config)
     said = capsys.readouterr().out
@@ -247,10 +247,10 @@ def test_the_line_says_what_is_trained_on_what_and_its_peak_stands_beside_what_w
     assert line.startswith(f"model: {parameters} parameters on cpu ({threads} of {cores} core")
     assert ", float32, sdpa, not compiled, micro-batch 2 x 2, activations recomputed, " in line
     assert line.endswith(" GB expected")
-    told = outcome.run["expected_memory_gb"]
-    assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {told:.2f} GB expected" in said
+    expected_gb = outcome.run["expected_memory_gb"]
+    assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {expected_gb:.2f} GB expected" in said
     # Of such a small model it is the process itself.
-    assert told == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.3)
+    assert expected_gb == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.3)
 
 
 def line_of(trained: int, **arguments) -> str:
@@ -274,21 +274,21 @@ def test_the_line_of_a_gpu():
     assert "micro-batch 16 x 2 in each of 4 processes, " in line_of(23_100_000, world_size=4)
 
 
-def test_a_model_that_cannot_be_followed_is_said_to_be_one():
+def test_unknown_memory_is_reported_as_such():
     unknown = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=None, findings=())
     assert unknown.expected == "memory unknown (this model can't be built from its config without weights)"
     certain = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=taken(10**9, None), findings=())
     assert certain.expected == "at least 1.00 GB"
 
 
-def test_the_machine_is_looked_at_and_left_alone():
+def test_properties_of_the_machine():
     machine = look(CPU)
     assert (machine.card, machine.unloadable) == ("", ())
     assert 0 < machine.free <= machine.memory
     assert machine.threads == torch.get_num_threads()
 
 
-def test_a_gpu_that_others_compute_on_too_is_told(monkeypatch, rows):
+def test_a_shared_gpu_is_reported(monkeypatch, rows):
     """70 of 85 GB are free, and this process has reserved 2 and CUDA's own share."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 85 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
