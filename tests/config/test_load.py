@@ -388,7 +388,7 @@ def test_file_names_with_shell_characters_stay_file_names(raw, tmp_path):
         {"corpora.demo-chat.sources.0.fields": {"prompt": "question", "response": "reply", "answer": "result"}},
         # Of two corpora one is enough.
         {"eval.demo.conversations": ["more", "demo-chat"]},
-        # It isn't asked for, though answers that there are would be compared.
+        # Exact match isn't configured, but existing answers would be compared.
         {"eval.demo": {"models": ["sft:demo"], "conversations": ["demo-chat"]}, "report.sort_by": None},
     ],
 )

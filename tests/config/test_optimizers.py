@@ -89,9 +89,9 @@ def test_keys_that_optimizer_and_schedule_do_not_use_are_refused(raw, settings, 
 def test_schedule_options_are_converted_to_their_type(raw):
     settings = {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": "1e-5", "num_cycles": 1}}
     config, _ = load(put(raw, "sft.demo.training", TRAINING | settings))
-    found = config.sft["demo"].training.schedule_options
-    assert found == {"min_lr": 1e-5, "num_cycles": 1.0}
-    assert [type(value) for value in found.values()] == [float, float]
+    options = config.sft["demo"].training.schedule_options
+    assert options == {"min_lr": 1e-5, "num_cycles": 1.0}
+    assert [type(value) for value in options.values()] == [float, float]
 
 
 def test_a_missing_optimizer_package_is_reported_with_the_install_command(raw, monkeypatch):

@@ -28,10 +28,10 @@ def test_every_file_of_the_folder_counts_in_any_compression(write):
         write(f"tasks/{name}")
     for name in ("README.md", ".hidden", "__pycache__/utils.cpython-311.pyc"):
         write(f"tasks/{name}")
-    found = task_files("tasks")
-    assert set(found.inside) == {f"tasks/{name}" for name in [*names, "t.yaml"]}
-    assert found.outside == ()
-    assert set(found.data) == {f"tasks/{name}" for name in names if name != "utils.py"}
+    files = task_files("tasks")
+    assert set(files.inside) == {f"tasks/{name}" for name in [*names, "t.yaml"]}
+    assert files.outside == ()
+    assert set(files.data) == {f"tasks/{name}" for name in names if name != "utils.py"}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_files_outside_the_folder_that_a_task_names_count(write, task, outside):
     write("json/e.json")
     write("data/base.yml", "dataset_kwargs: {data_files: data/a.parquet}")
     write("tasks/t.yaml", f"task: t\n{task}\n")
-    found = [path.replace("tasks/../", "") for path in task_files("tasks").outside]
-    assert found == [f"data/{name}" for name in outside]
+    files = [path.replace("tasks/../", "") for path in task_files("tasks").outside]
+    assert files == [f"data/{name}" for name in outside]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,6 @@ def test_plain_text_of_a_task_is_compared_line_by_line(tmp_path):
     plain, packed = tmp_path / "a.txt", tmp_path / "b.tsv.gz"
     plain.write_text("one\ntwo\n")
     packed.write_bytes(gzip.compress(b"three\tfour\n"))
-    assert [found.text.split() for path in (plain, packed) for found in evaluated_file(path)] == [
+    assert [row.text.split() for path in (plain, packed) for row in evaluated_file(path)] == [
         ["one"], ["two"], ["three", "four"]
     ]  # fmt: skip

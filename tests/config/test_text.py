@@ -29,8 +29,8 @@ def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
     raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
     graph = JobGraph(*load(raw))
-    found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in graph.stage("plan")}
-    assert found == {
+    overflows = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in graph.stage("plan")}
+    assert overflows == {
         "demo-chat": ("sft", "truncate"),
         "demo-preferences": ("preference", "drop"),
         "book": ("sft", "split"),

@@ -201,9 +201,9 @@ def pairs_for_likelihood(compared: Compared) -> dict[str, torch.Tensor]:
     """The pairs as TRL's collator for CPO and ORPO returns them."""
     made = {}
     for side, start in (("chosen", 0), ("rejected", 1)):
-        found = compared.padded(slice(start, None, 2))
-        labels = found["input_ids"].masked_fill(found["completion_mask"] == 0, -100)
-        made |= {f"{side}_input_ids": found["input_ids"], f"{side}_attention_mask": found["attention_mask"]}
+        padded = compared.padded(slice(start, None, 2))
+        labels = padded["input_ids"].masked_fill(padded["completion_mask"] == 0, -100)
+        made |= {f"{side}_input_ids": padded["input_ids"], f"{side}_attention_mask": padded["attention_mask"]}
         made |= {f"{side}_labels": labels}
     return made
 

@@ -109,11 +109,11 @@ def trl_dpo_gradients(policy, reference, pairs, tokenizer, loss: str, folder: Pa
     )  # fmt: skip
     policy.eval()
     policy.zero_grad()
-    found = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
-    found.backward()
+    loss_value = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
+    loss_value.backward()
     gradients = {name: p.grad.clone() for name, p in policy.named_parameters()}
     policy.zero_grad()
-    return found.detach(), gradients
+    return loss_value.detach(), gradients
 
 
 @pytest.mark.parametrize(("loss", "smoothing"), [("sigmoid", 0.0), ("ipo", 0.0), ("sigmoid", 0.1)])

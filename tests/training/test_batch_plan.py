@@ -47,18 +47,18 @@ def test_a_configured_plan_is_used_and_its_slowdown_reported(tmp_path, capsys):
 
 
 def test_of_equally_fast_plans_the_one_with_less_memory_is_used(tmp_path):
-    found = choose_plan(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
-    assert found == BatchPlan(micro_batch_rows=4, gradient_checkpointing=False)
+    plan = choose_plan(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
+    assert plan == BatchPlan(micro_batch_rows=4, gradient_checkpointing=False)
 
 
 def test_gradient_checkpointing_is_used_if_it_is_faster_and_not_disabled(tmp_path):
     curve = measured(tmp_path, [trial(1, 100, 9), trial(2, 0, 0, fits=False), trial(4, 250, 8, checkpointing=True)])
-    for operation, found in (
+    for checkpointing, plan in (
         ("auto", BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
         (False, BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)),
         (True, BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
     ):
-        assert choose_plan(Execution(calibration=curve, gradient_checkpointing=operation), 8, 1, tmp_path) == found
+        assert choose_plan(Execution(calibration=curve, gradient_checkpointing=checkpointing), 8, 1, tmp_path) == plan
 
 
 def test_without_a_curve_the_default_is_used_and_reported(tmp_path, capsys):

@@ -212,11 +212,11 @@ def test_a_training_out_of_memory_resumes_with_a_smaller_plan_and_learns_the_sam
     for rows_before, rows_after in ((4, 2), (2, 1)):
         with pytest.raises(SnaketuneError, match=rf"step 4 with micro-batches of {rows_before} .* of {rows_after} row"):
             attempt(tmp_path / "disturbed")
-    found = attempt(tmp_path / "disturbed")
+    outcome = attempt(tmp_path / "disturbed")
     assert "resuming from" in capfd.readouterr().out
-    assert found.run["micro_batch_rows"] == 1
-    assert [entry["step"] for entry in found.run["history"]] == [entry["step"] for entry in undisturbed]
-    for one, other in zip(found.run["history"], undisturbed, strict=True):
+    assert outcome.run["micro_batch_rows"] == 1
+    assert [entry["step"] for entry in outcome.run["history"]] == [entry["step"] for entry in undisturbed]
+    for one, other in zip(outcome.run["history"], undisturbed, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["learning_rate"] == other["learning_rate"]
 
@@ -263,8 +263,8 @@ except RuntimeError as error:
 
 
 def test_torchs_error_on_a_host_without_memory_is_recognized():
-    found = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True)
-    assert found.stdout.split() == ["True", "False"], found.stderr
+    completed = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True)
+    assert completed.stdout.split() == ["True", "False"], completed.stderr
 
 
 def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch):

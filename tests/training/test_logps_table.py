@@ -58,15 +58,19 @@ class Named:
 
 
 def test_values_are_read_by_pair_and_split(tmp_path):
-    found = read_ref_logps(artifact(tmp_path), "train")
-    assert list(found) == ["p"]
-    assert (found["p"].chosen_logp, found["p"].rejected_tokens, found["p"].chosen_token_logps) == (-1.0, 4, None)
+    references = read_ref_logps(artifact(tmp_path), "train")
+    assert list(references) == ["p"]
+    assert (references["p"].chosen_logp, references["p"].rejected_tokens, references["p"].chosen_token_logps) == (
+        -1.0,
+        4,
+        None,
+    )
 
 
 def test_values_per_token_are_read_if_stored(tmp_path):
-    found = read_ref_logps(artifact(tmp_path, ROWS | TOKENS), "held_out")
-    assert found["q"].rejected_token_logps.tolist() == pytest.approx([-0.8] * 5)
-    assert found["q"].rejected_token_logps.dtype == "float32"
+    references = read_ref_logps(artifact(tmp_path, ROWS | TOKENS), "held_out")
+    assert references["q"].rejected_token_logps.tolist() == pytest.approx([-0.8] * 5)
+    assert references["q"].rejected_token_logps.dtype == "float32"
 
 
 def test_rows_are_sorted_and_deduplicated(tmp_path):

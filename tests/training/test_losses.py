@@ -116,9 +116,9 @@ def test_both_passes_of_a_step_have_the_same_dropout(pairs, monkeypatch):
     passes = {False: [], True: []}
 
     def watched(model, batch, loss_settings):
-        found = pair_logps(model, batch, loss_settings)
-        passes["derivatives" in batch].append(found.logps_P2.detach().clone())
-        return found
+        batch_pairs = pair_logps(model, batch, loss_settings)
+        passes["derivatives" in batch].append(batch_pairs.logps_P2.detach().clone())
+        return batch_pairs
 
     monkeypatch.setattr(dpo_trainer, "pair_logps", watched)
     pairs.train("dropped-out", {"loss": "aot"}, lora=Lora(rank=2, dropout=0.5), micro_batch_rows=1, epochs=1)

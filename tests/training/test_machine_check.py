@@ -71,9 +71,9 @@ NEEDY = [
 
 @pytest.mark.parametrize(("spec", "operation", "expected"), NEEDY)
 def test_gpu_settings_are_refused_without_a_gpu_unless_the_cpu_is_allowed(spec, operation, expected):
-    found = needs_of_gpu(spec, Execution(**operation))
-    assert keys(found) == expected
-    assert all(finding.certain and "operation.allow_cpu: true" in finding.do for finding in found)
+    findings = needs_of_gpu(spec, Execution(**operation))
+    assert keys(findings) == expected
+    assert all(finding.certain and "operation.allow_cpu: true" in finding.do for finding in findings)
     assert needs_of_gpu(spec, Execution(**operation, allow_cpu=True)) == []
 
 
@@ -98,9 +98,9 @@ def test_certain_findings_stop_in_one_error_and_others_are_printed(capsys):
 
 def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch, rows):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    found = check_machine(sft(), executed(sft().training), CPU, None, rows).findings
-    assert [(finding.key, finding.certain) for finding in found] == [("operation.gpus", True)]
-    assert f"torch {torch.__version__}" in found[0].found
+    findings = check_machine(sft(), executed(sft().training), CPU, None, rows).findings
+    assert [(finding.key, finding.certain) for finding in findings] == [("operation.gpus", True)]
+    assert f"torch {torch.__version__}" in findings[0].found
     for operation in ({"allow_cpu": True}, {"gpus": 0}):
         assert not check_machine(sft(), executed(sft().training, **operation), CPU, None, rows).findings
 
@@ -116,15 +116,15 @@ def stub_gpu(monkeypatch, name: str = "NVIDIA A10", memory: int = 24 * 10**9) ->
 def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch, rows):
     stub_gpu(monkeypatch)
     operation = executed(sft().training)
-    (found,) = check_machine(sft(), operation, GPU, SEVEN, rows).findings
+    (finding,) = check_machine(sft(), operation, GPU, SEVEN, rows).findings
     gb = NUMBERS / 1e9
     # Weights and gradients of 4 bytes, states of 8.
-    assert f"needs {16 * gb:.1f} GB without any activations (weights {4 * gb:.2f} GB, " in found.found
-    assert f"optimizer states {8 * gb:.2f} GB" in found.found
-    assert "NVIDIA A10 has 24.0 GB" in found.found
-    assert found.certain
+    assert f"needs {16 * gb:.1f} GB without any activations (weights {4 * gb:.2f} GB, " in finding.found
+    assert f"optimizer states {8 * gb:.2f} GB" in finding.found
+    assert "NVIDIA A10 has 24.0 GB" in finding.found
+    assert finding.certain
     for way in ("`lora`", "quantization", "paged_adamw_8bit", "fsdp"):
-        assert way in found.do
+        assert way in finding.do
     adapted = sft(Lora(), optimizer="adamw_torch")
     looked = check_machine(adapted, operation, GPU, SEVEN, rows)
     assert (looked.findings, str(looked.machine)) == ((), "cuda:0 (A10, 22GB)")
@@ -167,9 +167,9 @@ def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch
     slow = Peak(flops_per_second=1e11, source="measured matrix product, float32, 2 threads")
     assert duration_findings(2 * 86400 * 0.5e11, 1, slow) == []
     assert duration_findings(4 * 86400 * 0.5e11, 2, slow) == []
-    (found,) = duration_findings(30 * 86400 * 0.5e11, 1, slow)
-    assert "would take 30 days at best" in found.found
-    assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in found.found
+    (finding,) = duration_findings(30 * 86400 * 0.5e11, 1, slow)
+    assert "would take 30 days at best" in finding.found
+    assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.found
     # Seven billion parameters, 616 tokens, ten thousand epochs; of few, nothing is measured.
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, available=10**12))
     monkeypatch.setattr(machine, "host_limit", lambda: 10**12)
@@ -189,9 +189,12 @@ def test_bitsandbytes_without_a_gpu_build_is_recognized(monkeypatch, rows):
     broken = cextension.ErrorHandlerMockBNBNativeLibrary(missing)
     whole = cextension.BNBNativeLibrary.__new__(cextension.CudaBNBNativeLibrary)
     assert bitsandbytes_trouble(torch.device("cpu")) == ""
-    for library, says in ((broken, "(No compatible CUDA binary found at /x/libbitsandbytes_cuda140.so)"), (whole, "")):
+    for library, message in (
+        (broken, "(No compatible CUDA binary found at /x/libbitsandbytes_cuda140.so)"),
+        (whole, ""),
+    ):
         monkeypatch.setattr(cextension, "lib", library)
-        assert bitsandbytes_trouble(GPU.device).endswith(says)
+        assert bitsandbytes_trouble(GPU.device).endswith(message)
     monkeypatch.setattr(cextension, "lib", cextension.BNBNativeLibrary(None))
     assert bitsandbytes_trouble(GPU.device).endswith("runs without its GPU build")
     monkeypatch.setattr(cextension, "lib", broken)
@@ -213,16 +216,18 @@ def test_flash_attention_that_fails_to_load_is_a_warning():
     machine = Machine(
         **H100, threads=1, cores=1, unloadable=(("flash_attention_2", "ImportError: undefined symbol: x"),)
     )
-    (found,) = machine_check.kernel_findings(machine, GPU)
-    assert not found.certain
-    assert "fails to load (ImportError: undefined symbol: x); attention uses varlen instead" in str(found)
+    (finding,) = machine_check.kernel_findings(machine, GPU)
+    assert not finding.certain
+    assert "fails to load (ImportError: undefined symbol: x); attention uses varlen instead" in str(finding)
 
 
 def test_4_bit_weights_on_mps_are_always_refused(monkeypatch, rows):
     mps = Compute(device=torch.device("mps"), dtype=torch.float32, kernel="sdpa")
     spec = sft(Lora(), Quantization())
-    found = check_machine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
-    assert [str(finding).split(";")[0] for finding in found] == ["quantization: 4-bit weights can't be trained on mps"]
+    findings = check_machine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
+    assert [str(finding).split(";")[0] for finding in findings] == [
+        "quantization: 4-bit weights can't be trained on mps"
+    ]
 
 
 def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
@@ -239,8 +244,8 @@ def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
 def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, rows, capsys):
     model = tiny_model("llama")
     outcome = train(tmp_path / "work", rows, spec_of(gradient_checkpointing=True), lambda: model, config=model.config)
-    said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if line.startswith("model: ")]
+    log = capsys.readouterr().out
+    (line,) = [line for line in log.splitlines() if line.startswith("model: ")]
     cores = len(os.sched_getaffinity(0))
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     parameters = f"{parameter_count(model) / 1000:.1f}k"
@@ -248,7 +253,7 @@ def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, 
     assert ", float32, sdpa, not compiled, micro-batch 2 x 2, activations recomputed, " in line
     assert line.endswith(" GB expected")
     expected_gb = outcome.run["expected_memory_gb"]
-    assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {expected_gb:.2f} GB expected" in said
+    assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {expected_gb:.2f} GB expected" in log
     # Of such a small model it is the process itself.
     assert expected_gb == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.3)
 

@@ -26,8 +26,8 @@ class Device:
 
     def best(self, batch_rows: int, checkpointing="auto") -> tuple[int, bool]:
         trials = list(search(divisors(batch_rows, 1), checkpointing, self.measure))
-        found = best_of([one for one in trials if one["fits"]])
-        return found["micro_batch_rows"], found["gradient_checkpointing"]
+        best = best_of([one for one in trials if one["fits"]])
+        return best["micro_batch_rows"], best["gradient_checkpointing"]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_the_search_ends_where_more_rows_gain_nothing():
 def test_one_slow_trial_does_not_end_the_search():
     class Hiccup(Device):
         def measure(self, plan, before):
-            found = super().measure(plan, before)
-            return found | ({"tokens_per_second": 1.0} if plan.micro_batch_rows == 4 else {})
+            trial = super().measure(plan, before)
+            return trial | ({"tokens_per_second": 1.0} if plan.micro_batch_rows == 4 else {})
 
     assert Hiccup(1000).best(64) == (64, False)
 
