@@ -124,13 +124,13 @@ class Source(Model):
     """Reads only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one
     condition or a list. A null fulfils only `!=`."""
     margin: Annotated[float, Field(ge=0)] = 0.0
-    """Least difference of two ratings (or ranks) for which rated completions make a pair. Equal ratings never make one."""
+    """Minimum difference of two ratings (or ranks) for which rated completions make a pair. Equal ratings never make one."""
     pairing: Literal["each", "worst"] = "each"
     """Pairs made of several rated completions: the best with `each` lower-rated one, or with the `worst` only."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """How often each train row of this source is used: 0.5 takes every second row, 2 takes each row twice."""
     max_rows: PositiveInt | None = None
-    """Most rows to take from this source, selected by a hash of the row. Default: all."""
+    """Maximum number of rows to take from this source, selected by a hash of the row. Default: all."""
 
     @field_validator("where", mode="before")
     @classmethod
@@ -247,7 +247,7 @@ class CorpusContent(Model):
     near_duplicates: NearDuplicates | None = None
     decontamination: Decontamination | None = None
     max_quarantined_fraction: Fraction = 0.01
-    """Largest share of malformed rows; the stage fails if it is exceeded."""
+    """Maximum share of malformed rows; the stage fails if it is exceeded."""
 
     @model_validator(mode="after")
     def _fits_kind(self) -> "CorpusContent":

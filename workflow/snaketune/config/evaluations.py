@@ -26,7 +26,7 @@ class ExactMatch(Model):
     answer_pattern: str = r"(?s)(.*)"
     """Regular expression with one group that extracts the answer from the response. Default: the whole response."""
     limit: PositiveInt | None = None
-    """Most prompts per corpus, the first by id. Default: all."""
+    """Maximum number of prompts per corpus, the first by id. Default: all."""
 
     @field_validator("answer_pattern")
     @classmethod
@@ -38,7 +38,7 @@ class Decoding(Model):
     """Decoding parameters of a response."""
 
     max_new_tokens: PositiveInt = 64
-    """Most tokens of a response."""
+    """Maximum number of tokens of a response."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0 decodes greedily. Above 0, tokens are sampled from logits divided by the temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -84,7 +84,7 @@ class TaskSettings(Model):
     system_instruction: str | None = None
     """Text before every prompt; with a chat template, the system turn."""
     limit: PositiveInt | None = None
-    """Most documents per task, the first ones. Default: all."""
+    """Maximum number of documents per task, the first ones. Default: all."""
     batch_size: PositiveInt = 16
     """Requests per batch."""
 

@@ -149,7 +149,7 @@ class Learning(Model):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of the running means of the gradient and of its square, for optimizers of the Adam and Lion families."""
     max_grad_norm: PositiveFloat = 1.0
-    """Largest gradient norm; larger gradients are scaled down to it."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     precision: Precision = "auto"
     """Data type of the computation. `auto` uses bfloat16 if the device supports it, else float32."""
     compile: Literal["auto"] | bool = "auto"
