@@ -205,7 +205,7 @@ def _trainer(
     from snaketune.models.forward import inner_model
     from snaketune.stages.cache.work_folders import WorkFolder
     from snaketune.stages.specs import SftSpec
-    from snaketune.training.autotune.machine_check import examine
+    from snaketune.training.autotune.machine_check import check_machine
     from snaketune.training.loop.pipeline import fit
     from snaketune.training.loop.sft_trainer import SftTrainer
     from snaketune.training.loop.trainer import Run
@@ -231,7 +231,7 @@ def _trainer(
     base = Scratch(hidden_size=2, intermediate_size=1, layers=1, heads=1)
     rank = next((config.r for config in getattr(model, "peft_config", {}).values()), None)
     spec = SftSpec(base=base, training=settings, lora=rank and Lora(rank=rank), quantization=None)
-    fitness = examine(spec, operation, compute, inner_model(model).config, rows)
+    fitness = check_machine(spec, operation, compute, inner_model(model).config, rows)
     with tempfile.TemporaryDirectory() as name:
         work = WorkFolder(Path(name))
         work.start()

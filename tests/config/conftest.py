@@ -1,4 +1,4 @@
-"""The embedded default, as YAML has it."""
+"""Fixture with the parsed default config."""
 
 from pathlib import Path
 

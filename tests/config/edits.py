@@ -1,4 +1,4 @@
-"""A config with one key edited, and what is said where it is wrong."""
+"""Edit one key of a config, and check the error message of an invalid one."""
 
 import copy
 
@@ -9,7 +9,7 @@ from snaketune.errors import SnaketuneError
 
 
 def put(config: dict, dotted: str, value) -> dict:
-    """A copy in which the key has this value."""
+    """Return a copy in which the key has this value."""
     config = copy.deepcopy(config)
     *folders, leaf = dotted.split(".")
     section = config
@@ -19,9 +19,9 @@ def put(config: dict, dotted: str, value) -> dict:
     return config
 
 
-def refused(config: dict, said: list[str]) -> None:
-    """By a message with all of these words."""
+def refused(config: dict, messages: list[str]) -> None:
+    """Check that the config is refused with a message that contains all of these texts."""
     with pytest.raises(SnaketuneError) as error:
         load(config)
-    for words in said:
+    for words in messages:
         assert words in str(error.value)

@@ -53,7 +53,7 @@ def models() -> set[str]:
             losses.PreferenceLoss,
             operation.Execution,
             evaluations.Decoding,
-            evaluations.TaskQuestions,
+            evaluations.TaskSettings,
         )
     }
 

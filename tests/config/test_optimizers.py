@@ -1,4 +1,4 @@
-"""Optimizers and schedules: tables that are transformers' own, read without it; and what no choice would look at is refused."""
+"""Tables of optimizers and schedules equal those of transformers; keys without effect are refused."""
 
 import inspect
 import subprocess
@@ -80,21 +80,21 @@ WRONG_TRAINING = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said"), WRONG_TRAINING)
-def test_what_optimizer_and_schedule_never_look_at_is_refused(raw, settings, said):
-    with pytest.raises(SnaketuneError, match=said):
+@pytest.mark.parametrize(("settings", "message"), WRONG_TRAINING)
+def test_keys_that_optimizer_and_schedule_do_not_use_are_refused(raw, settings, message):
+    with pytest.raises(SnaketuneError, match=message):
         load(put(raw, "sft.demo.training", TRAINING | settings))
 
 
-def test_options_of_a_schedule_come_as_yaml_has_them_and_leave_in_their_type(raw):
+def test_schedule_options_are_converted_to_their_type(raw):
     settings = {"schedule": "cosine_with_min_lr", "schedule_options": {"min_lr": "1e-5", "num_cycles": 1}}
     config, _ = load(put(raw, "sft.demo.training", TRAINING | settings))
-    found = config.sft["demo"].training.schedule_options
-    assert found == {"min_lr": 1e-5, "num_cycles": 1.0}
-    assert [type(value) for value in found.values()] == [float, float]
+    options = config.sft["demo"].training.schedule_options
+    assert options == {"min_lr": 1e-5, "num_cycles": 1.0}
+    assert [type(value) for value in options.values()] == [float, float]
 
 
-def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypatch):
+def test_a_missing_optimizer_package_is_reported_with_the_install_command(raw, monkeypatch):
     monkeypatch.setattr("snaketune.config.optimizers.find_spec", lambda name: name != "bitsandbytes")
     wanted = put(raw, "sft.demo.training.optimizer", "adamw_8bit")
     with pytest.raises(
@@ -107,17 +107,18 @@ def test_without_an_optimizers_package_it_is_said_what_to_install(raw, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "operation", "told"),
+    ("name", "operation", "message"),
     [
-        ("adafactor", {"launch": "fsdp", "gpus": 2}, r"adafactor can't step with what fsdp shares out; expected one of adamw"),
-        ("adamw_8bit", {"launch": "deepspeed", "gpus": 2}, r"adamw_8bit can't step with what deepspeed shares out"),
+        ("adafactor", {"launch": "fsdp", "gpus": 2},
+         r"adafactor doesn't work with models sharded by fsdp; expected one of adamw"),
+        ("adamw_8bit", {"launch": "deepspeed", "gpus": 2}, r"adamw_8bit doesn't work with models sharded by deepspeed"),
         ("adagrad", {"launch": "deepspeed", "gpus": 2}, r"expected one of adamw_torch, adamw_torch_fused, sgd, rmsprop"),
         ("adagrad", {"launch": "fsdp", "gpus": 2}, None),
         ("adafactor", {"launch": "fsdp", "gpus": 1}, None),
         ("adamw_8bit", {"launch": "ddp", "gpus": 2}, None),
     ],
 )  # fmt: skip
-def test_an_optimizer_that_needs_whole_weights_is_refused_where_there_are_none(name, operation, told):
+def test_an_optimizer_that_needs_unsharded_weights_is_refused_with_sharding(name, operation, message):
     training = {"learning_rate": 0.01, "optimizer": name, "batch_rows": 8, "micro_batch_rows": 2}
     run = {
         "base": {"path": "some/model"},
@@ -126,5 +127,5 @@ def test_an_optimizer_that_needs_whole_weights_is_refused_where_there_are_none(n
         "training": training,
         "operation": operation,
     }
-    with pytest.raises(ValidationError, match=told) if told else nullcontext():
+    with pytest.raises(ValidationError, match=message) if message else nullcontext():
         Sft.model_validate(run)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snaketune.config.load import load
-from snaketune.config.paths import one_spelling
+from snaketune.config.paths import normalized_path
 from snaketune.stages.graph import JobGraph
 from snaketune.stages.specs import canonical
 
@@ -64,7 +64,7 @@ def test_every_spelling_of_a_path_plans_the_same_jobs(here, spelling):
     assert jobs_of(spelled(CONFIG)) == jobs_of(CONFIG)
 
 
-def test_the_slash_at_the_end_of_a_folder_says_nothing():
+def test_a_trailing_slash_has_no_effect():
     config = copy.deepcopy(CONFIG)
     config["eval"]["both"]["tasks"]["folder"] = "data/tasks/"
     config["sft"]["run"]["base"]["path"] = config["tokenizers"]["own"]["adopt"] = "./data/base/"
@@ -77,18 +77,18 @@ def test_a_path_through_a_link_keeps_its_meaning(here):
     (here / "deep/x").write_text("")
     (here / "x").write_text("")
     # Without its links the path would be `x`, which is another file.
-    assert one_spelling("link/../x") == "link/../x"
-    assert one_spelling("./link/../data/../x") == "./link/../data/../x"
+    assert normalized_path("link/../x") == "link/../x"
+    assert normalized_path("./link/../data/../x") == "./link/../data/../x"
 
 
 @pytest.mark.parametrize("path", ["owner/model", "./not-there", "", "a\0b", "x" * 5000])
-def test_what_is_not_there_stays_as_it_was_written(path):
-    assert one_spelling(path) == path
+def test_a_path_that_does_not_exist_stays_as_it_is(path):
+    assert normalized_path(path) == path
 
 
-def test_a_name_like_an_option_keeps_what_makes_it_a_path(here, monkeypatch):
+def test_a_name_like_an_option_stays_a_path(here, monkeypatch):
     monkeypatch.chdir(here / "data")
-    assert one_spelling("./-x.jsonl") == "./-x.jsonl"
+    assert normalized_path("./-x.jsonl") == "./-x.jsonl"
 
 
 def same_as(edit: dict) -> dict[str, str]:
@@ -98,7 +98,7 @@ def same_as(edit: dict) -> dict[str, str]:
     return {manifest: job.manifest for manifest, job in plan_of(config).same_as.items()}
 
 
-def test_a_variant_that_equals_its_parent_waits_for_it_and_so_does_all_that_is_made_of_it():
+def test_a_variant_that_equals_its_parent_depends_on_it_and_so_do_its_dependents():
     assert same_as({"sweep": {"extends": "run", "grid": {"beta": [0.1, 0.3]}}}) == {
         "results/dpo/sweep-beta0.1/manifest.json": "results/dpo/run/manifest.json",
         "results/eval/both/dpo-sweep-beta0.1/manifest.json": "results/eval/both/dpo-run/manifest.json",

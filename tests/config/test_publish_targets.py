@@ -1,4 +1,4 @@
-"""`push:`, `gguf:` and what a config says for model cards: what is taken, and what is refused before anything runs."""
+"""Validation of `push:`, `gguf:` and the keys for model cards."""
 
 import pytest
 
@@ -10,13 +10,13 @@ from .edits import put, refused
 PUSH = {"model": "dpo:demo", "repository": "owner/name"}
 
 
-def test_a_push_is_private_and_to_main_unless_it_says_otherwise(raw):
+def test_a_push_is_private_and_to_main_by_default(raw):
     push = load(put(raw, "push", {"demo": PUSH}))[0].push["demo"]
     assert (push.private, push.branch) == (True, "main")
 
 
 @pytest.mark.parametrize(
-    ("push", "said"),
+    ("push", "messages"),
     [
         ({"model": "dpo:dmo"}, ["push.demo.model: there is no 'dmo' under `dpo:`; did you mean 'demo'?"]),
         ({"model": "dpo:sweep"}, ["push.demo.model: there is no 'sweep' under `dpo:`", "a grid; name one", "sweep-lossipo-"]),
@@ -29,13 +29,13 @@ def test_a_push_is_private_and_to_main_unless_it_says_otherwise(raw):
         ({"token": "x"}, ["push.demo.token: unknown key"]),
     ],
 )  # fmt: skip
-def test_a_push_that_can_not_be_meant_is_refused(raw, push, said):
-    refused(put(raw, "push", {"demo": PUSH | push}), said)
+def test_an_invalid_push_is_refused(raw, push, messages):
+    refused(put(raw, "push", {"demo": PUSH | push}), messages)
 
 
-def test_two_models_for_one_place_are_refused(raw):
+def test_two_models_for_one_branch_are_refused(raw):
     both = {"one": PUSH, "other": {"model": "sft:demo", "repository": "Owner/Name"}}
-    refused(put(raw, "push", both), ["push.other.repository: branch 'main' of Owner/Name has the model of push.one"])
+    refused(put(raw, "push", both), ["push.other.repository: push.one already pushes to branch 'main' of Owner/Name"])
     both["other"]["branch"] = "sft"
     load(put(raw, "push", both))
 
@@ -67,7 +67,7 @@ def test_an_adapter_alone_is_no_gguf_file_and_can_be_pushed(raw, model):
         ("sft.demo.license", "mit\n"),
     ],
 )
-def test_words_for_cards_are_of_a_form(raw, key, value):
+def test_licenses_and_descriptions_are_validated(raw, key, value):
     refused(put(raw, key, value), [f"{key}: found "])
 
 
@@ -76,7 +76,7 @@ def licenses(config: dict) -> dict[str, str | None]:
     return {job.spec.model: job.spec.license for job in plan.stage("card")}
 
 
-def test_what_goes_on_from_a_run_has_its_license_unless_it_names_one(raw):
+def test_a_run_inherits_the_license_of_the_run_it_starts_from(raw):
     raw["sft"]["next"] = raw["sft"]["demo"] | {"use_base": "sft:demo"}
     del raw["sft"]["next"]["base"]
     raw["dpo"]["next"] = raw["dpo"]["demo"] | {"from": "next"}
@@ -86,7 +86,7 @@ def test_what_goes_on_from_a_run_has_its_license_unless_it_names_one(raw):
     assert both == {name: "other" if "next" in name else "mit" for name in both}
 
 
-def test_a_card_tells_of_its_models_chain_and_of_no_other(raw):
+def test_a_card_describes_only_the_models_own_chain(raw):
     plan = JobGraph(*load(raw))
     cards = {
         job.name: [f"{one.stage}/{one.name.split('-demo-512')[0]}" for one in job.spec.jobs]

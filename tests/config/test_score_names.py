@@ -1,4 +1,4 @@
-"""What `report.sort_by` may name."""
+"""Validation of `report.sort_by`."""
 
 import copy
 
@@ -19,25 +19,25 @@ from .edits import put
         "tasks.demo_choice.acc",
     ],
 )
-def test_what_an_evaluation_will_measure_can_be_sorted_by(raw, path):
+def test_runs_can_be_sorted_by_any_score_of_an_evaluation(raw, path):
     config, _ = load(put(raw, "report.sort_by", path))
     assert config.report.sort_by == path
 
 
-def test_rewards_are_no_figure_where_no_loss_has_a_reference(raw):
+def test_rewards_are_refused_without_a_loss_with_a_reference(raw):
     raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
     load(raw)
     for run in raw["dpo"].values():
         run.pop("grid", None)
         run["loss"] = "simpo"
-    with pytest.raises(SnaketuneError, match=r"takes a loss of pairs with a reference.* there are logp_accuracy, "):
+    with pytest.raises(SnaketuneError, match=r"require a loss of pairs with a reference.* use one of logp_accuracy, "):
         load(raw)
 
 
-def test_rewards_are_of_the_runs_that_are_asked_about_that_corpus(raw):
-    """Of those there are none, whatever other runs could have."""
+def test_rewards_need_a_run_that_is_evaluated_on_that_corpus(raw):
+    """Runs that are evaluated on another corpus don't count."""
     raw["report"]["sort_by"] = "preferences.demo-preferences.reward_accuracy"
-    wrong = "none of the runs of `dpo:` that are asked about 'demo-preferences' can have rewards there"
+    wrong = "none of the runs of `dpo:` that are evaluated on 'demo-preferences' can have rewards"
     run = {key: value for key, value in raw["dpo"]["demo"].items() if key != "stop_if"}
     raw["corpora"]["labels"] = raw["corpora"]["demo-preferences"] | {"kind": "unpaired"}
     raw["dpo"] |= {
@@ -63,7 +63,7 @@ def test_names_with_dots_can_be_sorted_by(raw):
     load(config)
 
 
-def test_exact_match_is_no_figure_where_no_row_can_have_an_answer(raw):
+def test_exact_match_is_refused_if_no_row_can_have_an_answer(raw):
     raw = put(raw, "corpora.demo-chat.sources.0.fields", {"prompt": "question", "response": "reply"})
     raw = put(raw, "eval.demo", {"models": ["dpo:demo"], "conversations": ["demo-chat"]})
     load(put(raw, "report.sort_by", "conversations.demo-chat.held_out_loss"))

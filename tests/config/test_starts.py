@@ -1,4 +1,4 @@
-"""What a run starts from, and what its adapters are put on: refused by key, value and what was expected."""
+"""Validation of initial weights and adapters of runs."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from snaketune.stages.graph import JobGraph
 
 @pytest.fixture
 def more(raw):
-    """The default, and a run that goes on from its SFT."""
+    """The default config, with a run that starts from its SFT run."""
     raw["sft"]["more"] = {key: raw["sft"]["demo"][key] for key in ("corpus", "tokenizer", "training")} | {
         "use_base": "sft:demo",
         "lora": {"rank": 4},
@@ -20,26 +20,26 @@ def more(raw):
     return raw
 
 
-def test_a_run_goes_on_from_another(more):
+def test_a_run_starts_from_another(more):
     config, _ = load(more)
     assert config.sft["more"].continues == "demo"
     assert config.sft["more"].base is None
     assert config.sft["demo"].continues is None
 
 
-def refused(raw, told: str) -> None:
-    with pytest.raises(SnaketuneError, match=told):
+def refused(raw, message: str) -> None:
+    with pytest.raises(SnaketuneError, match=message):
         load(raw)
 
 
-def test_exactly_one_start(more):
+def test_a_run_has_exactly_one_source_of_weights(more):
     more["sft"]["more"]["base"] = {"path": "some/model"}
-    refused(more, r"sft\.more: .*`use_base: sft:NAME`, from another run; found both")
+    refused(more, r"sft\.more: .*`use_base: sft:NAME` as the initial weights; found both")
     del more["sft"]["more"]["base"], more["sft"]["more"]["use_base"]
     refused(more, r"sft\.more: .*found neither")
 
 
-def test_a_start_that_is_no_run_is_refused(more):
+def test_an_unknown_run_as_initial_weights_is_refused(more):
     more["sft"]["more"]["use_base"] = "sft:dmo"
     refused(more, r"sft\.more\.use_base: there is no 'dmo' under `sft:`; did you mean 'demo'")
     for wrong in ("demo", "dpo:demo", "sft:"):
@@ -47,21 +47,21 @@ def test_a_start_that_is_no_run_is_refused(more):
         refused(more, rf"sft\.more\.use_base: found '{wrong}'")
 
 
-def test_runs_that_go_on_in_a_circle_are_refused(more):
+def test_circular_initial_weights_are_refused(more):
     more["sft"]["most"] = more["sft"]["more"] | {"use_base": "sft:more"}
     more["sft"]["more"]["use_base"] = "sft:most"
-    refused(more, r"use_base: more → most → more runs in a circle")
+    refused(more, r"use_base: more → most → more is circular")
     more["sft"]["more"]["use_base"] = "sft:more"
-    refused(more, r"use_base: more → more runs in a circle")
+    refused(more, r"use_base: more → more is circular")
 
 
-def test_a_run_goes_on_with_its_tokenizer(more):
+def test_a_run_must_have_the_tokenizer_of_its_initial_weights(more):
     more["tokenizers"]["other"] = more["tokenizers"]["demo"]
     more["sft"]["more"]["tokenizer"] = "other"
     refused(more, r"sft\.more\.tokenizer: found 'other', but 'sft:demo', from which the run starts, has 'demo'")
 
 
-def test_rows_fit_the_model_at_the_beginning(more):
+def test_rows_must_fit_the_first_model_of_the_chain(more):
     more["sft"]["more"]["packing"] = {"length": 2**15}
     refused(more, r"sft\.more\.packing\.length: 32768 tokens, but the model's base\.max_positions is")
     del more["sft"]["more"]["packing"]
@@ -69,7 +69,7 @@ def test_rows_fit_the_model_at_the_beginning(more):
     refused(more, r"dpo\.more\.packing\.length: 32768 tokens")
 
 
-def test_an_adapter_that_is_trained_further_drops_nothing_out_as_its_reference_does(more):
+def test_a_continued_adapter_has_no_dropout_like_its_reference(more):
     more["sft"]["more"]["lora"]["dropout"] = 0.05
     more["dpo"]["further"] = more["dpo"]["demo"] | {"from": "more", "lora": "continued"}
     more["dpo"]["anew"] = more["dpo"]["demo"] | {"from": "more", "lora": {"rank": 2, "dropout": 0.1}}
@@ -79,7 +79,7 @@ def test_an_adapter_that_is_trained_further_drops_nothing_out_as_its_reference_d
     assert graph.job("dpo", "anew").spec.lora.dropout == 0.1
 
 
-def test_an_heir_may_start_elsewhere(more):
+def test_an_extending_run_may_replace_its_initial_weights(more):
     more["sft"]["again"] = {"extends": "demo", "use_base": "sft:more"}
     more["sft"]["anew"] = {"extends": "again", "base": {"path": "some/model"}, "tokenizer": "adopted"}
     more["tokenizers"]["adopted"] = {"adopt": "some/model"}
@@ -89,7 +89,7 @@ def test_an_heir_may_start_elsewhere(more):
     assert config.sft["anew"].continues is None
 
 
-def test_a_grid_of_starts_is_named_by_the_runs(more):
+def test_a_grid_over_use_base_is_named_by_the_runs(more):
     more["sft"]["again"] = {"extends": "demo", "grid": {"use_base": ["sft:demo", "sft:more"]}}
     more["sft"]["ranks"] = {"extends": "more", "grid": {"lora.rank": [2, 8], "lora.dora": [True]}}
     config, variants = load(more)
@@ -100,7 +100,7 @@ def test_a_grid_of_starts_is_named_by_the_runs(more):
 
 
 @pytest.mark.parametrize(
-    ("lora", "told"),
+    ("lora", "message"),
     [
         ({"target_modules": "layers.(q|v"}, r"lora\.target_modules: .* is not a regular expression: "),
         ({"target_modules": []}, r"lora\.target_modules"),
@@ -109,13 +109,13 @@ def test_a_grid_of_starts_is_named_by_the_runs(more):
         ({"merged": False}, r"lora\.merged: .*did you mean 'merge'"),
     ],
 )
-def test_adapters_that_can_not_be_are_refused(more, lora, told):
+def test_invalid_adapters_are_refused(more, lora, message):
     more["sft"]["more"]["lora"] = lora
-    refused(more, rf"sft\.more\.{told}")
+    refused(more, rf"sft\.more\.{message}")
 
 
-def test_an_adapter_that_a_preference_run_goes_on_with_is_looked_at_as_one(more):
-    """All weights of an 8B model in training would stop a family of runs on a card that holds their adapters well."""
+def test_a_continued_adapter_counts_as_an_adapter_in_the_preflight(more):
+    """Otherwise the memory check would assume that all weights are trained, and refuse runs that fit."""
     more["dpo"]["more"] = {
         key: more["dpo"]["demo"][key] for key in more["dpo"]["demo"] if key not in ("from", "lora", "grid")
     } | {"from": "more", "lora": "continued", "reference": {"path": "some/judge"}}
@@ -125,8 +125,8 @@ def test_an_adapter_that_a_preference_run_goes_on_with_is_looked_at_as_one(more)
     assert run.reference == Pretrained(path="some/judge")
 
 
-def test_short_trainings_that_are_compared_follow_one_another(more):
-    """Side by side, on other GPUs or nodes too, they would take from each other, or be of machines that differ."""
+def test_trials_that_are_compared_run_one_after_the_other(more):
+    """In parallel they would compete for the machine, or run on different machines."""
     more["diagnose"] = {
         "speed": {
             "run": "sft:demo",

@@ -1,4 +1,4 @@
-"""Which files a task of lm-evaluation-harness is made of, in its folder and elsewhere; what can't be followed is refused."""
+"""The files that a task of lm-evaluation-harness consists of; files that can't be tracked are refused."""
 
 import gzip
 
@@ -22,16 +22,16 @@ def write(tmp_path, monkeypatch):
     return writing
 
 
-def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
+def test_every_file_of_the_folder_counts_in_any_compression(write):
     names = ["a.parquet", "b.arrow", "c.json.gz", "d.csv.gz", "e.jsonl.zst", "f.txt", "deep/g.jsonl", "utils.py"]
     for name in names:
         write(f"tasks/{name}")
     for name in ("README.md", ".hidden", "__pycache__/utils.cpython-311.pyc"):
         write(f"tasks/{name}")
-    found = task_files("tasks")
-    assert set(found.inside) == {f"tasks/{name}" for name in [*names, "t.yaml"]}
-    assert found.outside == ()
-    assert set(found.data) == {f"tasks/{name}" for name in names if name != "utils.py"}
+    files = task_files("tasks")
+    assert set(files.inside) == {f"tasks/{name}" for name in [*names, "t.yaml"]}
+    assert files.outside == ()
+    assert set(files.data) == {f"tasks/{name}" for name in names if name != "utils.py"}
 
 
 @pytest.mark.parametrize(
@@ -56,34 +56,37 @@ def test_every_file_of_the_folder_counts_whatever_it_is_packed_in(write):
         ("dataset_kwargs: {data_files: tasks/t.yaml}", []),
     ],
 )
-def test_what_a_task_names_elsewhere_counts(write, task, outside):
+def test_files_outside_the_folder_that_a_task_names_count(write, task, outside):
     for name in ("a.parquet", "b.jsonl.gz", "rows/c.csv", "rows/d.csv", "helpers.py"):
         write(f"data/{name}")
     # Not what `dataset_path: json` means.
     write("json/e.json")
     write("data/base.yml", "dataset_kwargs: {data_files: data/a.parquet}")
     write("tasks/t.yaml", f"task: t\n{task}\n")
-    found = [path.replace("tasks/../", "") for path in task_files("tasks").outside]
-    assert found == [f"data/{name}" for name in outside]
+    files = [path.replace("tasks/../", "") for path in task_files("tasks").outside]
+    assert files == [f"data/{name}" for name in outside]
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
-        ("dataset_kwargs: {data_files: gone.jsonl}", r"data_files: 'gone\.jsonl' doesn't exist .*couldn't be noticed"),
-        ("dataset_kwargs: {data_files: gone/*.jsonl}", r"nothing fits 'gone/\*\.jsonl'"),
-        ("dataset_kwargs: {data_files: 'https://some.where/a.csv'}", "can change without being noticed; fetch it"),
+        ("dataset_kwargs: {data_files: gone.jsonl}", r"data_files: 'gone\.jsonl' doesn't exist .*couldn't be detected"),
+        ("dataset_kwargs: {data_files: gone/*.jsonl}", r"no file matches 'gone/\*\.jsonl'"),
+        (
+            "dataset_kwargs: {data_files: 'https://some.where/a.csv'}",
+            "changes of 'https:.*' can't be detected; download it",
+        ),
         ("dataset_path: ./gone", r"dataset_path: 'gone' doesn't exist"),
         ("include: gone.yaml", r"include: 'tasks/gone\.yaml' doesn't exist"),
         ("doc_to_text: !function gone_utils.text", r"there is no tasks/gone_utils\.py, and no library 'gone_utils'"),
         ("a: [", r"tasks/t\.yaml can't be read as YAML"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(write, task, said):
+def test_untraceable_files_are_refused(write, task, message):
     write(
         "tasks/t.yaml", f"task: t\ndataset_path: json\n{task}\n" if "dataset_path" not in task else f"task: t\n{task}"
     )
-    with pytest.raises(SnaketuneError, match=said):
+    with pytest.raises(SnaketuneError, match=message):
         task_files("tasks")
 
 
@@ -91,6 +94,6 @@ def test_plain_text_of_a_task_is_compared_line_by_line(tmp_path):
     plain, packed = tmp_path / "a.txt", tmp_path / "b.tsv.gz"
     plain.write_text("one\ntwo\n")
     packed.write_bytes(gzip.compress(b"three\tfour\n"))
-    assert [found.text.split() for path in (plain, packed) for found in evaluated_file(path)] == [
+    assert [row.text.split() for path in (plain, packed) for row in evaluated_file(path)] == [
         ["one"], ["two"], ["three", "four"]
     ]  # fmt: skip

@@ -9,28 +9,28 @@ from .edits import put, refused
 
 
 @pytest.mark.parametrize(
-    ("dotted", "value", "said"),
+    ("dotted", "value", "messages"),
     [
         ("sft.demo.packing.train_on", "last", ["sft.demo.packing.train_on", "every token of a document"]),
         ("sft.demo.packing.strategy", "none", ["sft.demo.packing.strategy", "chat template"]),
         ("eval.demo.packing.train_on", "last", ["eval.demo.packing.train_on", "every token of a document"]),
-        ("dpo.demo.corpus", "demo-chat", ["dpo.demo.corpus", "holds text", "expected preferences"]),
-        ("corpora.demo-chat.answer_pattern", "(.*)", ["corpora.demo-chat", "answer_pattern is for turns"]),
+        ("dpo.demo.corpus", "demo-chat", ["dpo.demo.corpus", "is of kind text", "expected preferences"]),
+        ("corpora.demo-chat.answer_pattern", "(.*)", ["corpora.demo-chat", "answer_pattern applies to turns"]),
     ],
 )
-def test_documents_have_no_turns_to_choose_from(raw, dotted, value, said):
+def test_keys_of_turns_are_refused_for_documents(raw, dotted, value, messages):
     raw["corpora"]["demo-chat"]["kind"] = "text"
     del raw["eval"]["demo"]["exact_match"]
     load(raw)
-    refused(put(raw, dotted, value), said)
+    refused(put(raw, dotted, value), messages)
 
 
 def test_auto_overflow_is_planned_by_what_the_corpus_holds(raw):
     raw["corpora"]["book"] = raw["corpora"]["demo-chat"] | {"kind": "text"}
     raw["sft"]["text"] = raw["sft"]["demo"] | {"corpus": "book"}
     graph = JobGraph(*load(raw))
-    found = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in graph.stage("plan")}
-    assert found == {
+    overflows = {job.name.partition("-demo-")[0]: (job.spec.kind, job.spec.overflow) for job in graph.stage("plan")}
+    assert overflows == {
         "demo-chat": ("sft", "truncate"),
         "demo-preferences": ("preference", "drop"),
         "book": ("sft", "split"),

@@ -9,10 +9,10 @@ from .edits import put, refused
 
 
 @pytest.mark.parametrize(
-    ("dotted", "value", "said"),
+    ("dotted", "value", "messages"),
     [
-        ("eval.demo.preferences", ["labels"], ["eval.demo.preferences", "holds unpaired, expected preferences"]),
-        ("sft.demo.corpus", "labels", ["sft.demo.corpus", "holds unpaired, expected conversations or text"]),
+        ("eval.demo.preferences", ["labels"], ["eval.demo.preferences", "is of kind unpaired, expected preferences"]),
+        ("sft.demo.corpus", "labels", ["sft.demo.corpus", "is of kind unpaired, expected conversations or text"]),
         (
             "corpora.labels.sources.0.layout",
             "pairs",
@@ -25,13 +25,13 @@ from .edits import put, refused
         ),
     ],
 )
-def test_completions_with_a_label_are_no_pairs(raw, dotted, value, said):
+def test_completions_with_a_label_are_no_pairs(raw, dotted, value, messages):
     raw["corpora"]["labels"] = {
         "kind": "unpaired",
         "sources": [{"files": ["resources/demo/preferences.jsonl"], "fields": {"system": "s"}}],
     }
     load(raw)
-    refused(put(raw, dotted, value), said)
+    refused(put(raw, dotted, value), messages)
 
 
 def test_completions_with_a_label_are_packed_as_such(raw):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from snaketune.config.diagnose import doubtful
+from snaketune.config.diagnose import slow_settings
 from snaketune.config.training_runs import Learning
 from snaketune.diagnostics.audit import as_markdown, audit
 from snaketune.diagnostics.step_profile import divided
@@ -168,5 +168,5 @@ def test_kernels_are_known_by_the_names_that_libraries_give_them(kernel, part):
 def test_what_is_usually_slow_is_tried():
     slow = {"gradient_checkpointing": True, "precision": "float32", "optimizer": "adamw_torch", "compile": False}
     run = RUN.model_copy(update={"training": RUN.training.model_copy(update=slow)})
-    assert doubtful(RUN) == {}
-    assert list(doubtful(run)) == ["activations-kept", "precision-auto", "fused-optimizer", "compile-auto"]
+    assert slow_settings(RUN) == {}
+    assert list(slow_settings(run)) == ["activations-kept", "precision-auto", "fused-optimizer", "compile-auto"]

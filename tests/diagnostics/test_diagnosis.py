@@ -149,7 +149,7 @@ def test_variants_build_on_each_other_or_not():
     ("changes", "told"),
     [
         ({"x": {"corpus": "other"}}, "x.corpus: can't be changed here; expected a key below packing, training"),
-        ({"baseline": {"training.seed": 1}}, "'baseline' is the run itself"),
+        ({"baseline": {"training.seed": 1}}, "'baseline' is the name of the unchanged run"),
     ],
 )
 def test_changes_that_would_compare_other_things_are_refused(changes, told):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from snaketune.config.evaluations import ExactMatch
-from snaketune.config.score_names import FIGURES
+from snaketune.config.score_names import SCORES
 from snaketune.evaluation.exact_match import Prompt, choose_prompts, judge, same_answer, summarize
 from snaketune.evaluation.pair_logps import PAIRS, pair_table
 from snaketune.evaluation.preference_accuracy import by_source, of_same_tokens, preference_scores
@@ -74,7 +74,7 @@ def test_preference_scores_with_and_without_a_reference():
     assert scores["chosen_logp_nats"] == pytest.approx(-10 / 3, abs=1e-4)
     assert preference_scores(["a"], sums[:1], counts[:1], {})["reward_accuracy"] is None
     # Besides how many there were, all that the report may be asked to sort by, each with an interval, and nothing else.
-    named = set(FIGURES["preferences"])
+    named = set(SCORES["preferences"])
     assert scores.keys() - {"pairs", "pairs_with_reference"} == named | {f"{name}_interval" for name in named}
 
 

@@ -15,7 +15,7 @@ from lm_eval.utils import make_table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from snaketune.config.evaluations import TaskQuestions
+from snaketune.config.evaluations import TaskSettings
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.task_code import refuse_code
 from snaketune.evaluation.tasks import TaskScores, prepared_tasks, run_tasks
@@ -72,7 +72,7 @@ def local(tmp_path, tokenizer, monkeypatch):
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
         os.utime(path, (1e9, 1e9))
         (tmp_path / "tasks/t.yaml").write_text(f"task: t\n{DATA.format(path=path)}{lines}")
-        asked = TaskQuestions(**({"names": ["t"]} | questions))
+        asked = TaskSettings(**({"names": ["t"]} | questions))
         with prepared_tasks(asked, tmp_path / "tasks", tokenizer, tmp_path / "state") as prepared:
             found = run_tasks(model, prepared, asked, 1)
         assert not list((tmp_path / "state").iterdir())
@@ -223,7 +223,7 @@ def cached(folder: Path, name: str) -> None:
 
 
 def test_what_is_shipped_is_asked_by_name_without_a_network(shipped, tokenizer, tmp_path):
-    asked = TaskQuestions(names=["ai2_arc"], few_shot=2, limit=5)
+    asked = TaskSettings(names=["ai2_arc"], few_shot=2, limit=5)
     with prepared_tasks(asked, None, tokenizer, tmp_path / "state") as prepared:
         assert prepared.data == {"allenai/ai2_arc": [COMMIT]}
         found = run_tasks(tiny_model("llama"), prepared, asked, 4)
@@ -238,7 +238,7 @@ def test_what_is_not_cached_is_refused_without_a_network(shipped, tokenizer, tmp
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "empty")
     with (
         pytest.raises(SnaketuneError, match=r"arc_easy of lm-evaluation-harness can't be loaded"),
-        prepared_tasks(TaskQuestions(names=["arc_easy"]), None, tokenizer, tmp_path / "state"),
+        prepared_tasks(TaskSettings(names=["arc_easy"]), None, tokenizer, tmp_path / "state"),
     ):
         pass
 
@@ -246,7 +246,7 @@ def test_what_is_not_cached_is_refused_without_a_network(shipped, tokenizer, tmp
 def test_a_name_that_is_not_there_is_refused_with_the_nearest(shipped, tokenizer, tmp_path):
     with (
         pytest.raises(SnaketuneError, match=r"lm-evaluation-harness has no 'arc_eazy'; did you mean 'arc_easy'\?"),
-        prepared_tasks(TaskQuestions(names=["arc_eazy"]), None, tokenizer, tmp_path / "state"),
+        prepared_tasks(TaskSettings(names=["arc_eazy"]), None, tokenizer, tmp_path / "state"),
     ):
         pass
 

@@ -1,4 +1,4 @@
-"""What `export-ref-logps` writes is what TRL's own precompute gives, and TRL trains on it."""
+"""`export-ref-logps` writes what TRL's own precomputation gives, and TRL trains on it."""
 
 import json
 from dataclasses import replace
@@ -61,14 +61,14 @@ def trainer_of(kind: type[DPOTrainer], made: Made, data, folder) -> DPOTrainer:
 
 
 class Tokenized(DPOTrainer):
-    """Takes the tokens that there are."""
+    """DPOTrainer that uses the exported tokens."""
 
     def _prepare_dataset(self, dataset, *_, **__):
         return dataset
 
 
 class Referenced(Tokenized):
-    """And the log-probabilities."""
+    """DPOTrainer that also uses the exported log-probabilities."""
 
     def _precompute_ref_logps(self, dataset, *_, **__):
         return dataset
@@ -99,7 +99,7 @@ def test_trl_computes_the_same_and_trains_on_what_is_exported(made, tmp_path, su
     assert histories[1][0] == pytest.approx(0.6931, abs=1e-3)
 
 
-def test_the_tokens_are_those_that_trl_makes_of_the_same_texts(made, tmp_path):
+def test_exported_tokens_equal_those_of_trl(made, tmp_path):
     export_ref_logps(made.reference, made.pack, made.corpus, "held_out", tmp_path / "pairs.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text(encoding="utf-8").splitlines()]
     tokens = AutoTokenizer.from_pretrained(made.model.folder)
@@ -112,7 +112,7 @@ def test_the_tokens_are_those_that_trl_makes_of_the_same_texts(made, tmp_path):
             assert row["prompt_ids"] + row[f"{side}_ids"] == whole
 
 
-def test_by_hand_and_what_does_not_belong_together_is_refused(made, tmp_path, tokenizer, capsys):
+def test_the_command_and_inputs_that_do_not_belong_together(made, tmp_path, tokenizer, capsys):
     def manifest(name: str, payload: str, artifact: Artifact, stage: str) -> str:
         folder = tmp_path / "results" / name
         folder.mkdir(parents=True)
@@ -131,17 +131,17 @@ def test_by_hand_and_what_does_not_belong_together_is_refused(made, tmp_path, to
     assert main([*named, "--out", str(tmp_path / "pairs.csv")]) == 1
     assert "expected a file that ends in .parquet or .jsonl" in capsys.readouterr().err
     other = Made(tmp_path / "other", tokenizer, rows_of("preferences", 9))
-    with pytest.raises(SnaketuneError, match="isn't of the pairs"):
+    with pytest.raises(SnaketuneError, match="was computed for other pairs"):
         export_ref_logps(made.reference, other.pack, made.corpus, "train", tmp_path / "a.jsonl")
     with pytest.raises(SnaketuneError, match="lacks 7 of 12 pairs"):
         export_ref_logps(made.reference, made.pack, other.corpus, "train", tmp_path / "a.jsonl")
     labelled = replace(made.pack, manifest=made.pack.manifest | {"kind": "unpaired"})
-    with pytest.raises(SnaketuneError, match="is of kind unpaired; TRL takes"):
+    with pytest.raises(SnaketuneError, match="is of kind unpaired; expected preference, as TRL takes"):
         export_ref_logps(made.reference, labelled, made.corpus, "train", tmp_path / "a.jsonl")
     assert not (tmp_path / "a.jsonl").exists()
 
 
-def test_pairs_that_trl_would_count_otherwise_are_left_out_and_counted(tmp_path, tokenizer, capsys):
+def test_pairs_that_trl_cannot_represent_are_left_out_and_counted(tmp_path, tokenizer, capsys):
     rows = rows_of("preferences", 9)
     # The user speaks in the midst of a completion, which nobody learns.
     more = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": "so."}]

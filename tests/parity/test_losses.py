@@ -16,8 +16,8 @@ from snaketune.models.batches import collate
 from snaketune.models.logprobs import token_losses
 from snaketune.models.selftest import self_test
 from snaketune.training.loop.step_loss import derivatives, features, loss_of, needs_prompts
-from snaketune.training.preference.pair_dataset import log_probabilities
-from snaketune.training.preference.pair_features import pairs_of
+from snaketune.training.preference.pair_dataset import weighted_logps
+from snaketune.training.preference.pair_features import pair_logps
 from snaketune.training.reference.logps_table import Reference
 from tests.models.conftest import CPU, VOCABULARY, tiny_model
 from tests.models.made_trees import completions_alone, tree_rows
@@ -55,7 +55,7 @@ class Compared:
         self.desirable = torch.arange(PAIRS) % 3 > 0
 
     def padded(self, which: slice) -> dict[str, torch.Tensor]:
-        """Some of the completions as TRL's collators have them: ids, attention and completion masks."""
+        """Some of the completions as TRL's collators return them: ids, attention and completion masks."""
         sequences = self.alone[which]
         width = max(len(ids) for ids, _ in sequences)
         ids, attention, supervised = (torch.zeros(len(sequences), width, dtype=torch.long) for _ in range(3))
@@ -65,19 +65,19 @@ class Compared:
             supervised[row, : len(tokens)] = torch.tensor(labels) >= 0
         return {"input_ids": ids, "attention_mask": attention, "completion_mask": supervised}
 
-    def ours(self, told: PreferenceLoss) -> torch.Tensor:
-        batch = self.batches[needs_prompts(told)]
+    def ours(self, loss_settings: PreferenceLoss) -> torch.Tensor:
+        batch = self.batches[needs_prompts(loss_settings)]
         reference_P2 = torch.zeros(PAIRS, 2)
-        if told.needs_reference:
+        if loss_settings.needs_reference:
             reference_P2 = torch.tensor(
-                [log_probabilities(one, told.ld_alpha) for one in self.known()], dtype=torch.float32
+                [weighted_logps(one, loss_settings.ld_alpha) for one in self.known()], dtype=torch.float32
             )
-        pairs = pairs_of(self.policy, batch | {"reference": reference_P2, "desirable": self.desirable}, told)
+        pairs = pair_logps(self.policy, batch | {"reference": reference_P2, "desirable": self.desirable}, loss_settings)
         tokens = len(batch.get("sequence_members", ()))
         totals = torch.tensor([PAIRS, int(pairs.counts_P2[:, 0].sum()), tokens])
-        loss = loss_of(pairs, told, totals)
+        loss = loss_of(pairs, loss_settings, totals)
         # What the second of two passes takes is the same.
-        again, derivative_PF = derivatives(pairs, told, totals)
+        again, derivative_PF = derivatives(pairs, loss_settings, totals)
         assert again == loss
         (through_pairs,) = torch.autograd.grad(loss, self.policy.get_input_embeddings().weight, retain_graph=True)
         (by_features,) = torch.autograd.grad(
@@ -87,7 +87,7 @@ class Compared:
         return loss
 
     def known(self) -> list[Reference]:
-        """The reference's log-probabilities, as the artifact has them, by token too."""
+        """The reference's log-probabilities as in the artifact, with those per token."""
         batch = self.batches[False]
         with torch.no_grad():
             logps_M = -token_losses(self.reference, batch)[batch["members"]].double()
@@ -100,16 +100,16 @@ class Compared:
             for chosen, rejected in zip(of_C[::2], of_C[1::2])
         ]  # fmt: skip
 
-    def assert_equal(self, told: PreferenceLoss, theirs: Any) -> None:
+    def assert_equal(self, loss_settings: PreferenceLoss, theirs: Any) -> None:
         """Args: theirs: computes TRL's loss with their policy."""
         their_policy = self.theirs[0]
         for model in (self.policy, their_policy):
             model.eval()
             model.zero_grad()
-        expected, found = theirs(), self.ours(told)
+        expected, actual = theirs(), self.ours(loss_settings)
         expected.backward()
-        found.backward()
-        torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
+        actual.backward()
+        torch.testing.assert_close(actual, expected, rtol=TOLERANCE, atol=TOLERANCE)
         gradients = {name: parameter.grad for name, parameter in their_policy.named_parameters()}
         scale = max(gradient.abs().max() for gradient in gradients.values())
         assert scale > 1e-3
@@ -118,7 +118,7 @@ class Compared:
             assert difference <= TOLERANCE * max(scale, 1), (name, difference, scale)
 
     def swapped(self) -> "Compared":
-        """With the one model in the place of the other."""
+        """A copy with policy and reference exchanged."""
         swapped = copy(self)
         swapped.policy, swapped.reference, swapped.theirs = self.reference, self.policy, self.theirs[::-1]
         return swapped
@@ -146,12 +146,13 @@ PAIRED = {
 DIVERGED = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop")
 
 
-def dpo_loss(compared: Compared, folder: Any, told: PreferenceLoss) -> Any:
-    weights = told.weights
+def dpo_loss(compared: Compared, folder: Any, loss_settings: PreferenceLoss) -> Any:
+    weights = loss_settings.weights
     settings = arguments(
-        folder, loss_type=list(weights), loss_weights=list(weights.values()), ld_alpha=told.ld_alpha,
-        label_smoothing=told.label_smoothing, discopop_tau=told.discopop_tau, f_divergence_type=told.f_divergence_type,
-        f_alpha_divergence_coef=told.f_alpha_divergence_coef,
+        folder, loss_type=list(weights), loss_weights=list(weights.values()), ld_alpha=loss_settings.ld_alpha,
+        label_smoothing=loss_settings.label_smoothing, discopop_tau=loss_settings.discopop_tau,
+        f_divergence_type=loss_settings.f_divergence_type,
+        f_alpha_divergence_coef=loss_settings.f_alpha_divergence_coef,
     )  # fmt: skip
     trainer = DPOTrainer(
         model=compared.theirs[0], ref_model=compared.theirs[1], args=DPOConfig(**settings),
@@ -167,21 +168,21 @@ def dpo_loss(compared: Compared, folder: Any, told: PreferenceLoss) -> Any:
 
 @pytest.mark.parametrize("loss", PAIRED)
 def test_a_loss_of_pairs(compared, tmp_path, loss):
-    told = PreferenceLoss(loss=loss, beta=0.3, **PAIRED[loss])
-    compared.assert_equal(told, dpo_loss(compared, tmp_path, told))
+    loss_settings = PreferenceLoss(loss=loss, beta=0.3, **PAIRED[loss])
+    compared.assert_equal(loss_settings, dpo_loss(compared, tmp_path, loss_settings))
 
 
 def test_several_losses_with_weights_and_likelihood(compared, tmp_path):
     for loss in ({"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}, {"aot": 0.5, "ipo": 2.0, "sft": 0.1}):
-        told = PreferenceLoss(loss=loss, beta=0.3)
-        compared.assert_equal(told, dpo_loss(compared, tmp_path, told))
+        loss_settings = PreferenceLoss(loss=loss, beta=0.3)
+        compared.assert_equal(loss_settings, dpo_loss(compared, tmp_path, loss_settings))
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "aot", "apo_down", {"sigmoid": 1.0, "sft": 0.5}])
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
-def test_what_a_completion_says_beyond_the_other_one_counts_less(compared, tmp_path, loss, alpha):
-    told = PreferenceLoss(loss=loss, beta=0.3, ld_alpha=alpha)
-    compared.assert_equal(told, dpo_loss(compared, tmp_path, told))
+def test_tokens_beyond_the_shorter_completion_are_weighted(compared, tmp_path, loss, alpha):
+    loss_settings = PreferenceLoss(loss=loss, beta=0.3, ld_alpha=alpha)
+    compared.assert_equal(loss_settings, dpo_loss(compared, tmp_path, loss_settings))
 
 
 @pytest.mark.parametrize(
@@ -190,25 +191,25 @@ def test_what_a_completion_says_beyond_the_other_one_counts_less(compared, tmp_p
 )
 @pytest.mark.parametrize("loss", DIVERGED)
 def test_another_divergence(compared, tmp_path, loss, divergence, coefficient):
-    told = PreferenceLoss(
+    loss_settings = PreferenceLoss(
         loss=loss, beta=0.3, f_divergence_type=divergence, f_alpha_divergence_coef=coefficient, **PAIRED[loss]
     )
-    compared.assert_equal(told, dpo_loss(compared, tmp_path, told))
+    compared.assert_equal(loss_settings, dpo_loss(compared, tmp_path, loss_settings))
 
 
 def pairs_for_likelihood(compared: Compared) -> dict[str, torch.Tensor]:
-    """As the collator of TRL's CPO and ORPO has them."""
+    """The pairs as TRL's collator for CPO and ORPO returns them."""
     made = {}
     for side, start in (("chosen", 0), ("rejected", 1)):
-        found = compared.padded(slice(start, None, 2))
-        labels = found["input_ids"].masked_fill(found["completion_mask"] == 0, -100)
-        made |= {f"{side}_input_ids": found["input_ids"], f"{side}_attention_mask": found["attention_mask"]}
+        padded = compared.padded(slice(start, None, 2))
+        labels = padded["input_ids"].masked_fill(padded["completion_mask"] == 0, -100)
+        made |= {f"{side}_input_ids": padded["input_ids"], f"{side}_attention_mask": padded["attention_mask"]}
         made |= {f"{side}_labels": labels}
     return made
 
 
 @pytest.mark.parametrize(
-    ("told", "theirs"),
+    ("loss_settings", "theirs"),
     [
         ({"loss": "cpo"}, {"loss_type": "sigmoid"}),
         ({"loss": "cpo", "cpo_alpha": 0.3, "label_smoothing": 0.1},
@@ -218,34 +219,34 @@ def pairs_for_likelihood(compared: Compared) -> dict[str, torch.Tensor]:
         ({"loss": {"simpo": 1.0, "sft": 0.5}}, {"loss_type": "simpo", "cpo_alpha": 0.5}),
     ],
 )  # fmt: skip
-def test_a_loss_without_a_reference(compared, tmp_path, told, theirs):
+def test_a_loss_without_a_reference(compared, tmp_path, loss_settings, theirs):
     trainer = CPOTrainer(
         model=compared.theirs[0], args=CPOConfig(**arguments(tmp_path, **theirs)), train_dataset=Dataset.from_list(ROWS),
         processing_class=compared.tokenizer,
     )  # fmt: skip
     batch = pairs_for_likelihood(compared)
     compared.assert_equal(
-        PreferenceLoss(beta=0.3, **told), lambda: trainer.get_batch_loss_metrics(compared.theirs[0], batch)[0]
+        PreferenceLoss(beta=0.3, **loss_settings), lambda: trainer.get_batch_loss_metrics(compared.theirs[0], batch)[0]
     )
 
 
-def test_the_odds_ratio_with_the_likelihood_of_prompt_and_completion(compared, tmp_path):
+def test_orpo_with_the_likelihood_of_prompt_and_completion(compared, tmp_path):
     trainer = ORPOTrainer(
         model=compared.theirs[0], args=ORPOConfig(**arguments(tmp_path)), train_dataset=Dataset.from_list(ROWS),
         processing_class=compared.tokenizer,
     )  # fmt: skip
     batch = pairs_for_likelihood(compared)
-    told = PreferenceLoss(loss="orpo", beta=0.3)
-    compared.assert_equal(told, lambda: trainer.get_batch_loss_metrics(compared.theirs[0], batch)[0])
+    loss_settings = PreferenceLoss(loss="orpo", beta=0.3)
+    compared.assert_equal(loss_settings, lambda: trainer.get_batch_loss_metrics(compared.theirs[0], batch)[0])
 
 
 @pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_loss_of_single_completions(compared, tmp_path, loss, ahead):
-    """Args: ahead: whether the policy has moved from its reference so that the reference point isn't zero."""
-    told = PreferenceLoss(loss=loss, beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_loss_of_single_completions(compared, tmp_path, loss, moved):
+    """Args: moved: whether the policy has moved from its reference so that the reference point isn't zero."""
+    loss_settings = PreferenceLoss(loss=loss, beta=0.3, desirable_weight=1.3, undesirable_weight=0.7)
     settings = arguments(tmp_path, loss_type=loss, desirable_weight=1.3, undesirable_weight=0.7)
-    compared = compared.swapped() if ahead else compared
+    compared = compared.swapped() if moved else compared
     trainer = KTOTrainer(
         model=compared.theirs[0], ref_model=compared.theirs[1], args=KTOConfig(**settings),
         train_dataset=Dataset.from_list([{"prompt": "a", "completion": "b", "label": label} for label in (True, False)]),
@@ -253,7 +254,7 @@ def test_a_loss_of_single_completions(compared, tmp_path, loss, ahead):
     )  # fmt: skip
     own, mismatched = compared.padded(slice(0, None, 2)), compared.padded(slice(1, None, 2))
     batch = own | {f"KL_{name}": value for name, value in mismatched.items()} | {"label": compared.desirable}
-    compared.assert_equal(told, lambda: trainer._compute_loss(compared.theirs[0], batch, False))
+    compared.assert_equal(loss_settings, lambda: trainer._compute_loss(compared.theirs[0], batch, False))
 
 
 def test_every_loss_is_compared():

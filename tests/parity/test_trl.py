@@ -17,7 +17,7 @@ from snaketune.models.selftest import self_test
 from snaketune.packing.reader import PackedRows
 from snaketune.tokenization.chat import ChatTokenizer
 from snaketune.training.loop.step_loss import loss_of
-from snaketune.training.preference.pair_features import pairs_of
+from snaketune.training.preference.pair_features import pair_logps
 from tests.models.conftest import CPU, tiny_model
 from tests.packing import chain
 from tests.packing.chain import rows_of
@@ -109,11 +109,11 @@ def trl_dpo_gradients(policy, reference, pairs, tokenizer, loss: str, folder: Pa
     )  # fmt: skip
     policy.eval()
     policy.zero_grad()
-    found = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
-    found.backward()
+    loss_value = trainer.compute_loss(policy, next(iter(trainer.get_train_dataloader())))
+    loss_value.backward()
     gradients = {name: p.grad.clone() for name, p in policy.named_parameters()}
     policy.zero_grad()
-    return found.detach(), gradients
+    return loss_value.detach(), gradients
 
 
 @pytest.mark.parametrize(("loss", "smoothing"), [("sigmoid", 0.0), ("ipo", 0.0), ("sigmoid", 0.1)])
@@ -138,8 +138,12 @@ def test_dpo_loss_and_gradients_equal_trl_from_the_texts_on(chat, tokenizer_fold
     assert sum(len(row["segment_lengths"]) for row in rows) == 2 * len(pairs) - 3
     with torch.no_grad():
         reference_P2, _ = pair_logprobs(token_losses(reference, batch), batch)
-    told = PreferenceLoss(loss=loss, beta=0.3, label_smoothing=smoothing)
-    ours = loss_of(pairs_of(policy, batch | {"reference": reference_P2}, told), told, torch.tensor([len(pairs), 0, 0]))
+    loss_settings = PreferenceLoss(loss=loss, beta=0.3, label_smoothing=smoothing)
+    ours = loss_of(
+        pair_logps(policy, batch | {"reference": reference_P2}, loss_settings),
+        loss_settings,
+        torch.tensor([len(pairs), 0, 0]),
+    )
     ours.backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert_gradients_close(policy, gradients)

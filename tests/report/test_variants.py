@@ -6,7 +6,7 @@ import pytest
 from invented_results import Results
 from invented_sweeps import MARGINS, MOVED, result_set, sft_and_pairs, table
 
-from snaketune.config.score_names import FIGURES
+from snaketune.config.score_names import SCORES
 from snaketune.errors import SnaketuneError
 from snaketune.report.compare.variants import compare_variants
 from snaketune.report.judge.headline import judged_lineage
@@ -170,7 +170,7 @@ def test_every_score_that_the_planner_knows_has_a_name_in_the_report(sweep):
     """The scores that `sort_by` accepts, evaluations write, and the table names."""
     reported = result_set(sweep)
     for section, on in (("conversations", "chat"), ("preferences", "pairs")):
-        for figure in FIGURES[section]:
+        for figure in SCORES[section]:
             assert compare_variants(reported, f"{section}.{on}.{figure}").sorted_by.name
 
 

@@ -102,7 +102,7 @@ def test_names_that_snakemake_cannot_take_are_refused(tmp_path, monkeypatch):
             Path(folder, name).write_text("{}")
         Path("data.txt").write_text("x")
         Path(name).write_text("x")
-        told = "holds braces or control characters, which Snakemake can't take; rename it"
+        told = "contains braces or control characters, which Snakemake can't handle; rename it"
         with pytest.raises(SnaketuneError, match=told):
             JobGraph(*load(config))
         with pytest.raises(SnaketuneError, match=told):

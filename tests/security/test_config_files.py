@@ -8,7 +8,7 @@ import yaml
 
 from snaketune.__main__ import main
 from snaketune.config.load import load
-from snaketune.config.yaml_values import MOST_VALUES, check_file
+from snaketune.config.yaml_values import MAX_VALUES, check_file
 from snaketune.errors import SnaketuneError
 from tests.workflow.command_line import snakemake
 from tests.workflow.conftest import ROOT
@@ -22,7 +22,7 @@ corpora: {x: {kind: "?Path('MARK').touch() or 'text'"}}
 LAUGHS = "\n".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12))
 MAPPINGS = "\n".join(f"m{n}: &m{n} {{{', '.join(f'k{key}: *m{n - 1}' for key in range(9))}}}" for n in range(1, 12))
 REFUSED = {
-    "runs by Snakemake": (RUNS, "line 2: `__use_yte__` lets Snakemake run what the config says"),
+    "runs by Snakemake": (RUNS, "line 2: `__use_yte__` lets Snakemake run parts of the config as Python"),
     "json runs": ('{"__use_yte__": true}', "`__use_yte__` lets Snakemake run"),
     "object": ("a: !!python/object/apply:os.system ['touch MARK']", "line 1: found tag:yaml.org,2002:python/object/apply:os"),
     "new": ("a: !!python/object/new:pathlib.Path [x]", "found tag:yaml.org,2002:python/object/new"),
@@ -30,12 +30,12 @@ REFUSED = {
     "module": ("a:\n- !!python/module:this", "line 2: found tag:yaml.org,2002:python/module:this"),
     "function": ("a: !function os.system", "line 1: found !function"),
     "binary": ("a: !!binary aGk=", "found tag:yaml.org,2002:binary"),
-    "twice": ("a: 1\nb: {c: 1,\n c: 2}", "line 3: the key 'c' stands there twice"),
-    "twice at the top": ("corpora: {}\ncorpora: {}", "line 2: the key 'corpora' stands there twice"),
-    "twice in JSON": ('{"a": {"b": 1, "b": 2}}', "the key 'b' stands there twice"),
-    "billion laughs": (f"l0: &l0 lol\n{LAUGHS}", f"more than {MOST_VALUES:,} values"),
-    "of mappings": (f"m0: &m0 lol\n{MAPPINGS}", f"more than {MOST_VALUES:,} values"),
-    "within itself": ("a: &a [*a]", "line 1: *a stands within itself"),
+    "twice": ("a: 1\nb: {c: 1,\n c: 2}", "line 3: the key 'c' occurs twice"),
+    "twice at the top": ("corpora: {}\ncorpora: {}", "line 2: the key 'corpora' occurs twice"),
+    "twice in JSON": ('{"a": {"b": 1, "b": 2}}', "the key 'b' occurs twice"),
+    "billion laughs": (f"l0: &l0 lol\n{LAUGHS}", f"more than {MAX_VALUES:,} values"),
+    "of mappings": (f"m0: &m0 lol\n{MAPPINGS}", f"more than {MAX_VALUES:,} values"),
+    "within itself": ("a: &a [*a]", "line 1: *a refers to itself"),
     "deep": ("a: " + "[" * 200 + "]" * 200, "nested too deeply"),
     "deeper": ("a: " + "[" * 100_000 + "]" * 100_000, "nested too deeply|can't be read as YAML"),
     "deep JSON": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
@@ -87,7 +87,7 @@ def test_the_default_config_is_looked_at_before_snakemake_runs_it(fresh, mark):
     at = given.index("--configfile")
     status, said = snakemake(given[:at] + given[at + 2 :], fresh.folder)
     assert status
-    assert "`__use_yte__` lets Snakemake run what the config says" in said
+    assert "`__use_yte__` lets Snakemake run parts of the config as Python" in said
 
 
 def test_a_given_config_that_says_something_twice_stops_before_anything_runs(fresh):
@@ -97,7 +97,7 @@ def test_a_given_config_that_says_something_twice_stops_before_anything_runs(fre
     given[given.index("--configfile") + 1] = "twice.yaml"
     status, said = snakemake(given, fresh.folder)
     assert status
-    assert re.search(r"twice\.yaml, line \d+: the key 'title' stands there twice", said)
+    assert re.search(r"twice\.yaml, line \d+: the key 'title' occurs twice", said)
     assert not (fresh.folder / "results").exists()
 
 
@@ -181,7 +181,7 @@ def test_a_folder_is_not_read_in_the_place_of_a_dataset_of_the_hub(tmp_path, mon
     """`datasets` does that, and no fingerprint would have it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a/b").mkdir(parents=True)
-    with pytest.raises(SnaketuneError, match="'a/b' lies here too"):
+    with pytest.raises(SnaketuneError, match="'a/b' also exists locally"):
         load({"corpora": HUB["corpora"]})
 
 

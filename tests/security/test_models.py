@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from snaketune.config.evaluations import TaskQuestions
+from snaketune.config.evaluations import TaskSettings
 from snaketune.config.load import load
 from snaketune.config.training_runs import Pretrained
 from snaketune.errors import SnaketuneError
@@ -89,7 +89,7 @@ def test_nobody_is_asked_whether_the_code_of_a_result_may_run(with_code, tmp_pat
     mark.check()
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/t.yaml").write_text("task: t\ndataset_path: json\n")
-    asked = prepared_tasks(TaskQuestions(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
+    asked = prepared_tasks(TaskSettings(names=("t",)), tmp_path / "tasks", with_code, tmp_path)
     with pytest.raises(ValueError, match="custom code"), asked:
         pass
     mark.check()

@@ -78,7 +78,7 @@ def test_a_config_with_a_secret_is_refused_before_anything_quotes_it(key):
     with pytest.raises(SnaketuneError) as caught:
         load(CONFIG | PLACES[key])
     told = str(caught.value)
-    assert f"{key}: holds what looks like a key, a token or a password" in told
+    assert f"{key}: contains what looks like a key, a token or a password" in told
     assert not [value for value in (HF, "word-of-mine", *SECRETS.values()) if value in told]
 
 
@@ -92,7 +92,7 @@ def test_a_token_within_an_address_of_a_tracker_is_refused_too():
 def test_a_refused_config_is_not_quoted_by_snakemake_either(fresh):
     fresh.config["report"] = {"title": HF}
     said = fresh.snakemake("--printshellcmds", check=False)
-    assert "report.title: holds what looks like a key" in said
+    assert "report.title: contains what looks like a key" in said
     assert HF not in said
     assert not (fresh.folder / "results").exists()
 

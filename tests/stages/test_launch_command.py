@@ -108,12 +108,12 @@ def test_a_job_holds_no_more_gpus_than_the_run_may(monkeypatch, gpus, most, visi
     [
         (
             {"launch": "single", "gpus": 2},
-            "launch: single is one process, but gpus: 2 on nodes: 1 are 2; expected ddp, fsdp or",
+            "launch: single is one process, but gpus: 2 and nodes: 1 make 2; expected ddp, fsdp or",
         ),
-        ({"launch": "single", "nodes": 2}, "launch: single is one process, but gpus: 1 on nodes: 2 are 2"),
+        ({"launch": "single", "nodes": 2}, "launch: single is one process, but gpus: 1 and nodes: 2 make 2"),
         ({"launch": "auto"}, "launch: found 'auto'; input should be 'single', 'ddp', 'fsdp' or 'deepspeed'"),
-        ({"zero_stage": 3}, "zero_stage: 3 says nothing to launch: single; expected launch: deepspeed"),
-        ({"gpus": 2, "zero_stage": 2}, "zero_stage: 2 says nothing to launch: ddp"),
+        ({"zero_stage": 3}, "zero_stage: 3 has no effect with launch: single; set launch: deepspeed"),
+        ({"gpus": 2, "zero_stage": 2}, "zero_stage: 2 has no effect with launch: ddp"),
         ({"launch": "deepspeed", "zero_stage": 1}, "zero_stage: found 1; input should be greater than or equal to 2"),
         ({"nodes": 0}, "nodes: found 0"),
         ({"nodes": True}, "nodes: found true"),

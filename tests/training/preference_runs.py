@@ -58,7 +58,7 @@ def packed_pairs(folder: Path, rows: int = 12, kind: str = "preference") -> Arti
 
 
 def referenced(folder: Path, packed: Artifact, model: torch.nn.Module, compute: Compute = CPU) -> Artifact:
-    """What `model` gives the pairs."""
+    """Reference log-probabilities of the pairs under `model`."""
     rows = PackedRows(packed, "train")
     self_test(model, [rows], compute, training=False)
     sums, counts = pair_logprobs_of(model, rows, compute, "reference")
@@ -83,10 +83,10 @@ class Start:
 
 
 class Trained:
-    """One start, its pairs and what it gives them; any number of trainings of it.
+    """Initial weights, pairs and their reference log-probabilities; runs any number of trainings on them.
 
     Args:
-        frozen: whether adapters are trained, so that weights are kept as they are computed with.
+        frozen: whether adapters are trained, so that base weights have the data type of the computation.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class Trained:
     def train(
         self,
         name: str,
-        told: dict[str, Any],
+        loss_settings: dict[str, Any],
         *,
         every: int = 100,
         log_steps: int = 1,
         lora: Lora | None = None,
         **training: Any,
     ) -> tuple[Outcome, WorkFolder]:
-        """Args: told: keys of the loss; every: steps from checkpoint to checkpoint; training: settings of it."""
+        """Args: loss_settings: keys of the loss; every: steps between checkpoints; training: its settings."""
         settings = {"epochs": 3, "batch_rows": 4, "micro_batch_rows": 4, "learning_rate": 0.01, "seed": 1} | training
         made = DpoSpec(
-            **{"beta": 0.5, **told},
+            **{"beta": 0.5, **loss_settings},
             training=Training(**settings),
             lora=lora,
             quantization=None,

@@ -1,4 +1,4 @@
-"""Which portions an attempt computes in: kept, chosen by hand, measured or guessed, and lower ones after memory ran out."""
+"""The batch plan of an attempt: stored, configured, measured or default, and a smaller one after out of memory."""
 
 import json
 
@@ -8,13 +8,20 @@ from snaketune.artifacts.manifest import describe_files
 from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.training.autotune import batch_plan
-from snaketune.training.autotune.batch_plan import Portions, after_running_out, choose, keep, lower, tell_ran_out
+from snaketune.training.autotune.batch_plan import (
+    BatchPlan,
+    choose_plan,
+    out_of_memory_error,
+    record_out_of_memory,
+    save_plan,
+    smaller_plan,
+)
 from snaketune.training.launch import oom_retry
 
 
 def trial(rows: int, speed: float, memory: float, checkpointing: bool = False, fits: bool = True) -> dict:
-    told = {"micro_batch_rows": rows, "gradient_checkpointing": checkpointing, "fits": fits}
-    return told | ({"tokens_per_second": speed, "peak_bytes": memory} if fits else {})
+    plan = {"micro_batch_rows": rows, "gradient_checkpointing": checkpointing, "fits": fits}
+    return plan | ({"tokens_per_second": speed, "peak_bytes": memory} if fits else {})
 
 
 CURVE = [trial(1, 100, 1), trial(2, 180, 2), trial(4, 300, 4), trial(8, 303, 8), trial(16, 0, 0, fits=False)]
@@ -31,105 +38,108 @@ def measured(folder, trials) -> str:
     return str(manifest)
 
 
-def test_what_was_chosen_by_hand_is_taken_and_its_price_told(tmp_path, capsys):
-    told = Execution(micro_batch_rows=2, calibration=measured(tmp_path, CURVE))
-    assert choose(told, 16, 1, tmp_path) == Portions(micro_batch_rows=2, gradient_checkpointing=False)
-    assert "micro-batches of 2 rows lose 40% of the speed found with micro-batches of 4 rows" in capsys.readouterr().out
-    choose(told.model_copy(update={"micro_batch_rows": 8}), 16, 1, tmp_path)
-    assert "lose" not in capsys.readouterr().out
+def test_a_configured_plan_is_used_and_its_slowdown_reported(tmp_path, capsys):
+    operation = Execution(micro_batch_rows=2, calibration=measured(tmp_path, CURVE))
+    assert choose_plan(operation, 16, 1, tmp_path) == BatchPlan(micro_batch_rows=2, gradient_checkpointing=False)
+    assert "with micro-batches of 2 rows is 40% lower than with micro-batches of 4 rows" in capsys.readouterr().out
+    choose_plan(operation.model_copy(update={"micro_batch_rows": 8}), 16, 1, tmp_path)
+    assert "lower than" not in capsys.readouterr().out
 
 
-def test_of_alike_speeds_the_one_that_needs_less_memory_is_taken(tmp_path):
-    found = choose(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
-    assert found == Portions(micro_batch_rows=4, gradient_checkpointing=False)
+def test_of_equally_fast_plans_the_one_with_less_memory_is_used(tmp_path):
+    plan = choose_plan(Execution(calibration=measured(tmp_path, CURVE)), 16, 1, tmp_path)
+    assert plan == BatchPlan(micro_batch_rows=4, gradient_checkpointing=False)
 
 
-def test_recomputed_activations_are_taken_where_they_are_faster_and_not_forbidden(tmp_path):
+def test_gradient_checkpointing_is_used_if_it_is_faster_and_not_disabled(tmp_path):
     curve = measured(tmp_path, [trial(1, 100, 9), trial(2, 0, 0, fits=False), trial(4, 250, 8, checkpointing=True)])
-    for asked, found in (
-        ("auto", Portions(micro_batch_rows=4, gradient_checkpointing=True)),
-        (False, Portions(micro_batch_rows=1, gradient_checkpointing=False)),
-        (True, Portions(micro_batch_rows=4, gradient_checkpointing=True)),
+    for checkpointing, plan in (
+        ("auto", BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
+        (False, BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)),
+        (True, BatchPlan(micro_batch_rows=4, gradient_checkpointing=True)),
     ):
-        assert choose(Execution(calibration=curve, gradient_checkpointing=asked), 8, 1, tmp_path) == found
+        assert choose_plan(Execution(calibration=curve, gradient_checkpointing=checkpointing), 8, 1, tmp_path) == plan
 
 
-def test_without_a_curve_a_guess_is_told(tmp_path, capsys):
-    assert choose(Execution(), 12, 1, tmp_path).micro_batch_rows == 6
-    assert choose(Execution(calibration=str(tmp_path / "none.json")), 12, 4, tmp_path).micro_batch_rows == 3
-    assert "6 is a guess" in capsys.readouterr().out
+def test_without_a_curve_the_default_is_used_and_reported(tmp_path, capsys):
+    assert choose_plan(Execution(), 12, 1, tmp_path).micro_batch_rows == 6
+    assert choose_plan(Execution(calibration=str(tmp_path / "none.json")), 12, 4, tmp_path).micro_batch_rows == 3
+    assert "no calibration for this run: using 6, unmeasured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch_rows", "processes", "told"),
+    ("rows", "batch_rows", "processes", "message"),
     [
         (3, 8, 1, r"training.micro_batch_rows: 8 rows of a step .* micro-batches of 3 on 1 .* expected 1, 2, 4, 8 or"),
         (4, 8, 4, r"micro-batches of 4 on 4 processes; expected 1, 2 or"),
         ("auto", 8, 3, r"training.batch_rows: 8 rows can't be shared by 3 processes; expected a multiple of 3"),
     ],
 )
-def test_rows_that_cannot_be_shared_are_refused(tmp_path, rows, batch_rows, processes, told):
-    with pytest.raises(SnaketuneError, match=told):
-        choose(Execution(micro_batch_rows=rows), batch_rows, processes, tmp_path)
+def test_indivisible_rows_are_refused(tmp_path, rows, batch_rows, processes, message):
+    with pytest.raises(SnaketuneError, match=message):
+        choose_plan(Execution(micro_batch_rows=rows), batch_rows, processes, tmp_path)
 
 
-def test_an_attempt_goes_on_with_what_the_one_before_began_with(tmp_path):
+def test_a_retry_uses_the_plan_of_the_attempt_before(tmp_path):
     auto = Execution()
-    begun = Portions(micro_batch_rows=2, gradient_checkpointing=True)
-    keep(tmp_path, auto, begun)
-    assert choose(auto, 12, 1, tmp_path) == begun
+    plan = BatchPlan(micro_batch_rows=2, gradient_checkpointing=True)
+    save_plan(tmp_path, auto, plan)
+    assert choose_plan(auto, 12, 1, tmp_path) == plan
     # Half the rows for each of two; five can't have two each.
-    assert choose(auto, 12, 2, tmp_path) == begun
-    assert choose(auto, 15, 5, tmp_path) == Portions(micro_batch_rows=3, gradient_checkpointing=False)
+    assert choose_plan(auto, 12, 2, tmp_path) == plan
+    assert choose_plan(auto, 15, 5, tmp_path) == BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
 
 
-def test_whoever_chooses_otherwise_by_now_gets_that(tmp_path):
-    keep(tmp_path, Execution(micro_batch_rows=8), Portions(micro_batch_rows=2, gradient_checkpointing=False))
-    assert choose(Execution(micro_batch_rows=8), 8, 1, tmp_path).micro_batch_rows == 2
-    assert choose(Execution(micro_batch_rows=4), 8, 1, tmp_path).micro_batch_rows == 4
+def test_an_edited_config_replaces_the_stored_plan(tmp_path):
+    save_plan(tmp_path, Execution(micro_batch_rows=8), BatchPlan(micro_batch_rows=2, gradient_checkpointing=False))
+    assert choose_plan(Execution(micro_batch_rows=8), 8, 1, tmp_path).micro_batch_rows == 2
+    assert choose_plan(Execution(micro_batch_rows=4), 8, 1, tmp_path).micro_batch_rows == 4
 
 
-def test_what_is_lower_ends_at_one_row_with_recomputed_activations():
-    seen, now = [], Portions(micro_batch_rows=6, gradient_checkpointing=False)
+def test_the_smallest_plan_is_one_row_with_gradient_checkpointing():
+    seen, now = [], BatchPlan(micro_batch_rows=6, gradient_checkpointing=False)
     while now:
         seen.append((now.micro_batch_rows, now.gradient_checkpointing))
-        now = lower(now, Execution(), 12, 2)
+        now = smaller_plan(now, Execution(), 12, 2)
     assert seen == [(6, False), (3, False), (2, False), (1, False), (1, True)]
     forbids = Execution(gradient_checkpointing=False)
-    assert lower(Portions(micro_batch_rows=1, gradient_checkpointing=False), forbids, 12, 2) is None
+    assert smaller_plan(BatchPlan(micro_batch_rows=1, gradient_checkpointing=False), forbids, 12, 2) is None
 
 
-def test_after_memory_ran_out_the_next_attempt_takes_less(tmp_path):
-    asked = Execution(micro_batch_rows=8)
-    begun = choose(asked, 8, 1, tmp_path)
-    assert after_running_out(begun, asked, 8, 1, tmp_path) is None
-    tell_ran_out(tmp_path, 31, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMuch more"))
-    error = after_running_out(begun, asked, 8, 1, tmp_path)
+def test_after_out_of_memory_the_next_attempt_uses_a_smaller_plan(tmp_path):
+    operation = Execution(micro_batch_rows=8)
+    plan = choose_plan(operation, 8, 1, tmp_path)
+    assert out_of_memory_error(plan, operation, 8, 1, tmp_path) is None
+    record_out_of_memory(tmp_path, 31, RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nMuch more"))
+    error = out_of_memory_error(plan, operation, 8, 1, tmp_path)
     assert str(error) == (
         "out of memory in step 31 with micro-batches of 8 rows (CUDA out of memory. Tried to allocate 2 GiB.). The next "
-        "attempt goes on from the last checkpoint with micro-batches of 4 rows and the same 8 rows per step: run again (with "
-        "`--retries 3` Snakemake does so by itself)"
+        "attempt resumes from the last checkpoint with micro-batches of 4 rows and the same 8 rows per step: run again (with "
+        "`--retries 3`, Snakemake retries automatically)"
     )
-    assert choose(asked, 8, 1, tmp_path).micro_batch_rows == 4
-    # What was told is told once.
-    assert after_running_out(begun, asked, 8, 1, tmp_path) is None
+    assert choose_plan(operation, 8, 1, tmp_path).micro_batch_rows == 4
+    # The record is removed once it was reported.
+    assert out_of_memory_error(plan, operation, 8, 1, tmp_path) is None
 
 
-def test_before_the_first_step_fewer_rows_are_no_help(tmp_path):
-    begun = choose(Execution(), 8, 1, tmp_path)
-    tell_ran_out(tmp_path, None, MemoryError())
-    assert "the model itself doesn't fit" in str(after_running_out(begun, Execution(), 8, 1, tmp_path))
-    assert choose(Execution(), 8, 1, tmp_path) == begun
+def test_out_of_memory_before_the_first_step_keeps_the_plan(tmp_path):
+    plan = choose_plan(Execution(), 8, 1, tmp_path)
+    record_out_of_memory(tmp_path, None, MemoryError())
+    assert "the model itself doesn't fit" in str(out_of_memory_error(plan, Execution(), 8, 1, tmp_path))
+    assert choose_plan(Execution(), 8, 1, tmp_path) == plan
 
 
-def test_where_nothing_is_lower_it_is_said_what_else_helps(tmp_path):
-    asked, least = Execution(gradient_checkpointing=False), Portions(micro_batch_rows=1, gradient_checkpointing=False)
-    tell_ran_out(tmp_path, 1, MemoryError())
-    told = str(after_running_out(least, asked, 8, 1, tmp_path))
-    assert "nothing lower; set training.gradient_checkpointing: auto, or lower packing.length" in told
+def test_without_a_smaller_plan_the_error_names_other_remedies(tmp_path):
+    operation, least = (
+        Execution(gradient_checkpointing=False),
+        BatchPlan(micro_batch_rows=1, gradient_checkpointing=False),
+    )
+    record_out_of_memory(tmp_path, 1, MemoryError())
+    message = str(out_of_memory_error(least, operation, 8, 1, tmp_path))
+    assert "no smaller batch plan; set training.gradient_checkpointing: auto, or lower packing.length" in message
 
 
-def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path, monkeypatch):
+def test_a_stale_out_of_memory_record_is_ignored(tmp_path, monkeypatch):
     """The process of this attempt dies of something else."""
     from snaketune.config.training_runs import Learning
     from snaketune.stages.cache.work_folders import WorkFolder
@@ -140,7 +150,7 @@ def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path,
 
     work = WorkFolder(tmp_path)
     work.start()
-    tell_ran_out(work.state, 3, MemoryError())
+    record_out_of_memory(work.state, 3, MemoryError())
     monkeypatch.setattr(oom_retry.processes, "launch", dies)
     spec = SftSpec.model_construct(training=Learning(learning_rate=1, batch_rows=4))
     with pytest.raises(SnaketuneError, match="exit status 1"):
@@ -148,7 +158,7 @@ def test_what_an_attempt_before_said_of_memory_is_not_said_of_this_one(tmp_path,
 
 
 @pytest.mark.parametrize("damage", ["curve", "manifest", "format", "device"])
-def test_a_curve_that_is_of_no_use_counts_as_none(tmp_path, capsys, damage):
+def test_an_unusable_curve_is_ignored(tmp_path, capsys, damage):
     """Also for a choice by hand, which needs none."""
     manifest = measured(tmp_path, CURVE)
     payload = tmp_path / "calibrate/curve/curve.json"
@@ -161,12 +171,12 @@ def test_a_curve_that_is_of_no_use_counts_as_none(tmp_path, capsys, damage):
         payload.write_text(json.dumps(curve | {"device": "an H100"} if damage == "device" else {"device": "cpu"}))
         described = {"stage": "calibrate", "payload": describe_files(payload.parent), "records": {}}
         (tmp_path / "calibrate/manifest.json").write_text(json.dumps(described))
-    assert choose(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
-    assert choose(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 8
-    told = capsys.readouterr().out
-    assert ("is of an H100, here is cpu" if damage == "device" else "can't be read") in told
+    assert choose_plan(Execution(micro_batch_rows=2, calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 2
+    assert choose_plan(Execution(calibration=manifest), 16, 1, tmp_path).micro_batch_rows == 8
+    log = capsys.readouterr().out
+    assert ("measured on an H100, this device is cpu" if damage == "device" else "can't be read") in log
 
 
-def test_an_empty_note_of_the_attempt_before_counts_as_none(tmp_path):
-    (tmp_path / "portions.json").touch()
-    assert choose(Execution(micro_batch_rows=2), 8, 1, tmp_path).micro_batch_rows == 2
+def test_an_empty_stored_plan_is_ignored(tmp_path):
+    (tmp_path / "batch_plan.json").touch()
+    assert choose_plan(Execution(micro_batch_rows=2), 8, 1, tmp_path).micro_batch_rows == 2

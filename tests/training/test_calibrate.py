@@ -1,4 +1,4 @@
-"""Calibration on real steps of tiny models, where memory is what a test says it is; trainings that run out and go on."""
+"""Calibration on real steps of tiny models with simulated memory limits; trainings that run out of memory and resume."""
 
 import json
 import multiprocessing
@@ -35,7 +35,8 @@ def quick(monkeypatch):
 
 @pytest.fixture
 def holds(monkeypatch):
-    """Lets a device hold so many rows; beyond, torch's own error. Recomputed activations take none."""
+    """Simulate a device with memory for a number of rows; with more, raise torch's own error, unless activations are
+    recomputed."""
 
     def hold(rows: int) -> None:
         compute_loss = PackedTrainer.compute_loss
@@ -75,24 +76,24 @@ def many_rows(folder, tokenizer, monkeypatch):
     return packed_rows(folder, tokenizer)
 
 
-def test_what_fits_is_found_and_the_curve_is_whole(tmp_path, tokenizer, holds, monkeypatch):
+def test_the_curve_is_complete(tmp_path, tokenizer, holds, monkeypatch):
     holds(5)
     rows = many_rows(tmp_path / "rows", tokenizer, monkeypatch)
-    # So that every doubling is worth it.
+    # So that every doubling counts as a gain.
     monkeypatch.setattr("snaketune.training.autotune.search.GAIN", -1.0)
     spec = sft_spec(tmp_path, None)
     curve = calibrated(tmp_path / "work", spec_of(spec, spec.base, batch_rows=12), rows, tokenizer)
-    kept = [found for found in seen(curve) if not found[1]]
-    assert kept == [(1, False, True), (2, False, True), (4, False, True), (12, False, False), (6, False, False)]
-    assert [found[1:] for found in seen(curve) if found[1]] == [(True, True)] * 4
+    stored = [trial for trial in seen(curve) if not trial[1]]
+    assert stored == [(1, False, True), (2, False, True), (4, False, True), (12, False, False), (6, False, False)]
+    assert [trial[1:] for trial in seen(curve) if trial[1]] == [(True, True)] * 4
     for one in curve["trials"]:
         assert one["accumulation"] * one["micro_batch_rows"] == 12
         assert one["fits"] == (one.get("tokens_per_second", 0) > 0 and 5e7 < one["peak_bytes"] < 5e10)
         assert one["fits"] or one["why"].startswith("CUDA out of memory. Tried to allocate 2.00 GiB")
     assert curve["best"] in curve["trials"]
     assert curve["best"]["fits"]
-    # Nothing is left behind that would end a training.
-    assert not (tmp_path / "work/state/ran_out.json").exists()
+    # No record remains that would end a training.
+    assert not (tmp_path / "work/state/out_of_memory.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["lora", "raw", "sigmoid", "orpo"])
@@ -116,27 +117,29 @@ def test_every_kind_of_training_has_a_curve(tmp_path, tokenizer, kind):
     assert seen(curve)[0] == (1, False, True)
 
 
-def test_a_choice_by_hand_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
-    monkeypatch.setattr("snaketune.training.autotune.batch_plan.WORTH_TELLING", -1)
+def test_a_configured_plan_is_compared(tmp_path, tokenizer, holds, monkeypatch, capsys):
+    monkeypatch.setattr("snaketune.training.autotune.batch_plan.REPORTED_SLOWDOWN", -1)
     run = sft_spec(tmp_path, None)
     calibrated(
         tmp_path / "work", spec_of(run, run.base, batch_rows=2), packed_rows(tmp_path / "rows", tokenizer), tokenizer,
         micro_batch_rows=1,
     )  # fmt: skip
-    assert "note: micro-batches of 1 row lose" in capsys.readouterr().out
+    assert "note: throughput with micro-batches of 1 row is" in capsys.readouterr().out
 
 
-def test_where_nothing_fits_it_is_said_what_helps(tmp_path, tokenizer, holds, monkeypatch):
+def test_if_nothing_fits_the_error_names_remedies(tmp_path, tokenizer, holds, monkeypatch):
     def never(self, *others, **keywords):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(PackedTrainer, "compute_loss", never)
     run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
-    with pytest.raises(SnaketuneError, match=r"not even micro-batches of 1 row, .* fit: CUDA out of memory.*lower"):
+    with pytest.raises(
+        SnaketuneError, match=r"not even micro-batches of 1 row, .* fit in memory: CUDA out of memory.*lower"
+    ):
         calibrated(tmp_path / "work", spec_of(run, run.base), rows, tokenizer)
 
 
-def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkeypatch):
+def test_a_killed_calibration_repeats_no_trial(tmp_path, tokenizer, monkeypatch):
     run, rows = sft_spec(tmp_path, None), packed_rows(tmp_path / "rows", tokenizer)
     spec = spec_of(run, run.base, batch_rows=4)
 
@@ -161,7 +164,7 @@ def test_a_killed_calibration_measures_nothing_twice(tmp_path, tokenizer, monkey
 
 
 def forked(monkeypatch) -> None:
-    """Processes are launched by a fork of this one, with what the test has put into it."""
+    """Launch processes as forks of this one, with the patches of the test."""
 
     def run(command, variables, step):
         process = FORKED.Process(target=worker.main, args=(next(p for p in map(_path, command) if p),))
@@ -178,7 +181,9 @@ def _path(word: str):
     return Path(word) if word.endswith("job.json") else None
 
 
-def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path, tokenizer, monkeypatch, capfd):
+def test_a_training_out_of_memory_resumes_with_a_smaller_plan_and_learns_the_same(
+    tmp_path, tokenizer, monkeypatch, capfd
+):
     forked(monkeypatch)
     rows, spec = many_rows(tmp_path / "rows", tokenizer, monkeypatch), sft_spec(tmp_path, None)
     inputs = {"artifacts": {"pack": [rows], "tokenizer": [tokenizer]}, "files": {"base": []}}
@@ -191,8 +196,8 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
         work = WorkFolder(folder)
         work.payload.mkdir(parents=True, exist_ok=True)
         work.state.mkdir(exist_ok=True)
-        told = {"tracking": Tracking(), "out": folder / "out"}
-        return oom_retry.launch("sft", spec=spec, operation=operation, work=work, **told, **inputs)
+        settings = {"tracking": Tracking(), "out": folder / "out"}
+        return oom_retry.launch("sft", spec=spec, operation=operation, work=work, **settings, **inputs)
 
     undisturbed = attempt(tmp_path / "undisturbed").run["history"]
     assert len(undisturbed) > 3
@@ -207,36 +212,36 @@ def test_a_training_that_runs_out_goes_on_with_less_and_learns_the_same(tmp_path
     for rows_before, rows_after in ((4, 2), (2, 1)):
         with pytest.raises(SnaketuneError, match=rf"step 4 with micro-batches of {rows_before} .* of {rows_after} row"):
             attempt(tmp_path / "disturbed")
-    found = attempt(tmp_path / "disturbed")
+    outcome = attempt(tmp_path / "disturbed")
     assert "resuming from" in capfd.readouterr().out
-    assert found.run["micro_batch_rows"] == 1
-    assert [entry["step"] for entry in found.run["history"]] == [entry["step"] for entry in undisturbed]
-    for one, other in zip(found.run["history"], undisturbed, strict=True):
+    assert outcome.run["micro_batch_rows"] == 1
+    assert [entry["step"] for entry in outcome.run["history"]] == [entry["step"] for entry in undisturbed]
+    for one, other in zip(outcome.run["history"], undisturbed, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
         assert one["learning_rate"] == other["learning_rate"]
 
 
-def test_one_of_several_processes_that_runs_out_does_not_end_the_calibration(tmp_path, monkeypatch):
-    """Each launch stands for several processes, one of which has told of its memory and died."""
-    from snaketune.training.autotune.batch_plan import Portions, tell_ran_out
+def test_a_process_out_of_memory_does_not_end_the_calibration(tmp_path, monkeypatch):
+    """Each launch simulates several processes, one of which recorded that it ran out of memory and died."""
+    from snaketune.training.autotune.batch_plan import BatchPlan, record_out_of_memory
     from snaketune.training.autotune.search import Trials
 
-    work, left = WorkFolder(tmp_path), [8, 4]
+    work, remaining = WorkFolder(tmp_path), [8, 4]
     work.start()
 
     def dies(stage, *, work, **_):
-        if not left:
+        if not remaining:
             return "done"
-        portions = Portions(micro_batch_rows=left.pop(), gradient_checkpointing=False)
-        Trials(work.state).add(portions, {"fits": False})
-        tell_ran_out(work.state, None, MemoryError())
+        plan = BatchPlan(micro_batch_rows=remaining.pop(), gradient_checkpointing=False)
+        Trials(work.state).add(plan, {"fits": False})
+        record_out_of_memory(work.state, None, MemoryError())
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", dies)
     assert calibrate_launcher.launch("calibrate", work=work) == "done"
 
     def learns_nothing(stage, *, work, **_):
-        tell_ran_out(work.state, None, MemoryError())
+        record_out_of_memory(work.state, None, MemoryError())
         raise SnaketuneError("exit status 1")
 
     monkeypatch.setattr(processes, "launch", learns_nothing)
@@ -257,9 +262,9 @@ except RuntimeError as error:
 """
 
 
-def test_what_torch_says_when_a_host_gives_no_more_is_understood():
-    found = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True)
-    assert found.stdout.split() == ["True", "False"], found.stderr
+def test_torchs_error_on_a_host_without_memory_is_recognized():
+    completed = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True)
+    assert completed.stdout.split() == ["True", "False"], completed.stderr
 
 
 def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch):
@@ -276,6 +281,6 @@ def test_tokens_are_those_of_full_micro_batches(tmp_path, tokenizer, monkeypatch
     monkeypatch.setattr("snaketune.training.autotune.search.GAIN", -1.0)
     rows = packed_rows(tmp_path / "rows", tokenizer)
     calibrated(tmp_path / "work", spec_of(run, run.base, batch_rows=4), rows, tokenizer)
-    tokens = {rows_at_once: timing.tokens for rows_at_once, timing in timings}
+    tokens = {rows: timing.tokens for rows, timing in timings}
     assert tokens[2] == pytest.approx(2 * tokens[1], rel=0.2)
     assert tokens[4] == pytest.approx(4 * tokens[1], rel=0.2)

@@ -1,13 +1,13 @@
-"""What a preference training is warned of, by numbers that were made up to be just so."""
+"""Warnings and early stops of the DPO monitor, on invented metrics."""
 
 import pytest
 
 from snaketune.config.losses import WINDOW, PreferenceLoss
-from snaketune.training.preference.dpo_monitor import Course
+from snaketune.training.preference.dpo_monitor import DpoMonitor
 from snaketune.training.preference.metrics import SUMS
 
-TOLD = PreferenceLoss(beta=0.1)
-FREE = PreferenceLoss(loss="cpo", beta=0.1)
+SETTINGS = PreferenceLoss(beta=0.1)
+REFERENCE_FREE = PreferenceLoss(loss="cpo", beta=0.1)
 
 
 def step(
@@ -22,7 +22,7 @@ def step(
     """Sums of eight pairs: their mean rewards, the standard deviation of chosen ones, and of margins beside their mean.
 
     Args:
-        follows: how much of the margin's deviation is that of the lengths, which differ by 3 tokens this way or that.
+        follows: correlation of the margins with the differences of lengths, which are 3 tokens in either direction.
     """
     pairs = 8.0
     margin, deviation, difference = chosen - rejected, 0.5, 3.0
@@ -36,92 +36,92 @@ def step(
     }  # fmt: skip
 
 
-def kinds(told: PreferenceLoss, steps: list[dict[str, float]], from_zero: bool = True) -> set[str]:
-    course = Course(told, from_zero)
+def kinds(settings: PreferenceLoss, steps: list[dict[str, float]], from_zero: bool = True) -> set[str]:
+    monitor = DpoMonitor(settings, from_zero)
     for sums in steps:
-        course.step(sums)
-    return {found["kind"] for found in course.at_end()}
+        monitor.step(sums)
+    return {warning["kind"] for warning in monitor.final_warnings()}
 
 
-def test_a_training_as_one_wants_it_is_warned_of_nothing():
-    assert not kinds(TOLD, [step(0.05 * n, -0.05 * n) for n in range(2 * WINDOW)])
+def test_a_good_training_has_no_warnings():
+    assert not kinds(SETTINGS, [step(0.05 * n, -0.05 * n) for n in range(2 * WINDOW)])
 
 
-def test_what_nearly_every_training_does_is_not_warned_of():
-    """Both fall, chosen ones by a fifth of what rejected ones do and by 0.05 nats per token."""
-    assert not kinds(TOLD, [step(-0.1, -0.5)] * WINDOW)
+def test_usual_changes_cause_no_warning():
+    """Both rewards fall, the chosen one by a fifth of the rejected one and by 0.05 nats per token."""
+    assert not kinds(SETTINGS, [step(-0.1, -0.5)] * WINDOW)
 
 
 @pytest.mark.parametrize(("chosen", "seen"), [(-0.19, False), (-0.21, True)])
 def test_chosen_completions_collapse_from_a_tenth_of_a_nat_per_token_on(chosen, seen):
     # 0.1 nats for each of 20 tokens are a reward of -0.2.
-    assert ("collapse" in kinds(TOLD, [step(chosen, -0.9)] * WINDOW)) == seen
+    assert ("collapse" in kinds(SETTINGS, [step(chosen, -0.9)] * WINDOW)) == seen
 
 
-def test_noise_of_a_few_pairs_is_no_collapse():
-    assert not kinds(TOLD, [step(-0.25, -0.9, spread=3.0)] * WINDOW)
+def test_noise_of_a_few_pairs_causes_no_warning():
+    assert not kinds(SETTINGS, [step(-0.25, -0.9, spread=3.0)] * WINDOW)
 
 
 @pytest.mark.parametrize(("chosen", "seen"), [(-0.11, False), (-0.13, True)])
 def test_margins_that_grow_only_by_pushing_rejected_ones_down(chosen, seen):
-    found = kinds(TOLD, [step(chosen, -0.5)] * WINDOW)
-    assert found == ({"only_rejected"} if seen else set())
+    warned = kinds(SETTINGS, [step(chosen, -0.5)] * WINDOW)
+    assert warned == ({"only_rejected"} if seen else set())
 
 
-def test_both_falling_alike_is_no_growing_margin():
-    assert "only_rejected" not in kinds(TOLD, [step(-0.15, -0.14)] * WINDOW)
+def test_equal_decreases_are_not_a_growing_margin():
+    assert "only_rejected" not in kinds(SETTINGS, [step(-0.15, -0.14)] * WINDOW)
 
 
 @pytest.mark.parametrize(("follows", "seen"), [(0.45, False), (0.55, True), (-0.9, False)])
 def test_margins_that_follow_length(follows, seen):
-    assert kinds(TOLD, [step(0.1, -0.1, follows=follows)] * WINDOW) == ({"length"} if seen else set())
+    assert kinds(SETTINGS, [step(0.1, -0.1, follows=follows)] * WINDOW) == ({"length"} if seen else set())
 
 
-def test_a_warning_is_told_once_with_its_numbers_and_again_at_the_end():
-    course = Course(TOLD)
-    said = [course.step(step(0.0, 0.0) if n < 30 else step(-0.5, -1.0)) for n in range(80)]
-    told = [text for texts in said for text in texts]
-    assert len(told) == 2
-    (collapse,) = (text for text in told if "collapsing" in text)
+def test_a_warning_is_reported_once_and_again_at_the_end():
+    monitor = DpoMonitor(SETTINGS)
+    texts_by_step = [monitor.step(step(0.0, 0.0) if n < 30 else step(-0.5, -1.0)) for n in range(80)]
+    settings = [text for texts in texts_by_step for text in texts]
+    assert len(settings) == 2
+    (collapse,) = (text for text in settings if "collapsing" in text)
     assert "nats per token less likely than under the reference" in collapse and collapse.startswith("step ")
-    found = {one["kind"]: one for one in course.at_end()}
-    # First seen when the window's mean had come so far, still so at the end, when all of it had.
-    assert 30 < found["collapse"]["step"] < 50 < found["collapse"]["at_end"]["step"] == 80
-    assert found["collapse"]["at_end"]["numbers"]["nats_per_token"] == pytest.approx(-0.25)
-    assert "over steps 61 to 80" in found["collapse"]["at_end"]["text"]
+    warnings = {one["kind"]: one for one in monitor.final_warnings()}
+    # First reported when the window's mean has fallen far enough; at the end, the whole window has fallen.
+    assert 30 < warnings["collapse"]["step"] < 50 < warnings["collapse"]["at_end"]["step"] == 80
+    assert warnings["collapse"]["at_end"]["numbers"]["nats_per_token"] == pytest.approx(-0.25)
+    assert "over steps 61 to 80" in warnings["collapse"]["at_end"]["text"]
 
 
-def test_what_went_by_is_still_known_at_the_end():
-    course = Course(TOLD)
+def test_a_past_warning_is_reported_at_the_end():
+    monitor = DpoMonitor(SETTINGS)
     for n in range(100):
-        course.step(step(-0.5, -0.5) if 20 <= n < 50 else step(0.3, 0.3))
-    (found,) = course.at_end()
-    assert found["kind"] == "collapse" and found["at_end"] is None
+        monitor.step(step(-0.5, -0.5) if 20 <= n < 50 else step(0.3, 0.3))
+    (warning,) = monitor.final_warnings()
+    assert warning["kind"] == "collapse" and warning["at_end"] is None
 
 
-def test_a_training_shorter_than_the_window_is_looked_at_at_its_end():
-    course = Course(TOLD)
-    assert not [text for _ in range(5) for text in course.step(step(-0.5, -1.0))]
-    assert {found["kind"] for found in course.at_end()} == {"collapse", "only_rejected"}
-    assert "over steps 1 to 5" in course.at_end()[0]["text"]
+def test_a_training_shorter_than_the_window_is_checked_at_its_end():
+    monitor = DpoMonitor(SETTINGS)
+    assert not [text for _ in range(5) for text in monitor.step(step(-0.5, -1.0))]
+    assert {warning["kind"] for warning in monitor.final_warnings()} == {"collapse", "only_rejected"}
+    assert "over steps 1 to 5" in monitor.final_warnings()[0]["text"]
 
 
-def test_a_beginning_without_a_good_completion_is_held_against_nothing():
+def test_a_first_window_without_chosen_completions_causes_no_warning():
     none = {name: 0.0 for name in SUMS if name.startswith("chosen")}
-    begun = [step(0.0, -0.1) | none] * WINDOW
-    assert not kinds(PreferenceLoss(loss="kto"), begun + [step(-4.5, -4.9, logp=-45.0)] * WINDOW, from_zero=False)
+    first = [step(0.0, -0.1) | none] * WINDOW
+    assert not kinds(PreferenceLoss(loss="kto"), first + [step(-4.5, -4.9, logp=-45.0)] * WINDOW, from_zero=False)
 
 
-@pytest.mark.parametrize(("told", "from_zero"), [(FREE, True), (TOLD, False)])
-def test_what_does_not_start_as_its_reference_is_held_against_its_beginning(told, from_zero):
-    begun = [step(-4.0, -4.1, logp=-40.0)] * WINDOW
-    assert not kinds(told, begun + [step(-4.0, -4.2, logp=-40.0)] * WINDOW, from_zero)
+@pytest.mark.parametrize(("settings", "from_zero"), [(REFERENCE_FREE, True), (SETTINGS, False)])
+def test_a_policy_that_differs_from_its_reference_is_compared_with_its_first_window(settings, from_zero):
+    first = [step(-4.0, -4.1, logp=-40.0)] * WINDOW
+    assert not kinds(settings, first + [step(-4.0, -4.2, logp=-40.0)] * WINDOW, from_zero)
     worse = [step(-4.5, -4.9, logp=-45.0)] * WINDOW
-    assert kinds(told, begun + worse, from_zero) == {"collapse", "only_rejected"}
-    # Lengths tell log-probabilities from the beginning.
+    assert kinds(settings, first + worse, from_zero) == {"collapse", "only_rejected"}
+    # Log-probabilities depend on lengths from the start.
     long = [step(-4.0, -4.1, follows=0.6)] * WINDOW
-    assert not kinds(told, long + [step(-4.0, -4.1, follows=0.7)] * WINDOW, from_zero)
-    assert kinds(told, long + [step(-4.0, -4.1, follows=0.9)] * WINDOW, from_zero) == {"length"}
+    assert not kinds(settings, long + [step(-4.0, -4.1, follows=0.7)] * WINDOW, from_zero)
+    assert kinds(settings, long + [step(-4.0, -4.1, follows=0.9)] * WINDOW, from_zero) == {"length"}
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_what_does_not_start_as_its_reference_is_held_against_its_beginning(told
         ({"kl_above": 3}, "kl 5 over the last 4 steps is above 3"),
     ],
 )
-def test_a_threshold_is_held_against_the_mean_of_its_window(stop_if, reason):
-    course = Course(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
+def test_a_threshold_is_compared_with_the_mean_of_its_window(stop_if, reason):
+    monitor = DpoMonitor(PreferenceLoss(stop_if={**stop_if, "window": 4, "from_step": 3}))
     for number in range(1, 5):
-        assert course.verdict() is None
-        # One good step of four, and the mean isn't.
+        assert monitor.early_stop() is None
+        # One good step of four isn't enough for the mean.
         sums = step(0.4, -0.4) | {"kl": 0.0} if number == 1 else step(0.0, 0.0) | {"kl": 8 * 20 / 3}
-        course.step(sums)
-    assert course.verdict() == {"step": 4, "reason": reason}
-    well = Course(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
+        monitor.step(sums)
+    assert monitor.early_stop() == {"step": 4, "reason": reason}
+    well = DpoMonitor(PreferenceLoss(stop_if={"margin_below": -1, "window": 1}))
     well.step(step(0.1, -0.1))
-    assert well.verdict() is None
+    assert well.early_stop() is None

@@ -1,4 +1,4 @@
-"""A reference of another origin than the SFT run: its tokens are held against those of the pairs, control tokens too."""
+"""The vocabulary of an external reference is compared with the tokens of the pairs, including control tokens."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,5 +33,7 @@ def test_a_reference_with_exchanged_control_tokens_is_refused(tmp_path):
     for folder in (same, other):
         tiny_model("llama").config.save_pretrained(folder)
     check_same_tokens(Pretrained(path=str(same)), chat, [pairs])
-    with pytest.raises(SnaketuneError, match=r"2 of \d+ tokens in the pairs are others .* is '<\|im_start\|>' here"):
+    with pytest.raises(
+        SnaketuneError, match=r"2 of \d+ tokens in the pairs are different in .* is '<\|im_start\|>' here"
+    ):
         check_same_tokens(Pretrained(path=str(other)), chat, [pairs])

@@ -1,4 +1,5 @@
-"""Reference log-probabilities can't be read back missing, broken, or for another model, other pairs, another computation."""
+"""Reference log-probabilities: missing or invalid ones, and those of another model, of other pairs or from another computation,
+are refused."""
 
 import math
 import subprocess
@@ -18,15 +19,15 @@ from snaketune.models.devices import resolve_compute
 from snaketune.models.kernels import KERNELS
 from snaketune.stages.specs import DpoSpec, RefLogpsSpec
 from snaketune.tables import write_table
-from snaketune.training.reference.cache_key import FAMILIES, keys
+from snaketune.training.reference.cache_key import KERNEL_FAMILIES, keys
 from snaketune.training.reference.logps_table import (
     ROUNDING,
     check_policy_is_reference,
     check_ref_logps,
-    in_order,
     is_comparable,
     read_ref_logps,
     schema,
+    sort_rows,
 )
 from tests.models.conftest import CPU
 
@@ -56,23 +57,27 @@ class Named:
         self.content, self.manifest = content, {"pairs": content}
 
 
-def test_values_come_back_by_pair_and_split(tmp_path):
-    found = read_ref_logps(artifact(tmp_path), "train")
-    assert list(found) == ["p"]
-    assert (found["p"].chosen_logp, found["p"].rejected_tokens, found["p"].chosen_token_logps) == (-1.0, 4, None)
+def test_values_are_read_by_pair_and_split(tmp_path):
+    references = read_ref_logps(artifact(tmp_path), "train")
+    assert list(references) == ["p"]
+    assert (references["p"].chosen_logp, references["p"].rejected_tokens, references["p"].chosen_token_logps) == (
+        -1.0,
+        4,
+        None,
+    )
 
 
-def test_values_of_single_tokens_come_back_where_they_were_kept(tmp_path):
-    found = read_ref_logps(artifact(tmp_path, ROWS | TOKENS), "held_out")
-    assert found["q"].rejected_token_logps.tolist() == pytest.approx([-0.8] * 5)
-    assert found["q"].rejected_token_logps.dtype == "float32"
+def test_values_per_token_are_read_if_stored(tmp_path):
+    references = read_ref_logps(artifact(tmp_path, ROWS | TOKENS), "held_out")
+    assert references["q"].rejected_token_logps.tolist() == pytest.approx([-0.8] * 5)
+    assert references["q"].rejected_token_logps.dtype == "float32"
 
 
-def test_rows_in_any_order_and_twice_are_put_in_one(tmp_path):
+def test_rows_are_sorted_and_deduplicated(tmp_path):
     table = pa.table(ROWS | TOKENS, schema=schema(True))
     mixed = pa.concat_tables([table.slice(2), table, table.slice(1, 1)])
-    assert in_order(mixed).equals(table)
-    assert not len(in_order(table.slice(0, 0)))
+    assert sort_rows(mixed).equals(table)
+    assert not len(sort_rows(table.slice(0, 0)))
 
 
 def test_the_table_is_read_with_pyarrow_alone(tmp_path):
@@ -107,11 +112,11 @@ def test_a_pair_without_one_of_its_completions_is_an_error(tmp_path):
 
 def run(**changes) -> DpoSpec:
     training = Training(learning_rate=0.1)
-    told = {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "lora": None, "quantization": None}
-    return DpoSpec(**(told | {"training": training, "trust_remote_code": False} | changes))
+    run_settings = {"loss": "sigmoid", "beta": 0.1, "label_smoothing": 0.0, "lora": None, "quantization": None}
+    return DpoSpec(**(run_settings | {"training": training, "trust_remote_code": False} | changes))
 
 
-HERE = {"spec": run(), "model": [Named("m"), Named("b")], "pack": Named("r"), "compute": CPU, "any_kernel": False}
+HERE = {"spec": run(), "model": [Named("m"), Named("b")], "pack": Named("r"), "compute": CPU, "share_kernels": False}
 BF16 = replace(CPU, dtype=torch.bfloat16)
 OTHER = Pretrained(path="another/model", revision="f00")
 
@@ -127,11 +132,11 @@ OTHER = Pretrained(path="another/model", revision="f00")
         ("weights_dtype", {"compute": BF16, "spec": run(lora=Lora())}),
         ("kernel", {"compute": replace(CPU, kernel="varlen")}),
         ("quantization", {"spec": run(lora=Lora(), quantization=Quantization())}),
-        ("adapter apart", {"spec": run(lora=Lora(), continued=True)}),
+        ("adapter unmerged", {"spec": run(lora=Lora(), continued=True)}),
         ("reference", {"spec": run(reference=OTHER)}),
     ],
 )
-def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, what, here):
+def test_another_references_artifact_is_refused_with_the_difference(tmp_path, what, here):
     made = artifact(tmp_path)
     check_ref_logps(made, **HERE)
     with pytest.raises(SnaketuneError, match=rf"{what}: .*--forcerun"):
@@ -146,14 +151,14 @@ def test_an_artifact_of_something_else_is_refused_with_what_differs(tmp_path, wh
         {"spec": run(training=Training(learning_rate=0.2, batch_rows=8, seed=3, epochs=2, precision="float32"))},
         # Of float32 weights there are no masters.
         {"spec": run(lora=Lora())},
-        {"compute": replace(CPU, kernel="varlen"), "any_kernel": True},
+        {"compute": replace(CPU, kernel="varlen"), "share_kernels": True},
     ],
 )
-def test_what_the_key_leaves_out_is_accepted(tmp_path, here):
+def test_differences_outside_the_cache_key_are_accepted(tmp_path, here):
     check_ref_logps(artifact(tmp_path), **(HERE | here))
 
 
-def test_another_kernel_is_refused_with_the_key_that_accepts_it_and_one_of_its_family_is_taken(tmp_path):
+def test_another_kernel_family_is_refused_unless_shared(tmp_path):
     made = artifact(tmp_path, kernel="flash_attention_2")
     for kernel in ("flash_attention_2", "flash_attention_4"):
         check_ref_logps(made, **(HERE | {"compute": replace(CPU, kernel=kernel)}))
@@ -162,7 +167,7 @@ def test_another_kernel_is_refused_with_the_key_that_accepts_it_and_one_of_its_f
         check_ref_logps(made, **HERE)
 
 
-def test_an_external_reference_is_known_by_its_name_and_revision(tmp_path):
+def test_an_external_reference_is_identified_by_name_and_revision(tmp_path):
     spec = SPEC.model_copy(update={"base": OTHER, "frozen_weights": True})
     made = artifact(tmp_path, spec=spec, inputs={"model": [], "base_layers": [], "pack": ["r"]})
     # Whatever the run does with its own model.
@@ -173,8 +178,8 @@ def test_an_external_reference_is_known_by_its_name_and_revision(tmp_path):
             check_ref_logps(made, **(HERE | {"spec": other}))
 
 
-def test_an_external_reference_in_a_folder_is_known_by_its_content(tmp_path):
-    """It may have been moved since: what is in it is part of the key."""
+def test_a_local_external_reference_is_identified_by_its_content(tmp_path):
+    """Its path may have changed: the cache key has its content."""
     there, gone = (Pretrained(path=str(tmp_path / name)) for name in ("there", "gone"))
     (tmp_path / "there").mkdir()
     spec = SPEC.model_copy(update={"base": gone, "frozen_weights": True})
@@ -184,7 +189,7 @@ def test_an_external_reference_in_a_folder_is_known_by_its_content(tmp_path):
 
 @pytest.mark.parametrize("frozen", [True, False])
 @pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
-def test_a_key_is_of_what_a_cpu_computes_with(precision, frozen):
+def test_the_cache_key_has_the_data_types_of_a_cpu(precision, frozen):
     spec = SPEC.model_copy(update={"precision": precision, "frozen_weights": frozen})
     own, *_ = keys("ref_logps", spec, Execution(), "c", "cpu")
     compute = resolve_compute(precision)
@@ -193,17 +198,17 @@ def test_a_key_is_of_what_a_cpu_computes_with(precision, frozen):
     assert own.device == compute.device.type
 
 
-def test_every_kernel_is_of_a_family():
-    assert FAMILIES.keys() == KERNELS.keys()
+def test_every_kernel_has_a_family():
+    assert KERNEL_FAMILIES.keys() == KERNELS.keys()
 
 
-def test_to_look_a_reference_up_takes_no_torch():
+def test_looking_up_a_reference_imports_no_torch():
     program = "import sys, snaketune.training.reference.cache_key as k; assert 'torch' not in sys.modules and k.keys"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_policy_with_noise_in_training_is_refused_though_the_noise_is_small(dtype):
+def test_a_policy_with_small_noise_in_training_is_refused(dtype):
     """phimoe's experts are drawn in training, which no setting turns off."""
     counts, zero = torch.full((2, 2), 10), torch.zeros(2, 2)
     rounding = 10 * ROUNDING[dtype]

@@ -1,4 +1,4 @@
-"""A step's loss is the same however the step falls into micro-batches, and what a line of the log says of it too."""
+"""The loss and the logged metrics of a step don't depend on its micro-batches."""
 
 import json
 
@@ -12,13 +12,13 @@ from snaketune.errors import SnaketuneError
 from snaketune.training.loop.step_loss import loss_of
 from snaketune.training.preference import dpo_trainer
 from snaketune.training.preference.dpo_loss import Pairs
-from snaketune.training.preference.metrics import SUMS, means, sums_of
-from snaketune.training.preference.pair_features import pairs_of
+from snaketune.training.preference.metrics import SUMS, batch_sums, means
+from snaketune.training.preference.pair_features import pair_logps
 
 from .preference_runs import Trained
 
-# One of each way in which a step is put together.
-TOLD = {
+# One loss for each way of combining the losses of micro-batches.
+LOSSES = {
     "sigmoid": {"loss": "sigmoid"},
     "with likelihood": {"loss": {"ipo": 0.3, "sft": 1.0}},
     "sorted": {"loss": "aot", "label_smoothing": 0.1},
@@ -51,25 +51,25 @@ def assert_same(one, other) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "loss_settings",
     [
         {"loss": "discopop"},
         *({"f_divergence_type": kind} for kind in ("forward_kl", "js_divergence", "alpha_divergence")),
     ],
 )
 @pytest.mark.parametrize("nats", [-1000.0, -100.0, 0.0, 100.0, 1000.0])
-def test_long_completions_that_moved_far_have_a_loss_and_a_gradient(told, nats):
+def test_extreme_log_ratios_have_a_finite_loss_and_gradient(loss_settings, nats):
     logps_P2 = torch.tensor([[nats, 0.0], [0.0, nats], [nats, nats]], requires_grad=True)
     counts_P2 = torch.full((3, 2), 500)
     pairs = Pairs(logps_P2=logps_P2, reference_P2=torch.zeros(3, 2), counts_P2=counts_P2, nll_P2=torch.zeros(3, 2))
-    loss = loss_of(pairs, PreferenceLoss(beta=1.0, **told), torch.tensor([3, 0, 0]))
+    loss = loss_of(pairs, PreferenceLoss(beta=1.0, **loss_settings), torch.tensor([3, 0, 0]))
     loss.backward()
     assert loss.isfinite() and logps_P2.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("of", ["pairs", "completions"])
 def test_every_source_has_its_own_metrics(pairs, completions, of):
-    """Pairs are from one source and the other in turn."""
+    """Pairs alternate between two sources."""
     trained, loss = (pairs, "sigmoid") if of == "pairs" else (completions, "kto")
     outcome, _ = trained.train("by-source", {"loss": loss}, batch_rows=12, micro_batch_rows=4)
     (*_, last) = outcome.run["history"]
@@ -87,12 +87,12 @@ def test_every_source_has_its_own_metrics(pairs, completions, of):
             assert first != second, name
 
 
-@pytest.mark.parametrize("what", TOLD)
+@pytest.mark.parametrize("what", LOSSES)
 def test_a_step_is_the_same_in_any_micro_batches(pairs, tmp_path, what):
-    name, told = what.replace(" ", "-"), TOLD[what]
-    whole = pairs.train(f"{name}-4", told)
+    name, loss_settings = what.replace(" ", "-"), LOSSES[what]
+    whole = pairs.train(f"{name}-4", loss_settings)
     for rows in (1, 2):
-        assert_same(pairs.train(f"{name}-{rows}", told, micro_batch_rows=rows), whole)
+        assert_same(pairs.train(f"{name}-{rows}", loss_settings, micro_batch_rows=rows), whole)
     first, last = (whole[0].run["history"][at] for at in (0, -1))
     assert {*METRICS} <= {*last} and ("kl" in last) == ("prompts" not in what and "reference" not in what)
     # It does learn.
@@ -101,36 +101,36 @@ def test_a_step_is_the_same_in_any_micro_batches(pairs, tmp_path, what):
 
 @pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
 def test_single_completions_are_the_same_in_any_micro_batches(completions, loss):
-    told = {"loss": loss, "desirable_weight": 1.3}
-    whole = completions.train(f"{loss}-4", told)
+    loss_settings = {"loss": loss, "desirable_weight": 1.3}
+    whole = completions.train(f"{loss}-4", loss_settings)
     for rows in (1, 2):
-        assert_same(completions.train(f"{loss}-{rows}", told, micro_batch_rows=rows), whole)
+        assert_same(completions.train(f"{loss}-{rows}", loss_settings, micro_batch_rows=rows), whole)
     last = whole[0].run["history"][-1]
     assert last["chosen_reward"] > last["rejected_reward"]
     assert last["margin"] == pytest.approx(last["chosen_reward"] - last["rejected_reward"], abs=1e-5)
     assert last["kl"] >= 0 and "accuracy" not in last and "length_correlation" not in last
 
 
-def test_both_passes_of_a_step_drop_the_same_inputs_out(pairs, monkeypatch):
-    """Else the derivatives would be of other numbers than those that they weight."""
+def test_both_passes_of_a_step_have_the_same_dropout(pairs, monkeypatch):
+    """Otherwise the derivatives would belong to other values than those that they weight."""
     passes = {False: [], True: []}
 
-    def watched(model, batch, told):
-        found = pairs_of(model, batch, told)
-        passes["derivatives" in batch].append(found.logps_P2.detach().clone())
-        return found
+    def watched(model, batch, loss_settings):
+        batch_pairs = pair_logps(model, batch, loss_settings)
+        passes["derivatives" in batch].append(batch_pairs.logps_P2.detach().clone())
+        return batch_pairs
 
-    monkeypatch.setattr(dpo_trainer, "pairs_of", watched)
+    monkeypatch.setattr(dpo_trainer, "pair_logps", watched)
     pairs.train("dropped-out", {"loss": "aot"}, lora=Lora(rank=2, dropout=0.5), micro_batch_rows=1, epochs=1)
     first, second = passes[False][2:], passes[True]
-    # Two looks before the first step, then twelve micro-batches.
+    # Two checks before the first step, then twelve micro-batches.
     assert len(first) == len(second) == 12
     assert all(torch.equal(one, other) for one, other in zip(first, second))
-    # Adapters that still are zero drop out nothing that shows.
+    # Dropout has no effect on adapters that are still zero.
     assert not torch.equal(second[4], second[0])
 
 
-def test_metrics_are_means_over_the_pairs_of_the_steps_of_a_line(pairs):
+def test_metrics_are_means_over_the_steps_of_a_log_line(pairs):
     each, _ = pairs.train("each", {"loss": "sigmoid"})
     some, _ = pairs.train("some", {"loss": "sigmoid"}, log_steps=3)
     # The first step has a line of its own.
@@ -148,16 +148,16 @@ def test_metrics_are_means_over_the_pairs_of_the_steps_of_a_line(pairs):
     assert entry["kl"] == pytest.approx(-(entry["chosen_reward"] + entry["rejected_reward"]) / 2 / 0.5, abs=1e-4)
 
 
-def test_a_pair_that_has_not_moved_counts_half():
-    """All pairs before the first step: a policy that learns nothing stays at half of them, and not at none."""
+def test_a_pair_with_equal_rewards_counts_half_in_the_accuracy():
+    """As all pairs before the first step: a policy that learns nothing has an accuracy of one half, not zero."""
     logps_P2 = torch.tensor([[-2.0, -6.0], [-3.0, -3.0], [-4.0, -5.0], [-1.0, -2.0]])
     moved_P2 = torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5]])
     counts_P2, none_P2 = torch.full((4, 2), 3), torch.zeros(4, 2)
     pairs = Pairs(logps_P2=logps_P2, reference_P2=logps_P2 - moved_P2, counts_P2=counts_P2, nll_P2=none_P2)
-    (row,) = sums_of(pairs, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
+    (row,) = batch_sums(pairs, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
     assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
     unmoved = Pairs(logps_P2=logps_P2, reference_P2=logps_P2, counts_P2=counts_P2, nll_P2=none_P2)
-    (row,) = sums_of(unmoved, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
+    (row,) = batch_sums(unmoved, PreferenceLoss(), torch.zeros(4, dtype=torch.long), sources=1).tolist()
     assert means(dict(zip(SUMS, row)), PreferenceLoss())["accuracy"] == 0.5
 
 
@@ -167,14 +167,14 @@ def test_a_loss_with_a_reference_is_refused_without_one(pairs, monkeypatch):
         pairs.train("unreferenced", {"loss": "sigmoid"})
 
 
-def test_tails_need_log_probabilities_by_token(pairs):
-    with pytest.raises(SnaketuneError, match="no log-probabilities by token"):
+def test_ld_alpha_needs_log_probabilities_per_token(pairs):
+    with pytest.raises(SnaketuneError, match="no log-probabilities per token"):
         pairs.train("tails", {"loss": "sigmoid", "ld_alpha": 0.5})
 
 
 def test_a_checkpoint_holds_the_windows_as_plain_numbers(pairs):
     _, work = pairs.train("checkpoint", {"loss": "sigmoid"}, every=4)
     (checkpoint,) = (work.state / "checkpoints").glob("checkpoint-*")
-    state = json.loads((checkpoint / dpo_trainer.COURSE).read_text(encoding="utf-8"))
+    state = json.loads((checkpoint / dpo_trainer.MONITOR_STATE).read_text(encoding="utf-8"))
     assert state["done"] == 9 or checkpoint.name == f"checkpoint-{state['done']}"
     assert len(state["steps"]) == state["done"]

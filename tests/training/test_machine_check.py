@@ -1,4 +1,4 @@
-"""A training that can't go well on its machine is refused before anything is loaded, with what to do; a doubt is told."""
+"""A training that doesn't fit its machine is refused before anything is loaded; a possible problem is a warning."""
 
 import os
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from snaketune.models.peak_flops import Peak
 from snaketune.stages.gpu_needs import Finding, needs_of_gpu, tell
 from snaketune.stages.specs import CalibrateSpec, RefLogpsSpec, SftSpec
 from snaketune.training.autotune import machine_check
-from snaketune.training.autotune.machine_check import examine, sharing_of, too_slow, too_small
+from snaketune.training.autotune.machine_check import check_machine, duration_findings, memory_findings, sharing_mode
 from snaketune.training.loop import pipeline
 from tests.models.conftest import CPU, tiny_model
 
@@ -45,7 +45,7 @@ def sft(lora=None, quantization=None, **training) -> SftSpec:
 
 
 def executed(training: Training, **operation) -> Execution:
-    """Without leave to use the CPU, unless that is said."""
+    """Execution settings that refuse the CPU unless `allow_cpu` is given."""
     return Execution(micro_batch_rows=training.micro_batch_rows, gradient_checkpointing=False, **operation)
 
 
@@ -70,10 +70,10 @@ NEEDY = [
 
 
 @pytest.mark.parametrize(("spec", "operation", "expected"), NEEDY)
-def test_what_needs_a_gpu_is_refused_without_one_unless_the_cpu_is_allowed(spec, operation, expected):
-    found = needs_of_gpu(spec, Execution(**operation))
-    assert keys(found) == expected
-    assert all(finding.certain and "operation.allow_cpu: true" in finding.do for finding in found)
+def test_gpu_settings_are_refused_without_a_gpu_unless_the_cpu_is_allowed(spec, operation, expected):
+    findings = needs_of_gpu(spec, Execution(**operation))
+    assert keys(findings) == expected
+    assert all(finding.certain and "operation.allow_cpu: true" in finding.do for finding in findings)
     assert needs_of_gpu(spec, Execution(**operation, allow_cpu=True)) == []
 
 
@@ -86,7 +86,7 @@ def test_a_calibration_and_a_reference_need_what_their_run_needs():
     )
 
 
-def test_all_that_is_certain_stops_in_one_message_and_a_doubt_is_printed(capsys):
+def test_certain_findings_stop_in_one_error_and_others_are_printed(capsys):
     sure, doubt = (Finding(key=str(n), found="f", do="d", certain=certain) for n, certain in ((1, True), (2, False)))
     tell([doubt])
     assert capsys.readouterr().out == "note: 2: f; d\n"
@@ -96,17 +96,17 @@ def test_all_that_is_certain_stops_in_one_message_and_a_doubt_is_printed(capsys)
         tell([sure, doubt, sure])
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_reason_to_train_on_the_cpu(monkeypatch, rows):
+def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch, rows):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    found = examine(sft(), executed(sft().training), CPU, None, rows).findings
-    assert [(finding.key, finding.certain) for finding in found] == [("operation.gpus", True)]
-    assert f"torch {torch.__version__}" in found[0].found
+    findings = check_machine(sft(), executed(sft().training), CPU, None, rows).findings
+    assert [(finding.key, finding.certain) for finding in findings] == [("operation.gpus", True)]
+    assert f"torch {torch.__version__}" in findings[0].found
     for operation in ({"allow_cpu": True}, {"gpus": 0}):
-        assert not examine(sft(), executed(sft().training, **operation), CPU, None, rows).findings
+        assert not check_machine(sft(), executed(sft().training, **operation), CPU, None, rows).findings
 
 
 def stub_gpu(monkeypatch, name: str = "NVIDIA A10", memory: int = 24 * 10**9) -> None:
-    """What torch says of a card that is there."""
+    """Patch torch to report a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory - 10**9, memory))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
@@ -116,20 +116,20 @@ def stub_gpu(monkeypatch, name: str = "NVIDIA A10", memory: int = 24 * 10**9) ->
 def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch, rows):
     stub_gpu(monkeypatch)
     operation = executed(sft().training)
-    (found,) = examine(sft(), operation, GPU, SEVEN, rows).findings
+    (finding,) = check_machine(sft(), operation, GPU, SEVEN, rows).findings
     gb = NUMBERS / 1e9
     # Weights and gradients of 4 bytes, states of 8.
-    assert f"needs {16 * gb:.1f} GB before there is a single activation (weights {4 * gb:.2f} GB, " in found.found
-    assert f"optimizer states {8 * gb:.2f} GB" in found.found
-    assert "NVIDIA A10 has 24.0 GB" in found.found
-    assert found.certain
+    assert f"needs {16 * gb:.1f} GB without any activations (weights {4 * gb:.2f} GB, " in finding.found
+    assert f"optimizer states {8 * gb:.2f} GB" in finding.found
+    assert "NVIDIA A10 has 24.0 GB" in finding.found
+    assert finding.certain
     for way in ("`lora`", "quantization", "paged_adamw_8bit", "fsdp"):
-        assert way in found.do
+        assert way in finding.do
     adapted = sft(Lora(), optimizer="adamw_torch")
-    looked = examine(adapted, operation, GPU, SEVEN, rows)
+    looked = check_machine(adapted, operation, GPU, SEVEN, rows)
     assert (looked.findings, str(looked.machine)) == ((), "cuda:0 (A10, 22GB)")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    shared = examine(sft(), executed(sft().training, gpus=8, launch="fsdp"), GPU, SEVEN, rows)
+    shared = check_machine(sft(), executed(sft().training, gpus=8, launch="fsdp"), GPU, SEVEN, rows)
     assert not any(finding.certain for finding in shared.findings)
 
 
@@ -141,7 +141,7 @@ def test_seven_billion_parameters_in_full_do_not_fit_a_card_of_24_gb(monkeypatch
     ],
 )  # fmt: skip
 def test_processes_share_as_they_are_launched(launch, sharing):
-    assert sharing_of(Execution(**launch)) == sharing
+    assert sharing_mode(Execution(**launch)) == sharing
 
 
 def taken(least: int, computing: int | None) -> Estimate:
@@ -159,29 +159,29 @@ def taken(least: int, computing: int | None) -> Estimate:
         (taken(43 * 10**9, 0), 2, [True]),
     ],
 )
-def test_what_cannot_fit_is_refused_and_what_may_not_is_told(estimate, here, certain):
-    assert [finding.certain for finding in too_small(estimate, MACHINE, sft(), 1, here)] == certain
+def test_too_little_memory_is_refused_and_possibly_too_little_a_warning(estimate, here, certain):
+    assert [finding.certain for finding in memory_findings(estimate, MACHINE, sft(), 1, here)] == certain
 
 
-def test_days_on_a_cpu_are_refused_by_what_this_cpu_was_measured_to_do(monkeypatch, rows):
+def test_trainings_of_days_on_a_cpu_are_refused_by_its_measured_peak(monkeypatch, rows):
     slow = Peak(flops_per_second=1e11, source="measured matrix product, float32, 2 threads")
-    assert too_slow(2 * 86400 * 0.5e11, 1, slow) == []
-    assert too_slow(4 * 86400 * 0.5e11, 2, slow) == []
-    (found,) = too_slow(30 * 86400 * 0.5e11, 1, slow)
-    assert "would take 30 days at best" in found.found
-    assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in found.found
+    assert duration_findings(2 * 86400 * 0.5e11, 1, slow) == []
+    assert duration_findings(4 * 86400 * 0.5e11, 2, slow) == []
+    (finding,) = duration_findings(30 * 86400 * 0.5e11, 1, slow)
+    assert "would take 30 days at best" in finding.found
+    assert "100 GFLOP/s of a measured matrix product, float32, 2 threads" in finding.found
     # Seven billion parameters, 616 tokens, ten thousand epochs; of few, nothing is measured.
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**12, available=10**12))
     monkeypatch.setattr(machine, "host_limit", lambda: 10**12)
     monkeypatch.setattr(machine_check, "peak_of", lambda compute: slow)
     long = sft(epochs=10_000)
-    assert keys(examine(long, executed(long.training), CPU, SEVEN, rows).findings) == ["operation"]
-    assert not examine(long, executed(long.training, allow_cpu=True), CPU, SEVEN, rows).findings
+    assert keys(check_machine(long, executed(long.training), CPU, SEVEN, rows).findings) == ["operation"]
+    assert not check_machine(long, executed(long.training, allow_cpu=True), CPU, SEVEN, rows).findings
     monkeypatch.setattr(machine_check, "peak_of", lambda compute: pytest.fail("measured"))
-    assert not examine(sft(), executed(long.training), CPU, SEVEN, rows).findings
+    assert not check_machine(sft(), executed(long.training), CPU, SEVEN, rows).findings
 
 
-def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
+def test_bitsandbytes_without_a_gpu_build_is_recognized(monkeypatch, rows):
     """Its own classes, as `get_native_library` and what catches its failure make them."""
     from bitsandbytes import cextension
 
@@ -189,9 +189,12 @@ def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
     broken = cextension.ErrorHandlerMockBNBNativeLibrary(missing)
     whole = cextension.BNBNativeLibrary.__new__(cextension.CudaBNBNativeLibrary)
     assert bitsandbytes_trouble(torch.device("cpu")) == ""
-    for library, says in ((broken, "(No compatible CUDA binary found at /x/libbitsandbytes_cuda140.so)"), (whole, "")):
+    for library, message in (
+        (broken, "(No compatible CUDA binary found at /x/libbitsandbytes_cuda140.so)"),
+        (whole, ""),
+    ):
         monkeypatch.setattr(cextension, "lib", library)
-        assert bitsandbytes_trouble(GPU.device).endswith(says)
+        assert bitsandbytes_trouble(GPU.device).endswith(message)
     monkeypatch.setattr(cextension, "lib", cextension.BNBNativeLibrary(None))
     assert bitsandbytes_trouble(GPU.device).endswith("runs without its GPU build")
     monkeypatch.setattr(cextension, "lib", broken)
@@ -200,56 +203,59 @@ def test_bitsandbytes_without_its_gpu_build_says_so_itself(monkeypatch, rows):
         (sft(Lora(), Quantization()), "quantization"),
         (sft(optimizer="adamw_8bit"), "training.optimizer"),
     ):
-        assert keys(examine(spec, executed(spec.training), GPU, None, rows).findings) == [key]
-    assert examine(sft(), executed(sft().training), GPU, None, rows).findings == ()
+        assert keys(check_machine(spec, executed(spec.training), GPU, None, rows).findings) == [key]
+    assert check_machine(sft(), executed(sft().training), GPU, None, rows).findings == ()
 
 
-def test_bitsandbytes_that_cannot_be_imported_is_told(monkeypatch):
+def test_bitsandbytes_that_cannot_be_imported_is_reported(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.cextension", None)
     assert bitsandbytes_trouble(torch.device("cpu")).startswith("it can't be imported (ModuleNotFoundError: ")
 
 
-def test_flash_attention_that_does_not_load_is_a_note():
+def test_flash_attention_that_fails_to_load_is_a_warning():
     machine = Machine(
         **H100, threads=1, cores=1, unloadable=(("flash_attention_2", "ImportError: undefined symbol: x"),)
     )
-    (found,) = machine_check.unloadable(machine, GPU)
-    assert not found.certain
-    assert "doesn't load (ImportError: undefined symbol: x); attention runs on varlen" in str(found)
+    (finding,) = machine_check.kernel_findings(machine, GPU)
+    assert not finding.certain
+    assert "fails to load (ImportError: undefined symbol: x); attention uses varlen instead" in str(finding)
 
 
-def test_4_bits_on_apples_gpu_are_refused_whatever_is_allowed(monkeypatch, rows):
+def test_4_bit_weights_on_mps_are_always_refused(monkeypatch, rows):
     mps = Compute(device=torch.device("mps"), dtype=torch.float32, kernel="sdpa")
     spec = sft(Lora(), Quantization())
-    found = examine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
-    assert [str(finding).split(";")[0] for finding in found] == ["quantization: 4-bit weights can't be trained on mps"]
+    findings = check_machine(spec, executed(spec.training, allow_cpu=True), mps, None, rows).findings
+    assert [str(finding).split(";")[0] for finding in findings] == [
+        "quantization: 4-bit weights can't be trained on mps"
+    ]
 
 
-def test_nothing_is_loaded_for_a_training_that_is_refused(tmp_path, monkeypatch, rows):
+def test_a_refused_training_loads_nothing(tmp_path, monkeypatch, rows):
     def load():
         pytest.fail("weights were read")
 
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**10, available=10**10))
     monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(total=0, free=0))
-    with pytest.raises(SnaketuneError, match=r"training: needs \d+\.\d GB before .* and this machine has 10\.0 GB"):
+    needs = r"training: needs \d+\.\d GB without any activations .* and this machine has 10\.0 GB"
+    with pytest.raises(SnaketuneError, match=needs):
         train(tmp_path / "work", rows, spec_of(), load, config=SEVEN)
 
 
-def test_the_line_says_what_is_trained_on_what_and_its_peak_stands_beside_what_was_expected(tmp_path, rows, capsys):
+def test_the_first_log_line_and_the_peak_memory_with_the_expected_one(tmp_path, rows, capsys):
     model = tiny_model("llama")
     outcome = train(tmp_path / "work", rows, spec_of(gradient_checkpointing=True), lambda: model, config=model.config)
-    said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if line.startswith("model: ")]
+    log = capsys.readouterr().out
+    (line,) = [line for line in log.splitlines() if line.startswith("model: ")]
     cores = len(os.sched_getaffinity(0))
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
     parameters = f"{parameter_count(model) / 1000:.1f}k"
     assert line.startswith(f"model: {parameters} parameters on cpu ({threads} of {cores} core")
     assert ", float32, sdpa, not compiled, micro-batch 2 x 2, activations recomputed, " in line
     assert line.endswith(" GB expected")
-    told = outcome.run["expected_memory_gb"]
-    assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {told:.2f} GB expected" in said
+    expected_gb = outcome.run["expected_memory_gb"]
+    assert f"peak memory: {outcome.run['peak_memory_gb']:.2f} GB, {expected_gb:.2f} GB expected" in log
     # Of such a small model it is the process itself.
-    assert told == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.3)
+    assert expected_gb == pytest.approx(psutil.Process().memory_info().rss / 1e9, rel=0.3)
 
 
 def line_of(trained: int, **arguments) -> str:
@@ -260,7 +266,9 @@ def line_of(trained: int, **arguments) -> str:
         trainer=trainer, about={"kernel": "varlen"}, facts={}, parameters=23_100_000, trainable=trained
     )
     estimated = taken(30_500_000_000, 30_500_000_000)
-    return pipeline.setting(made, machine_check.Fitness(machine=MACHINE, planned=None, estimate=estimated, findings=()))
+    return pipeline.setting(
+        made, machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=estimated, findings=())
+    )
 
 
 def test_the_line_of_a_gpu():
@@ -271,21 +279,21 @@ def test_the_line_of_a_gpu():
     assert "micro-batch 16 x 2 in each of 4 processes, " in line_of(23_100_000, world_size=4)
 
 
-def test_a_model_that_cannot_be_followed_is_said_to_be_one():
-    unknown = machine_check.Fitness(machine=MACHINE, planned=None, estimate=None, findings=())
-    assert unknown.expected == "memory unknown (this model's config can't be followed without its weights)"
-    certain = machine_check.Fitness(machine=MACHINE, planned=None, estimate=taken(10**9, None), findings=())
+def test_unknown_memory_is_reported_as_such():
+    unknown = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=None, findings=())
+    assert unknown.expected == "memory unknown (this model can't be built from its config without weights)"
+    certain = machine_check.MachineCheck(machine=MACHINE, planned=None, estimate=taken(10**9, None), findings=())
     assert certain.expected == "at least 1.00 GB"
 
 
-def test_the_machine_is_looked_at_and_left_alone():
+def test_properties_of_the_machine():
     machine = look(CPU)
     assert (machine.card, machine.unloadable) == ("", ())
     assert 0 < machine.free <= machine.memory
     assert machine.threads == torch.get_num_threads()
 
 
-def test_a_gpu_that_others_compute_on_too_is_told(monkeypatch, rows):
+def test_a_shared_gpu_is_reported(monkeypatch, rows):
     """70 of 85 GB are free, and this process has reserved 2 and CUDA's own share."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 85 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
@@ -295,8 +303,8 @@ def test_a_gpu_that_others_compute_on_too_is_told(monkeypatch, rows):
     assert machine.others == pytest.approx(13e9, abs=2e9)
     monkeypatch.setattr(machine_check, "look", lambda compute: machine)
     spec = sft()
-    [finding] = examine(spec, executed(spec.training), GPU, None, rows).findings
+    [finding] = check_machine(spec, executed(spec.training), GPU, None, rows).findings
     assert not finding.certain
-    assert "other processes hold 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
+    assert "other processes use 11.4 of the 85.0 GB of NVIDIA H100 80GB HBM3" in str(finding)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (82 * 10**9, 85 * 10**9))
     assert look(GPU).others == 0

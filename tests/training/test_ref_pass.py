@@ -1,4 +1,4 @@
-"""The reference pass: right for every completion, gone on with where it was killed, the same in one job or in several."""
+"""The reference pass: correct for every completion, resumed after a kill, the same in one job or in several."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ FAMILIES = {
 
 def pairs_in(folder: Path, tokenizer: Artifact, count: int = 24, length: int = 256) -> Artifact:
     rows = rows_of("preferences", count)
-    # Some prompts come twice, and some pairs.
+    # Some prompts and some pairs occur twice.
     rows += [row | {"id": f"{row['id']}x", "chosen": rows[0]["chosen"]} for row in rows[1:4]]
     corpus = chain.corpus(folder / "corpus", "preference", [rows[2], *rows], held_out=6)
     return chain.pack(folder / "pack", corpus, tokenizer, "preference", length=length)
@@ -84,26 +84,26 @@ def test_every_completion_has_the_log_probabilities_of_its_sequence_alone(tmp_pa
     rows = table.to_pylist()
     keys = [(row["split"] != "train", row["id"], row["completion"]) for row in rows]
     assert keys == sorted(set(keys))
-    found = {(row["split"], row["id"], row["completion"]): row for row in rows}
+    by_completion = {(row["split"], row["id"], row["completion"]): row for row in rows}
     loaded, checked = tiny_of(model), 0
     for split in ("train", "held_out"):
-        packed, places = PackedRows(pack, split), list(compute.documents(pack, split))
+        packed, entries = PackedRows(pack, split), list(compute.documents(pack, split))
         for number in range(len(packed)):
-            row, ids = packed[number], [place["id"] for place in places if place["row"] == number]
-            placed = layout_of([row])
-            for completion, segment in enumerate(placed.completions):
-                where = placed.sequence_tokens(segment, np.arange(placed.sequence_lengths[segment]))
-                tokens = torch.from_numpy(row["input_ids"][where].astype(np.int64))
-                learned = torch.from_numpy(row["labels"][where] != -100)
+            row, ids = packed[number], [entry["id"] for entry in entries if entry["row"] == number]
+            layout = layout_of([row])
+            for completion, segment in enumerate(layout.completions):
+                positions = layout.sequence_tokens(segment, np.arange(layout.sequence_lengths[segment]))
+                tokens = torch.from_numpy(row["input_ids"][positions].astype(np.int64))
+                learned = torch.from_numpy(row["labels"][positions] != -100)
                 with torch.no_grad():
                     logps = loaded(tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1)
                 expected = logps.gather(1, tokens[1:, None])[:, 0][learned[1:]]
-                one = found[split, ids[completion // 2], completion % 2]
+                one = by_completion[split, ids[completion // 2], completion % 2]
                 np.testing.assert_allclose(one["token_logps"], expected, atol=2e-5)
                 assert one["logp"] == pytest.approx(expected.sum().item(), rel=1e-6, abs=1e-4)
                 assert one["tokens"] == len(expected) > 0
                 checked += 1
-    assert checked == len(rows) + 2  # one pair lies there twice
+    assert checked == len(rows) + 2  # one pair occurs twice
 
 
 def tiny_of(model: Artifact) -> torch.nn.Module:
@@ -114,7 +114,7 @@ def tiny_of(model: Artifact) -> torch.nn.Module:
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    """A row at a time, each kept at once."""
+    """One row per batch, stored immediately."""
     monkeypatch.setattr(auto_batch, "FORWARD_TOKENS_ELSEWHERE", 1)
     monkeypatch.setattr(compute, "SECONDS_BETWEEN_CHUNKS", 0.0)
 
@@ -131,9 +131,7 @@ def killed_after(passes: int, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("kills", [(1,), (3, 2)])
-def test_a_killed_pass_goes_on_and_ends_as_an_undisturbed_one(
-    tmp_path, tokenizer, small_steps, monkeypatch, capsys, kills
-):
+def test_a_killed_pass_resumes_with_the_same_result(tmp_path, tokenizer, small_steps, monkeypatch, capsys, kills):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     straight, _ = reference(tmp_path / "straight", pack, model)
     for passes in kills:
@@ -141,7 +139,7 @@ def test_a_killed_pass_goes_on_and_ends_as_an_undisturbed_one(
             killed_after(passes, patch)
             with pytest.raises(Interrupted):
                 reference(tmp_path / "resumed", pack, model)
-    # A file that a kill left half written has not its name.
+    # A file that a kill left incomplete has another suffix.
     (tmp_path / "resumed/state/chunks/000099.partial").write_bytes(b"half")
     resumed, outcome = reference(tmp_path / "resumed", pack, model)
     assert resumed.equals(straight)
@@ -150,7 +148,7 @@ def test_a_killed_pass_goes_on_and_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut off", "one byte"])
-def test_a_damaged_file_costs_its_own_pairs_and_no_others(
+def test_only_the_pairs_of_a_damaged_file_are_computed_again(
     tmp_path, tokenizer, small_steps, monkeypatch, capsys, damage
 ):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
@@ -171,7 +169,7 @@ def test_a_damaged_file_costs_its_own_pairs_and_no_others(
     assert outcome.run["pairs_computed"] < 28
 
 
-def test_it_goes_on_though_the_same_pairs_lie_in_other_rows_by_then(tmp_path, tokenizer, small_steps, monkeypatch):
+def test_a_pass_resumes_when_the_pairs_are_packed_into_other_rows(tmp_path, tokenizer, small_steps, monkeypatch):
     pack, model = pairs_in(tmp_path / "a", tokenizer), model_in(tmp_path / "model", tokenizer)
     other = pairs_in(tmp_path / "b", tokenizer, length=384)
     assert pack.content != other.content
@@ -188,11 +186,11 @@ def test_it_goes_on_though_the_same_pairs_lie_in_other_rows_by_then(tmp_path, to
 
 
 def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: RefLogpsSpec = SPEC) -> str:
-    """Their manifests' pattern."""
+    """Compute the parts of a reference pass. Returns: the pattern of their manifests."""
     for part in range(1, count + 1):
-        told, name = RefPassSpec(**dict(spec), part=part, parts=count), folder / f"{part}-of-{count}"
+        part_spec, name = RefPassSpec(**dict(spec), part=part, parts=count), folder / f"{part}-of-{count}"
         work = work_in(name)
-        made = chain.made(name, ref_pass.build(told, work, pack=pack, model=[model]), told)
+        made = chain.made(name, ref_pass.build(part_spec, work, pack=pack, model=[model]), part_spec)
         inputs = {"model": [model.content], "base_layers": [], "tokenizer": [], "base": [], "pack": [pack.content]}
         work.payload.rename(name / "logps")
         write_json(name / "manifest.json", made.manifest | {"stage": "ref_pass", "inputs": inputs})
@@ -200,7 +198,7 @@ def parts_of(folder: Path, pack: Artifact, model: Artifact, count: int, spec: Re
 
 
 @pytest.mark.parametrize("count", [2, 3, 40])
-def test_parts_are_gathered_into_what_one_job_computes(tmp_path, tokenizer, count):
+def test_gathered_parts_equal_the_result_of_one_job(tmp_path, tokenizer, count):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     whole, one = reference(tmp_path / "whole", pack, model)
     pattern = parts_of(tmp_path / "parts", pack, model, count)
@@ -212,7 +210,7 @@ def test_parts_are_gathered_into_what_one_job_computes(tmp_path, tokenizer, coun
     assert gathered.drop_columns(["logp", "token_logps"]).equals(whole.drop_columns(["logp", "token_logps"]))
 
 
-def test_parts_of_something_else_or_too_few_of_them_are_refused(tmp_path, tokenizer):
+def test_parts_of_another_reference_and_missing_parts_are_refused(tmp_path, tokenizer):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     other = model_in(tmp_path / "other", tokenizer, seed=1)
     pattern = parts_of(tmp_path / "parts", pack, model, 2)
@@ -227,7 +225,7 @@ def test_parts_of_something_else_or_too_few_of_them_are_refused(tmp_path, tokeni
         ({"pack": pairs_in(tmp_path / "longer", tokenizer, length=384)}, "rows"),
         ({"spec": SPEC.model_copy(update={"frozen_weights": True})}, "spec"),
     ):
-        with pytest.raises(SnaketuneError, match=rf"no part of this reference \({what}: "):
+        with pytest.raises(SnaketuneError, match=rf"not a part of this reference \({what}: "):
             gather(**changes)
     for path in (tmp_path / "parts/2-of-2").rglob("*"):
         path.unlink() if path.is_file() else None
@@ -235,7 +233,7 @@ def test_parts_of_something_else_or_too_few_of_them_are_refused(tmp_path, tokeni
         gather()
 
 
-def test_rows_at_once_grow_as_long_as_that_is_faster_and_the_values_are_the_same(tmp_path, tokenizer, monkeypatch):
+def test_the_auto_batch_grows_while_that_is_faster_with_the_same_values(tmp_path, tokenizer, monkeypatch):
     pack, model = pairs_in(tmp_path, tokenizer), model_in(tmp_path / "model", tokenizer)
     one_by_one, taken = auto_batch.AtOnce(256, torch.device("cpu")), []
     assert not one_by_one.grows

@@ -1,32 +1,33 @@
-"""The search for the fastest portions: every trial is worth its time, and the best below the limit is found."""
+"""The search for the fastest batch plan finds the best one within the memory limit, without needless trials."""
 
 import pytest
 
-from snaketune.training.autotune.batch_plan import Portions, best_of, divisors
+from snaketune.training.autotune.batch_plan import BatchPlan, best_of, divisors
 from snaketune.training.autotune.search import Trials, search
 
 
 class Device:
-    """Rows at once take memory, and gain less and less; recomputed activations take a tenth of it, and a third more time."""
+    """A device on which each row needs memory and gains ever less throughput; with checkpointing a tenth of the memory, and
+    slower."""
 
     def __init__(self, memory: float, half: float = 2.0):
         self.memory, self.half = memory, half
-        self.asked: list[tuple[int, bool]] = []
+        self.tried: list[tuple[int, bool]] = []
 
-    def measure(self, portions: Portions, before: list) -> dict:
-        rows, recomputed = portions.micro_batch_rows, portions.gradient_checkpointing
-        self.asked.append((rows, recomputed))
-        told = {"micro_batch_rows": rows, "gradient_checkpointing": recomputed}
+    def measure(self, plan: BatchPlan, before: list) -> dict:
+        rows, recomputed = plan.micro_batch_rows, plan.gradient_checkpointing
+        self.tried.append((rows, recomputed))
+        trial = {"micro_batch_rows": rows, "gradient_checkpointing": recomputed}
         needed = 10 + rows * (0.1 if recomputed else 1)
         if needed > self.memory:
-            return told | {"fits": False}
+            return trial | {"fits": False}
         speed = 1000 * rows / (rows + self.half) * (0.75 if recomputed else 1)
-        return told | {"fits": True, "tokens_per_second": speed, "peak_bytes": needed}
+        return trial | {"fits": True, "tokens_per_second": speed, "peak_bytes": needed}
 
     def best(self, batch_rows: int, checkpointing="auto") -> tuple[int, bool]:
         trials = list(search(divisors(batch_rows, 1), checkpointing, self.measure))
-        found = best_of([one for one in trials if one["fits"]])
-        return found["micro_batch_rows"], found["gradient_checkpointing"]
+        best = best_of([one for one in trials if one["fits"]])
+        return best["micro_batch_rows"], best["gradient_checkpointing"]
 
 
 @pytest.mark.parametrize(
@@ -49,44 +50,44 @@ def test_the_best_below_the_limit_is_found(memory, batch_rows, best):
 def test_the_search_ends_where_more_rows_gain_nothing():
     device = Device(1000, half=0.001)
     assert device.best(1024) == (1, False)
-    assert device.asked == [(1, False), (2, False), (4, False)]
+    assert device.tried == [(1, False), (2, False), (4, False)]
 
 
-def test_one_slow_trial_does_not_end_it():
+def test_one_slow_trial_does_not_end_the_search():
     class Hiccup(Device):
-        def measure(self, portions, before):
-            found = super().measure(portions, before)
-            return found | ({"tokens_per_second": 1.0} if portions.micro_batch_rows == 4 else {})
+        def measure(self, plan, before):
+            trial = super().measure(plan, before)
+            return trial | ({"tokens_per_second": 1.0} if plan.micro_batch_rows == 4 else {})
 
     assert Hiccup(1000).best(64) == (64, False)
 
 
-def test_activations_are_recomputed_only_where_memory_keeps_the_speed_down():
+def test_checkpointing_is_tried_only_if_memory_is_the_limit():
     roomy = Device(1000)
     roomy.best(64)
-    assert not any(recomputed for _, recomputed in roomy.asked)
-    # It ran out, but had stopped to gain before.
+    assert not any(recomputed for _, recomputed in roomy.tried)
+    # Memory runs out, but throughput stopped growing before.
     flat = Device(14.5, half=0.01)
     flat.best(64)
-    assert not any(recomputed for _, recomputed in flat.asked)
+    assert not any(recomputed for _, recomputed in flat.tried)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_what_the_config_says_of_activations_is_the_only_thing_tried(checkpointing):
+def test_only_the_configured_checkpointing_is_tried(checkpointing):
     device = Device(12.5)
     device.best(8, checkpointing)
-    assert {recomputed for _, recomputed in device.asked} == {checkpointing}
+    assert {recomputed for _, recomputed in device.tried} == {checkpointing}
 
 
-def test_where_nothing_fits_all_that_could_is_tried():
+def test_if_nothing_fits_the_smallest_plans_are_tried():
     device = Device(5)
     assert not any(one["fits"] for one in search([1, 2, 4], "auto", device.measure))
-    assert device.asked == [(1, False), (1, True)]
+    assert device.tried == [(1, False), (1, True)]
 
 
-def test_what_was_measured_is_kept(tmp_path):
-    kept, one = Trials(tmp_path), {"micro_batch_rows": 1, "fits": True}
-    portions = Portions(micro_batch_rows=1, gradient_checkpointing=False)
-    kept.add(portions, one)
-    assert (Trials(tmp_path).get(portions), len(Trials(tmp_path))) == (one, 1)
-    assert Trials(tmp_path).get(Portions(micro_batch_rows=1, gradient_checkpointing=True)) is None
+def test_trials_are_stored(tmp_path):
+    store, one = Trials(tmp_path), {"micro_batch_rows": 1, "fits": True}
+    plan = BatchPlan(micro_batch_rows=1, gradient_checkpointing=False)
+    store.add(plan, one)
+    assert (Trials(tmp_path).get(plan), len(Trials(tmp_path))) == (one, 1)
+    assert Trials(tmp_path).get(BatchPlan(micro_batch_rows=1, gradient_checkpointing=True)) is None

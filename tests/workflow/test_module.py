@@ -228,7 +228,7 @@ def test_files_that_the_users_snakefile_reads_are_checked(user):
         file.write("eval: {}\n")
     lines = (user.folder / "config.yaml").read_text(encoding="utf-8").count("\n")
     said = user.write(GITHUB).snakemake("--dry-run", check=False)
-    assert f"config.yaml, line {lines}: the key 'eval' stands there twice" in said
+    assert f"config.yaml, line {lines}: the key 'eval' occurs twice" in said
 
 
 def test_without_the_package_it_is_said_what_to_install(user, tmp_path):

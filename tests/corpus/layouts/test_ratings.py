@@ -130,8 +130,8 @@ def test_a_condition_that_cannot_be_meant_is_refused(make):
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ("is_correct", "is no condition"),
-        ("a = 1", "is no condition"),
+        ("is_correct", "is not a condition"),
+        ("a = 1", "is not a condition"),
         ("a > true", "has no order"),
         ("a == [1]", "a list"),
         ("a == b and c == d", "more than one condition"),

@@ -155,7 +155,7 @@ def test_a_template_takes_a_list_line_by_line():
     [
         ({"messages": "m", "prompt": "p", "response": "r"}, "messages is a whole conversation"),
         ({"messages": "m", "context": "c"}, "messages holds a whole conversation"),
-        ({"prompt": "p", "chosen": "c", "rejected": "r", "reasoning": "t"}, "reasoning stands before a response"),
+        ({"prompt": "p", "chosen": "c", "rejected": "r", "reasoning": "t"}, "reasoning belongs to a response"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields, says):

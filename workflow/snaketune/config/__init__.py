@@ -1,1 +1,2 @@
-"""Typed models of every config key; a config is refused here, by key, value and what was expected, or nowhere."""
+"""Typed models of every config key. All validation of a config happens here, with errors that name the key, the value and what
+was expected."""

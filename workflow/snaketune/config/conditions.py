@@ -1,4 +1,4 @@
-"""`where:` of a source: a condition on one column of its rows, such as `is_correct == true` or `helpfulness >= 3`."""
+"""Conditions of a source's `where:` key on one column of its rows, such as `is_correct == true` or `helpfulness >= 3`."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from pydantic import WithJsonSchema, model_validator
 from snaketune.config.base import Model
 
 CONDITION = re.compile(r"(?P<column>[^=!<>]+?)\s*(?P<operator>==|!=|<=|>=|<|>)\s*(?P<value>[^=\s].*)")
-# In a text without quotes.
+# Signs of a second condition in a value without quotes.
 SEVERAL = re.compile(r"^[^'\"].*(?:\s(?:and|or)\s|&&|\|\||[=!<>]=|[<>])", re.IGNORECASE)
 CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 class Condition(Model):
-    """A column, a comparison, and the value to compare with; a config spells it as one text.
+    """A column, a comparison operator, and the value to compare with; written as one text in a config.
 
     >>> str(Condition.model_validate("helpfulness>=3")), Condition.model_validate("source != web crawl").value
     ('helpfulness >= 3', 'web crawl')
@@ -24,11 +24,11 @@ class Condition(Model):
     column: str
     operator: Literal["==", "!=", "<=", ">=", "<", ">"]
     value: bool | int | float | str | None
-    """A truth value, a number, a text, or None for null."""
+    """A boolean, a number, a text, or None for null."""
 
     @model_validator(mode="before")
     @classmethod
-    def _of_text(cls, value: Any) -> Any:
+    def _from_text(cls, value: Any) -> Any:
         return _parsed(value) if isinstance(value, str) else value
 
     def __str__(self) -> str:
@@ -40,29 +40,29 @@ Conditions = Annotated[tuple[Condition, ...], WithJsonSchema({"anyOf": [TEXT, {"
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The parts of a condition; its value is JSON, or else a text as it stands there.
+    """Split a condition into column, operator and value. The value is parsed as JSON; anything else is a literal text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text isn't a single condition.
     """
-    found = CONDITION.fullmatch(text.strip())
-    if found is None:
+    match = CONDITION.fullmatch(text.strip())
+    if match is None:
         raise ValueError(
-            f"{text!r} is no condition; expected a column, one of == != < <= > >=, and a value: helpfulness >= 3"
+            f"{text!r} is not a condition; expected a column, one of == != < <= > >=, and a value: helpfulness >= 3"
         )
-    spelled = found["value"]
+    spelled = match["value"]
     try:
-        # True and None as Python has them, too.
+        # Python's spellings True and None are accepted, too.
         value = json.loads(CONSTANTS.get(spelled.lower(), spelled))
     except (ValueError, RecursionError):
         if SEVERAL.search(spelled):
             raise ValueError(
-                f"{text!r} is more than one condition; write a list of them, or the value in quotes"
+                f"{text!r} looks like more than one condition; write a list of conditions, or put the value in quotes"
             ) from None
         quoted = len(spelled) > 1 and spelled[0] == spelled[-1] == "'"
         value = spelled[1:-1] if quoted else spelled
     if isinstance(value, (list, dict)):
         raise ValueError(f"{text!r} compares with a list or an object; expected true, false, null, a number or a text")
-    if (value is None or isinstance(value, bool)) and found["operator"] not in ("==", "!="):
+    if (value is None or isinstance(value, bool)) and match["operator"] not in ("==", "!="):
         raise ValueError(f"{text!r}: {spelled} has no order; compare with == or !=")
-    return {"column": found["column"], "operator": found["operator"], "value": value}
+    return {"column": match["column"], "operator": match["operator"], "value": value}

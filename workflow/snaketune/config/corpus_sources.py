@@ -1,4 +1,4 @@
-"""`corpora:`, what goes in."""
+"""The `corpora:` section: sources of rows, cleaning, splits, and how rows are read."""
 
 import codecs
 import re
@@ -43,122 +43,125 @@ class HubDataset(Model):
     path: str
     """Repository id, for instance `openai/gsm8k`."""
     name: str | None = None
-    """Configuration of the dataset, where it has several."""
+    """Configuration (subset) of the dataset, if it has several."""
     split: str = "train"
-    """Which of its splits is read; what is held out is decided here."""
+    """Split of the dataset to read. The held-out rows are drawn from it by `held_out`."""
     revision: Revision
-    """Commit, tag or branch. A commit is the only one that can't change under you."""
+    """Commit, tag or branch. Only a commit is immutable: a branch or tag can change without being noticed."""
 
 
 class Fields(Model):
-    """Which columns hold what, for files in no known layout.
+    """Column mapping for files in no known layout.
 
-    A value is a column name, or a template over columns such as `"{Body} {Question}"`; a list of texts fills it line by line.
+    A value is a column name, or a template over columns such as `"{Body} {Question}"`. A column that holds a list of texts is
+    joined by line breaks.
     """
 
     messages: str | None = None
-    """A whole conversation: turns, turns with a number each, or texts of the user and the assistant in turns."""
+    """A whole conversation: a list of turns, numbered turns, or a list of texts that alternate between user and assistant."""
     system: str | None = None
-    """The system turn."""
+    """System turn."""
     prompt: str | None = None
-    """What the user says."""
+    """User turn."""
     context: str | None = None
-    """What the prompt is about; it follows the prompt."""
+    """Context of the prompt, such as a document; it is appended to the prompt."""
     reasoning: str | None = None
-    """What is thought before the response; it stands in `<think>…</think>`."""
+    """Reasoning before the response; it is written as `<think>…</think>`."""
     response: str | None = None
-    """What the assistant answers."""
+    """Assistant turn."""
     chosen: str | None = None
     """The better completion of a pair."""
     rejected: str | None = None
-    """The worse one."""
+    """The worse completion of a pair."""
     tools: str | None = None
-    """The tools that the prompt offers, as JSON or as a list of functions; the chat template writes them."""
+    """Tools that the prompt offers, as JSON or as a list of functions; the chat template renders them."""
     answer: str | None = None
-    """The checkable answer of the last assistant turn, for exact match."""
+    """Checkable answer of the last assistant turn, for exact match."""
     task: str | None = None
-    """A label to group exact match by."""
+    """Label by which exact match is grouped."""
     text: str | None = None
-    """A document, for corpora of kind text. Default: the column `text`."""
+    """Document, for corpora of kind `text`. Default: the column `text`."""
 
     @model_validator(mode="after")
-    def _whole(self) -> "Fields":
+    def _complete(self) -> "Fields":
         named = {key for key in ("prompt", "response", "chosen", "rejected") if getattr(self, key)}
         if named and named not in ({"prompt", "response"}, {"prompt", "chosen", "rejected"}):
             raise ValueError("map either prompt and response, or prompt, chosen and rejected")
         if self.messages and self.prompt:
-            raise ValueError("messages is a whole conversation; leave prompt out")
+            raise ValueError("messages is a whole conversation; remove prompt")
         if self.messages and (self.context or self.reasoning):
             raise ValueError(
                 "context and reasoning belong to a prompt and its response; messages holds a whole conversation"
             )
         if self.reasoning and self.chosen:
-            raise ValueError("reasoning stands before a response; a pair has none")
+            raise ValueError(
+                "reasoning belongs to a response, and a pair of chosen and rejected has none; remove reasoning"
+            )
         return self
 
 
 class Source(Model):
-    """One place that rows come from: local files, or a Hub dataset."""
+    """Source of rows: local files or a Hub dataset, exactly one of the two."""
 
     files: tuple[LocalPath, ...] = ()
-    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, each also as .gz, .xz or .zst,
-    or within a .zip or .tar; for corpora of kind text also plain text, where a file is a document. What is in a file counts,
-    not what it is called."""
+    """Local files, relative to the working directory: JSON, JSON lines, CSV, Parquet or Arrow, optionally compressed as .gz,
+    .xz or .zst, or in a .zip or .tar archive. Corpora of kind `text` also take plain text, one document per file. The format is
+    detected from the content of a file, not from its name."""
     encoding: str = UTF_8
-    """What its text files (JSON, CSV, plain text) are in, as Python calls it: `cp1252`, `utf-16`, `shift_jis`."""
+    """Encoding of text files (JSON, CSV, plain text), by its Python name: `cp1252`, `utf-16`, `shift_jis`."""
     delimiter: str | None = None
-    """What separates the cells of its CSV files: one character, or `tab`. Default: a comma, a tab, `;` or `|`, whichever the
-    first rows have as many of as the header."""
+    """Delimiter of CSV files: one character, or `tab`. Default: comma, tab, `;` or `|`, whichever occurs equally often in the
+    header and in the first rows."""
     header: tuple[ShortText, ...] = ()
-    """The columns of its CSV files, where these have no header of their own."""
+    """Column names of CSV files that have no header line."""
     hub: HubDataset | None = None
     layout: Layout = "auto"
-    """How a row is laid out; `auto` recognises it by its columns."""
+    """Layout of the rows; `auto` detects it from the columns."""
     fields: Fields = Fields()
     speakers: dict[str, Role] = {}
-    """Who speaks, for speakers or tags that don't say it themselves: `{Agent: assistant, Caller: user}`."""
+    """Roles of speakers or tags whose names aren't known: `{Agent: assistant, Caller: user}`."""
     where: Conditions = ()
-    """Only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one or a
-    list. A null fulfils `!=` alone."""
+    """Reads only rows that fulfil these conditions on their columns, such as `is_correct == true` or `helpfulness >= 3`; one
+    condition or a list. A null fulfils only `!=`."""
     margin: Annotated[float, Field(ge=0)] = 0.0
-    """Of rated preferences, the least difference of two ratings (or ranks) that makes a pair. Equal ones never make one."""
+    """Minimum difference of two ratings (or ranks) for which rated completions make a pair. Equal ratings never make one."""
     pairing: Literal["each", "worst"] = "each"
-    """Of several rated completions: the best one against each that is rated lower, or against the worst."""
+    """Pairs made of several rated completions: the best with `each` lower-rated one, or with the `worst` only."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """How often a train row of this source is used: 0.5 takes every second one, 2 takes each twice."""
+    """How often each train row of this source is used: 0.5 takes every second row, 2 takes each row twice."""
     max_rows: PositiveInt | None = None
-    """At most so many rows of this source, drawn by a hash of the row."""
+    """Maximum number of rows to take from this source, selected by a hash of the row. Default: all."""
 
     @field_validator("where", mode="before")
     @classmethod
-    def _one_or_several(cls, where: Any) -> Any:
+    def _as_tuple(cls, where: Any) -> Any:
         return (where,) if isinstance(where, str) else where
 
     @field_validator("encoding")
     @classmethod
-    def _is_an_encoding(cls, encoding: str) -> str:
+    def _known_encoding(cls, encoding: str) -> str:
         try:
             "a".encode(encoding)
             return codecs.lookup(encoding).name
         except (LookupError, ValueError):
             raise ValueError(
-                f"{encoding!r} is no encoding of text that Python knows; some are utf-8, utf-16, cp1252, shift_jis, gb18030"
+                f"{encoding!r} is not a text encoding that Python knows; for example utf-8, utf-16, cp1252, shift_jis, gb18030"
             ) from None
 
     @field_validator("delimiter")
     @classmethod
-    def _is_one_character(cls, delimiter: str | None) -> str | None:
+    def _one_character(cls, delimiter: str | None) -> str | None:
         if delimiter == "tab":
             return "\t"
         if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n'):
-            raise ValueError(f"needs one character, or tab, and no quote or end of a line; found {delimiter!r}")
+            raise ValueError(f"expected one character, no quote or line break, or tab; found {delimiter!r}")
         return delimiter
 
     @field_validator("header")
     @classmethod
-    def _names_each_once(cls, header: tuple[str, ...]) -> tuple[str, ...]:
+    def _unique_names(cls, header: tuple[str, ...]) -> tuple[str, ...]:
         if twice := [name for name in header if header.count(name) > 1]:
-            raise ValueError(f"has {twice[0]!r} twice")
+            raise ValueError(f"has the column {twice[0]!r} twice")
         return header
 
     @model_validator(mode="after")
@@ -167,112 +170,114 @@ class Source(Model):
             raise ValueError("give exactly one of `files` and `hub`")
         for key in ("encoding", "delimiter", "header"):
             if self.hub and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} is for local files, and this is a dataset of the Hub; leave it out")
+                raise ValueError(f"{key} applies to local files, and this source is a Hub dataset; remove it")
         return self
 
 
 class Cleaning(Model):
-    """What is done to the text of rows, in this order; each step is counted, and off unless asked for."""
+    """Cleaning steps for the text of rows, applied in this order. All are off by default, and what each one changes is counted
+    in the manifest."""
 
     fix_mojibake: bool = False
     """Repairs text that was decoded with the wrong encoding (`schÃ¶n`), with ftfy."""
     normalization: Literal["none", "NFC", "NFKC"] = "none"
     """Unicode normalization form."""
     mask_personal_data: tuple[PersonalData, ...] = ()
-    """Replaces what looks like personal data by its kind, for instance `[EMAIL]`."""
+    """Replaces text that looks like personal data of these kinds by a placeholder, such as `[EMAIL]`."""
     min_characters: PositiveInt | None = None
-    """Rows with less text are dropped."""
+    """Drops rows with fewer characters."""
     max_characters: PositiveInt | None = None
-    """Rows with more text are dropped."""
+    """Drops rows with more characters."""
     drop_matching: tuple[str, ...] = ()
-    """Regular expressions; a row in which one is found is dropped."""
+    """Regular expressions; rows that match any of them are dropped."""
     languages: tuple[Annotated[str, Field(pattern="^[a-z]{2,3}$")], ...] = ()
-    """Rows in another language are dropped (ISO 639-1 codes, found by py3langid)."""
+    """Drops rows in other languages than these (ISO 639-1 codes), as detected by py3langid. Default: keeps all languages."""
 
     @field_validator("drop_matching")
     @classmethod
-    def _compiles(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    def _valid_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
         for pattern in patterns:
             regex(pattern)
         return patterns
 
     @model_validator(mode="after")
-    def _some_length_fits(self) -> "Cleaning":
+    def _non_empty_range(self) -> "Cleaning":
         if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
             raise ValueError(f"min_characters {self.min_characters} is more than max_characters {self.max_characters}")
         return self
 
 
 class NearDuplicates(Model):
-    """Rows that say nearly the same, found by MinHash (Broder, 1997) over word shingles."""
+    """Near-duplicate detection by MinHash (Broder, 1997) over word shingles."""
 
     threshold: Annotated[float, Field(ge=0.5, le=1.0)] = 0.8
-    """Share of their shingles that two rows must have in common (Jaccard similarity)."""
+    """Jaccard similarity of their shingles from which two rows count as near duplicates."""
     shingle: PositiveInt = 5
     """Words per shingle."""
     drop: bool = True
-    """Keeps the first of each group; false keeps all, on one side of the split."""
+    """Drops all but the first row of each group. `false` drops none, but puts a group on one side of the split."""
 
 
 class Decontamination(Model):
-    """Drops rows that share an n-gram with what the same config evaluates on."""
+    """Drops train rows that share an n-gram with the evaluation data of the same config."""
 
     ngram: Annotated[int, Field(ge=3)] = 13
-    """Words per n-gram; a shorter evaluation text counts as a whole."""
+    """Words per n-gram; an evaluation text with fewer words is compared as a whole."""
 
 
 class CorpusContent(Model):
-    """Everything that shapes the rows."""
+    """The keys of a corpus that determine its rows."""
 
     kind: Literal["conversations", "preferences", "unpaired", "text"]
-    """`unpaired` is for the losses of single completions, of which each has a label, good or bad. `text` is for continued
-    pre-training: documents, of which every token is supervised."""
+    """Kind of rows. `unpaired` holds single completions, each labelled good or bad, for `kto` and `apo_zero_unpaired`. `text`
+    holds documents for continued pre-training; every token of them is supervised."""
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
-    """Where the rows come from, in this order."""
+    """Sources of the rows; rows are written in this order."""
     held_out: Fraction = 0.05
-    """Share of the prompts held out for evaluation; 1 makes the whole corpus an evaluation set."""
+    """Share of the prompts held out for evaluation. 1 makes the whole corpus an evaluation set."""
     split_seed: Annotated[int, Field(ge=0)] = 0
-    """Which prompts are held out. Corpora with the same seed and share agree on every prompt they have in common."""
+    """Seed that selects the held-out prompts. Corpora with the same seed and share hold out the same of their common
+    prompts."""
     answer_pattern: str | None = None
-    """Regular expression with one group that finds the checkable answer in the last assistant turn,
-    where no column holds it."""
+    """Regular expression with one group that extracts the checkable answer from the last assistant turn, for rows without an
+    answer column."""
     repair: tuple[Repair, ...] = ()
-    """What may be done to a conversation that isn't sound, instead of quarantining it; each repair is counted."""
+    """Repairs that may be applied to an invalid conversation instead of quarantining it; each repair is counted."""
     cleaning: Cleaning = Cleaning()
     near_duplicates: NearDuplicates | None = None
     decontamination: Decontamination | None = None
     max_quarantined_fraction: Fraction = 0.01
-    """The stage fails when a larger share of the rows is malformed."""
+    """Maximum share of malformed rows; the stage fails if it is exceeded."""
 
     @model_validator(mode="after")
-    def _suits_its_kind(self) -> "CorpusContent":
+    def _fits_kind(self) -> "CorpusContent":
         for source in self.sources:
             if self.kind != "text" and (source.layout == "text" or source.fields.text):
                 raise ValueError(
-                    f"layout text and fields.text are for corpora of kind text, this one holds {self.kind}"
+                    f"layout text and fields.text apply to corpora of kind text; this corpus is of kind {self.kind}"
                 )
             if self.kind == "text":
                 others = sorted(source.fields.model_dump(exclude={"text"}, exclude_none=True))
                 if source.layout not in ("auto", "text") or others:
-                    found = f"fields.{others[0]}" if others else f"layout {source.layout}"
-                    raise ValueError(f"documents have one column, named by fields.text; found {found}")
+                    other = f"fields.{others[0]}" if others else f"layout {source.layout}"
+                    raise ValueError(f"documents have one column, named by fields.text; found {other}")
                 if source.speakers:
-                    raise ValueError("nobody speaks in documents; leave `speakers` out")
+                    raise ValueError("documents have no speakers; remove `speakers`")
             if self.kind != "preferences" and (source.margin or source.pairing != "each"):
                 key = "margin" if source.margin else "pairing"
-                raise ValueError(f"{key} is for rated preferences, this corpus holds {self.kind}; leave it out")
+                raise ValueError(f"{key} applies to rated preferences; this corpus is of kind {self.kind}; remove it")
             if self.kind == "unpaired" and (source.layout not in ("auto", "unpaired") or source.fields.prompt):
-                found = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
-                raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {found}")
+                other = "fields.prompt" if source.fields.prompt else f"layout {source.layout}"
+                raise ValueError(f"a corpus of kind unpaired is read from completions with a label; found {other}")
         if self.kind == "text" and (self.repair or self.answer_pattern):
             key = "repair" if self.repair else "answer_pattern"
-            raise ValueError(f"{key} is for turns, and documents have none; leave it out")
+            raise ValueError(f"{key} applies to turns, and documents have none; remove it")
         return self
 
     @model_validator(mode="after")
-    def _something_to_clean(self) -> "CorpusContent":
+    def _has_train_rows(self) -> "CorpusContent":
         if self.decontamination and self.held_out == 1:
-            raise ValueError("held_out is 1, so there are no rows to train on; take decontamination out")
+            raise ValueError("held_out is 1, so there are no train rows to decontaminate; remove decontamination")
         return self
 
     @field_validator("answer_pattern")
@@ -282,26 +287,27 @@ class CorpusContent(Model):
 
 
 class Corpus(CorpusContent):
-    """Raw rows to canonical conversations, preference pairs or labelled completions, split by prompt."""
+    """A corpus: raw rows converted to conversations, preference pairs, labelled completions or documents, and split by
+    prompt."""
 
     parts: Annotated[int, Field(ge=1, le=128)] | None = None
-    """Jobs that tokenize and write it side by side; the result is the same for any number. Default: one for each 256 MB
-    of its local files."""
+    """Number of parallel jobs that tokenize and write the corpus; it doesn't change the result. Default: one per 256 MB of
+    local files."""
     license: ShortText | None = None
-    """Under what terms its rows may be used, such as `cc-by-4.0`; model cards say it."""
+    """License of the rows, such as `cc-by-4.0`, for model cards."""
     description: Annotated[str, Field(max_length=2000)] | None = None
-    """What it is, in a few sentences, for model cards."""
+    """Description of the corpus in a few sentences, for model cards."""
 
     @property
     def may_have_answers(self) -> bool:
-        """Whether a row can have a checkable answer, as far as the config tells: a column `answer` is found on reading, and not
-        looked for where `fields` say which columns are read."""
+        """Whether rows can have a checkable answer, as far as the config shows. A column `answer` is detected when rows are
+        read, unless `fields` names the columns to read."""
         from_columns = any(source.fields.answer or not source.fields.prompt for source in self.sources)
         return self.kind != "text" and bool(self.answer_pattern or from_columns)
 
 
 def regex(pattern: str) -> re.Pattern[str]:
-    """The compiled pattern; ValueError if it is none."""
+    """Compile a pattern; ValueError if it isn't a regular expression."""
     try:
         return re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -309,8 +315,8 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 
 def regex_with_one_group(pattern: str) -> str:
-    """`pattern` itself, if it compiles and has exactly one group; ValueError otherwise."""
+    """Return `pattern` if it compiles and has exactly one group; else ValueError."""
     groups = regex(pattern).groups
     if groups != 1:
-        raise ValueError(f"needs exactly one group in parentheses, has {groups}")
+        raise ValueError(f"expected exactly one group in parentheses, found {groups}")
     return pattern

@@ -1,4 +1,4 @@
-"""`diagnose:`, what would make a run faster: changes to try, each in a short training of its own."""
+"""The `diagnose:` section: changes of a run that are timed in short trainings, to find what makes it faster."""
 
 from copy import deepcopy
 from typing import Annotated, Any, Literal
@@ -10,39 +10,39 @@ from snaketune.config.training_runs import Dpo, Sft
 from snaketune.errors import SnaketuneError
 
 BASELINE = "baseline"
-# What a training's rows, steps and portions follow from; of other rows or other weights, nothing could be compared.
+# Keys that keep the corpus and the initial weights the same; otherwise the trials couldn't be compared.
 CHANGEABLE = ("packing", "training", "lora", "quantization", "operation")
 Change = Annotated[dict[str, Any], Field(min_length=1)]
 
 
 class Diagnosis(Model):
-    """Changes of a run, tried in short trainings on the same rows with the same seed, one after the other in rounds, so that a
-    machine that gets warm favours none."""
+    """Changes of a run, timed in short trainings on the same rows with the same seed. Variants run in turn, in several rounds,
+    so that a machine that heats up doesn't favour one of them."""
 
     run: Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
-    """`sft:NAME` or `dpo:NAME`, which is the baseline."""
+    """Baseline: `sft:NAME` or `dpo:NAME`."""
     changes: Annotated[dict[Name, Change], Field(min_length=1)]
-    """By a name of yours, dotted keys of the run and their values: `{longer: {packing.length: 2048}}`. Keys of `packing`,
-    `training`, `lora`, `quantization` and `operation` can be changed."""
+    """Changes by a name of your choice: dotted keys of the run and their values, such as `{longer: {packing.length: 2048}}`.
+    Only keys of `packing`, `training`, `lora`, `quantization` and `operation` can be changed."""
     mode: Literal["one-at-a-time", "add-one-in"] = "one-at-a-time"
-    """`one-at-a-time` puts each change on the baseline alone; `add-one-in` puts each on those before it, in their order."""
+    """`one-at-a-time` applies each change to the baseline; `add-one-in` applies each change on top of those before it."""
     steps: Annotated[int, Field(ge=4)] = 20
-    """Optimizer steps that are measured, of each variant in each round."""
+    """Measured optimizer steps per variant and round."""
     warmup_steps: PositiveInt = 3
-    """Steps before these, which aren't."""
+    """Unmeasured optimizer steps before them."""
     repeats: PositiveInt = 3
-    """Rounds, each with every variant; figures are medians over them, with the least and the most."""
+    """Rounds, each with every variant. Results are medians over rounds, with minimum and maximum."""
 
     def variants(self, name: str, run: Sft | Dpo) -> dict[str, Sft | Dpo]:
-        """As `variants_of`. Args: name: of the diagnosis; run: that it is of."""
+        """The variants of this diagnosis, as `variants_of` returns them. Args: name: of the diagnosis; run: the baseline."""
         return variants_of(f"diagnose.{name}.changes", self.changes, run, self.mode == "add-one-in")
 
     @field_validator("changes")
     @classmethod
-    def _of_what_can_be_changed(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _changeable(cls, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for name, change in changes.items():
             if name == BASELINE:
-                raise ValueError(f"{BASELINE!r} is the run itself; call the change something else")
+                raise ValueError(f"{BASELINE!r} is the name of the unchanged run; choose another name for the change")
             for key in change:
                 if key.partition(".")[0] not in CHANGEABLE:
                     raise ValueError(
@@ -51,43 +51,43 @@ class Diagnosis(Model):
         return changes
 
 
-def doubtful(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
-    """What of a run is set to what is slow on most machines, as changes to try."""
-    found: dict[str, dict[str, Any]] = {}
+def slow_settings(run: Sft | Dpo) -> dict[str, dict[str, Any]]:
+    """Settings of a run that are slow on most machines, as changes to try: names and the keys to set."""
+    changes: dict[str, dict[str, Any]] = {}
     if run.packing.strategy == "none":
-        found["packed"] = {"packing.strategy": "best-fit-decreasing"}
+        changes["packed"] = {"packing.strategy": "best-fit-decreasing"}
     if run.training.gradient_checkpointing is True:
-        found["activations-kept"] = {"training.gradient_checkpointing": False}
+        changes["activations-kept"] = {"training.gradient_checkpointing": False}
     if run.training.precision == "float32":
-        found["precision-auto"] = {"training.precision": "auto"}
+        changes["precision-auto"] = {"training.precision": "auto"}
     if run.training.optimizer == "adamw_torch":
-        found["fused-optimizer"] = {"training.optimizer": "adamw_torch_fused"}
+        changes["fused-optimizer"] = {"training.optimizer": "adamw_torch_fused"}
     if run.training.compile is False and run.packing.strategy != "none":
-        # Not `true`, which stops a training where nothing can be compiled.
-        found["compile-auto"] = {"training.compile": "auto"}
-    return found
+        # Not `true`, which fails if the model can't be compiled.
+        changes["compile-auto"] = {"training.compile": "auto"}
+    return changes
 
 
 def variants_of(
     key: str, changes: dict[str, dict[str, Any]], run: Sft | Dpo, adding: bool = False
 ) -> dict[str, Sft | Dpo]:
-    """By name, the baseline and what the changes make of it, in their order.
+    """The baseline and its variants by name, in the order of `changes`.
 
     Args:
-        key: where the changes are in the config.
+        key: dotted key of the changes in the config, for messages.
         run: the baseline.
-        adding: whether each change is put on those before it.
+        adding: whether each change is applied on top of those before it.
     Raises:
-        SnaketuneError: a change makes no run.
+        SnaketuneError: a change doesn't result in a valid run.
     """
-    found: dict[str, Sft | Dpo] = {BASELINE: run}
-    told = run.model_dump(by_alias=True, exclude_unset=True)
+    variants: dict[str, Sft | Dpo] = {BASELINE: run}
+    base = run.model_dump(by_alias=True, exclude_unset=True)
     for change, keys in changes.items():
-        changed = deepcopy(told)
+        changed = deepcopy(base)
         for dotted, value in keys.items():
             _put(changed, dotted.split("."), value)
         try:
-            found[change] = type(run).model_validate(changed)
+            variants[change] = type(run).model_validate(changed)
         except ValidationError as error:
             issue = error.errors()[0]
             at = ".".join(str(part) for part in issue["loc"])
@@ -95,8 +95,8 @@ def variants_of(
                 f"{key}.{change}: {f'{at}: ' if at else ''}{issue['msg']}, found {issue['input']!r}"
             ) from None
         if adding:
-            told = changed
-    return found
+            base = changed
+    return variants
 
 
 def _put(into: dict[str, Any], path: list[str], value: Any) -> None:

@@ -1,4 +1,4 @@
-"""`eval:` and `report:`, what is looked at."""
+"""The `eval:` and `report:` sections."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,8 +12,8 @@ from snaketune.config.paths import LocalPath
 ModelReference = Annotated[str, Field(pattern=f"^(base|sft|dpo):{NAME_PATTERN}$")]
 
 
-def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names themselves; ValueError if one is there twice."""
+def without_duplicates(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names; ValueError if one is listed twice."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is listed twice")
@@ -21,12 +21,12 @@ def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ExactMatch(Model):
-    """Answers to held-out prompts, compared with the checkable answer."""
+    """Exact match of the model's answers to held-out prompts with the checkable answers."""
 
     answer_pattern: str = r"(?s)(.*)"
-    """Regular expression with one group that finds the answer in what the model wrote."""
+    """Regular expression with one group that extracts the answer from the response. Default: the whole response."""
     limit: PositiveInt | None = None
-    """At most so many prompts per corpus, the first by id."""
+    """Maximum number of prompts per corpus, the first by id. Default: all."""
 
     @field_validator("answer_pattern")
     @classmethod
@@ -35,113 +35,115 @@ class ExactMatch(Model):
 
 
 class Decoding(Model):
-    """What shapes a response, besides model and prompt."""
+    """Decoding parameters of a response."""
 
     max_new_tokens: PositiveInt = 64
-    """Where a response ends at the latest."""
+    """Maximum number of tokens of a response."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 takes the likeliest token every time. Above it, tokens are drawn, from logits divided by it."""
+    """0 decodes greedily. Above 0, tokens are sampled from logits divided by the temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Draws from the likeliest tokens that together have this probability."""
+    """Samples from the smallest set of most likely tokens with at least this total probability (nucleus sampling)."""
     top_k: PositiveInt | None = None
-    """Draws from so many of the likeliest tokens."""
+    """Samples from this many most likely tokens. Default: from all."""
     repetition_penalty: PositiveFloat = 1.0
-    """Above 1, tokens that stand in the prompt or were written already become less likely (Keskar et al., 2019)."""
+    """Values above 1 make tokens less likely that occur in the prompt or in the response so far (Keskar et al., 2019)."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the tokens that are drawn: the same seed draws the same for the same prompt."""
+    """Seed for sampling; a prompt gets the same response for the same seed."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end a response; it is what stands before the first of them."""
+    """Texts that end a response; they and what follows are cut off."""
 
     @model_validator(mode="after")
-    def _is_looked_at(self) -> Self:
+    def _has_effect(self) -> Self:
         for key in ("top_p", "top_k", "seed"):
             if not self.temperature and getattr(self, key) != Decoding.model_fields[key].default:
                 raise ValueError(
-                    f"{key} is {getattr(self, key)}, but temperature is 0, so nothing is drawn; raise temperature, or leave "
-                    f"{key} out"
+                    f"{key} is {getattr(self, key)}, but it has no effect with temperature 0, which doesn't sample; raise "
+                    f"temperature, or remove {key}"
                 )
         return self
 
 
 class Generation(Decoding):
-    """How responses to held-out prompts are generated, for exact match and samples."""
+    """Generation of responses to held-out prompts, for exact match and samples."""
 
     batch_size: PositiveInt = 32
-    """Prompts that are answered at a time."""
+    """Prompts per batch."""
 
 
-class TaskQuestions(Model):
-    """What is asked of lm-evaluation-harness, wherever its tasks come from."""
+class TaskSettings(Model):
+    """Settings of lm-evaluation-harness for its own tasks and for local ones."""
 
     names: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Tasks, tags or groups."""
+    """Names of tasks, tags or groups."""
     few_shot: Annotated[int, Field(ge=0)] | None = None
-    """Solved examples before each question. Default: as many as the task says. A task that says 0 itself keeps that."""
+    """Solved examples before each question. Default: as the task defines. A task that defines 0 always has 0."""
     chat_template: Literal["auto"] | bool = "auto"
-    """Asks in the frame of the model's chat template; `auto` does where the tokenizer has one."""
+    """Applies the model's chat template to prompts; `auto` does if the tokenizer has one."""
     few_shot_as_multiturn: bool = True
-    """Under a chat template, each solved example is a turn of the user and one of the assistant; otherwise all are one turn."""
+    """With a chat template, writes each solved example as a user and an assistant turn; `false` writes all into one turn."""
     system_instruction: str | None = None
-    """Stands before every prompt; under a chat template as the system turn."""
+    """Text before every prompt; with a chat template, the system turn."""
     limit: PositiveInt | None = None
-    """At most so many documents of each task, the first ones."""
+    """Maximum number of documents per task, the first ones. Default: all."""
     batch_size: PositiveInt = 16
-    """Requests that the model answers at a time."""
+    """Requests per batch."""
 
     @model_validator(mode="after")
-    def _is_looked_at(self) -> Self:
+    def _has_effect(self) -> Self:
         if self.chat_template is False and not self.few_shot_as_multiturn:
             raise ValueError(
-                "few_shot_as_multiturn is false, but there are no turns without a chat template; leave it out"
+                "few_shot_as_multiturn is false, but it has no effect with chat_template: false, as there are no turns; "
+                "remove it"
             )
         return self
 
 
-class Tasks(TaskQuestions):
-    """Tasks of lm-evaluation-harness: those that it ships, or, with `folder`, those in local YAML files."""
+class Tasks(TaskSettings):
+    """Tasks of lm-evaluation-harness: those that it ships, or, with `folder`, local ones."""
 
     folder: LocalPath | None = None
-    """Folder with task files, which then has all that `names` names. Default: what lm-evaluation-harness ships."""
+    """Folder with task files (YAML) that define all `names`. Default: the tasks that lm-evaluation-harness ships."""
 
 
 class Evaluation(Model):
-    """Models side by side on the same held-out rows."""
+    """Evaluation of several models on the same held-out rows."""
 
     models: Annotated[tuple[ModelReference, ...], Field(min_length=1)]
-    """`base:NAME` (what the SFT run NAME starts from), `sft:NAME` or `dpo:NAME`. The name of a grid means all of it."""
+    """Models: `base:NAME` (the initial weights of the SFT run NAME), `sft:NAME` or `dpo:NAME`. The name of a grid stands for
+    all its runs."""
     conversations: tuple[Name, ...] = ()
     """Corpora for held-out loss, exact match and samples."""
     preferences: tuple[Name, ...] = ()
     """Corpora for preference accuracy and margins."""
     packing: Packing = Packing()
-    """How the held-out rows are packed, as for trainings."""
+    """Packing of the held-out rows, with the keys of a run's `packing`."""
     generation: Generation = Generation()
     exact_match: ExactMatch = ExactMatch()
     tasks: Tasks | None = None
     samples: PositiveInt = 8
-    """Generations per corpus that the report shows."""
+    """Sample responses per corpus that the report shows."""
 
     @field_validator("models", "conversations", "preferences")
     @classmethod
-    def _asks_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return each_once(names)
+    def _listed_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return without_duplicates(names)
 
 
 class Report(Model):
-    """How the report looks; reruns nothing but the report."""
+    """Settings of the report; an edit reruns only the report."""
 
     title: str = "snaketune"
-    """The headline."""
+    """Title of the report."""
     note: str = ""
-    """A line under the title: what this was for."""
+    """Text below the title, such as the purpose of the experiment."""
     sort_by: str | None = None
-    """The figure by which the runs of `dpo:` are sorted, as a dotted path into scores.json, such as
-    `preferences.votes.reward_accuracy`. `results/best` then links to the model of the first."""
+    """Score by which the runs of `dpo:` are sorted, as a dotted path into scores.json, such as
+    `preferences.votes.reward_accuracy`. `results/best` links to the model of the best run. Default: sorted by name."""
     compare: tuple[LocalPath, ...] = ()
-    """Trainings of another time to compare with, on a page of their own: folders of results (`results/dpo/old`,
-    `../before/results/sft/demo`), or fingerprints of kept work, at least the first 8 digits."""
+    """Earlier trainings to compare with, on a separate page: folders of results (`results/dpo/old`,
+    `../before/results/sft/demo`), or fingerprints of work folders, at least their first 8 digits."""
 
     @field_validator("compare")
     @classmethod
-    def _compares_once(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
-        return each_once(entries)
+    def _compared_once(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        return without_duplicates(entries)

@@ -1,12 +1,12 @@
-"""`extends:` and `grid:`, worked out on the raw mapping before anything is validated.
+"""Resolution of `extends:` and `grid:` in the raw config, before validation.
 
     dpo:
       short: {from: demo, corpus: pairs, beta: 0.1, training: {...}}
       soft: {extends: short, beta: 0.05}
       sweep: {extends: short, grid: {beta: [0.05, 0.3], training.learning_rate: [1e-5, 3e-5]}}
 
-`sweep` becomes the four runs `sweep-beta0.05-learning_rate1e-5` and so on. A variant's name tells its values, so
-adding one to the grid leaves the others' names, and with them their results, alone.
+`sweep` becomes the four runs `sweep-beta0.05-learning_rate1e-5` and so on. A variant's name contains its values, so adding a
+value to the grid doesn't change the names, and with them the results, of the other variants.
 """
 
 from copy import deepcopy
@@ -17,19 +17,19 @@ from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 
 RUN_SECTIONS = ("sft", "dpo")
-# Of two keys that stand for each other, an heir's own replaces the inherited one.
-INSTEAD = {"base": {"use_base"}, "use_base": {"base"}}
-# Mappings that mean something as a whole: an heir's own isn't added to the inherited one.
-WHOLE = ("loss",)
+# Alternative keys: a run's own key replaces the inherited alternative.
+ALTERNATIVES = {"base": {"use_base"}, "use_base": {"base"}}
+# Mappings that a run's own value replaces as a whole, instead of being merged with the inherited one.
+NOT_MERGED = ("loss",)
 
 
 def expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, tuple[str, ...]]]]:
     """Resolve `extends` and `grid` in the run sections.
 
     Returns:
-        The config without either key, and per section the names that every written name stands for.
+        The config without either key, and per section, the names of the runs that each configured name expands to.
     Raises:
-        SnaketuneError: an unknown or circular `extends`, a grid that isn't lists of values, two variants of one name.
+        SnaketuneError: an unknown or circular `extends`, a grid that isn't a mapping to lists, or two variants with one name.
     """
     config = deepcopy(raw)
     variants: dict[str, dict[str, tuple[str, ...]]] = {section: {} for section in RUN_SECTIONS}
@@ -43,13 +43,15 @@ def expand_runs(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str
             variants[section][str(name)] = tuple(made)
             for variant, run in made.items():
                 if variant in expanded:
-                    raise SnaketuneError(f"{section}.{name}: the name {variant!r} is made twice; rename one of the two")
+                    raise SnaketuneError(
+                        f"{section}.{name}: expands to the name {variant!r}, which another run has; rename one of them"
+                    )
                 expanded[variant] = run
         config[section] = expanded
     return config, variants
 
 
-def _inherit(section: str, name: str, runs: dict[str, Any], heirs: tuple[str, ...] = ()) -> Any:
+def _inherit(section: str, name: str, runs: dict[str, Any], children: tuple[str, ...] = ()) -> Any:
     run = runs[name]
     if not isinstance(run, dict) or "extends" not in run:
         return run
@@ -58,21 +60,21 @@ def _inherit(section: str, name: str, runs: dict[str, Any], heirs: tuple[str, ..
         raise SnaketuneError(
             f"{section}.{name}.extends: there is no {parent!r} under `{section}:`{unknown(parent, runs)}"
         )
-    if parent in (*heirs, name):
-        raise SnaketuneError(f"{section}.{name}.extends: {' → '.join((*heirs, name, parent))} runs in a circle")
-    inherited = _inherit(section, parent, runs, (*heirs, name))
+    if parent in (*children, name):
+        raise SnaketuneError(f"{section}.{name}.extends: {' → '.join((*children, name, parent))} is circular")
+    inherited = _inherit(section, parent, runs, (*children, name))
     if not isinstance(inherited, dict):
         raise SnaketuneError(f"{section}.{parent}: found {inherited!r}; expected the keys of a run")
     grid = run.get("grid")
     given = {*run, *(str(dotted).split(".")[0] for dotted in grid)} if isinstance(grid, dict) else {*run}
-    inherited = {k: v for k, v in inherited.items() if k != "grid" and not given & INSTEAD.get(k, set())}
+    inherited = {k: v for k, v in inherited.items() if k != "grid" and not given & ALTERNATIVES.get(k, set())}
     return _merge(inherited, {k: v for k, v in run.items() if k != "extends"})
 
 
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in WHOLE
+def _merge(base: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in override.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict) and key not in NOT_MERGED
         merged[key] = _merge(merged[key], value) if both else value
     return merged
 
@@ -89,12 +91,12 @@ def _vary(key: str, name: str, run: Any) -> dict[str, Any]:
         parts = [name]
         for dotted, value in zip(grid, values):
             _set(key, variant, str(dotted), value)
-            # A list or a section is named by its place in the grid.
+            # A list or a section is named by its index in the grid.
             shown = grid[dotted].index(value) if isinstance(value, list | dict) else str(value).removeprefix("sft:")
             parts.append(f"{str(dotted).rsplit('.', 1)[-1]}{shown}")
         if (called := "-".join(parts)) in made:
             raise SnaketuneError(
-                f"{key}.grid: a value stands there twice, so that {called!r} is made twice; take one out"
+                f"{key}.grid: a value is listed twice, so two runs would be named {called!r}; remove one of them"
             )
         made[called] = variant
     return made
@@ -105,5 +107,5 @@ def _set(key: str, run: dict[str, Any], dotted: str, value: Any) -> None:
     for folder in folders:
         run = run.setdefault(folder, {})
         if not isinstance(run, dict):
-            raise SnaketuneError(f"{key}.grid.{dotted}: {folder!r} holds {run!r}, which has no keys")
+            raise SnaketuneError(f"{key}.grid.{dotted}: {folder!r} is {run!r}, which has no keys; expected a section")
     run[leaf] = value

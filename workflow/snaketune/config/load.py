@@ -1,4 +1,4 @@
-"""From a mapping as YAML gives it to a checked `Workflow`, with errors that a person can act on."""
+"""Validate a parsed config and convert it to a `Workflow`, with error messages that say what to change."""
 
 import re
 from pathlib import Path
@@ -8,15 +8,15 @@ from pydantic import BaseModel, ValidationError
 
 from snaketune.config.expand import expand_runs
 from snaketune.config.paths import check_plain
-from snaketune.config.publish_targets import check_published
+from snaketune.config.publish_targets import check_publish_targets
 from snaketune.config.score_names import check_sort_by
-from snaketune.config.secrets import key_of_secret
+from snaketune.config.secrets import find_secret
 from snaketune.config.suggestions import unknown
 from snaketune.config.training_runs import Pretrained
 from snaketune.config.workflow import Workflow, check_references
 from snaketune.errors import SnaketuneError
 
-# pydantic names the member of a union in its location, between two keys.
+# pydantic puts the names of union members into the location of an error, between the keys.
 MEMBER_OF_UNION = re.compile(r"Pretrained|Scratch|(literal|tuple|constrained)\b.*|bool")
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -25,15 +25,15 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     """Validate a config.
 
     Returns:
-        The config with grids expanded, and per section the names that every written name stands for.
+        The config with grids expanded, and per section, the names of the runs that each configured name expands to.
     Raises:
-        SnaketuneError: with one line per mistake: the key, what was found, what was expected.
+        SnaketuneError: the config is invalid; one line per error with key, value found and what was expected.
     """
-    # Before anything else, whose messages would quote it. `tracking` has stricter rules of its own.
-    if found := key_of_secret({name: value for name, value in raw.items() if name != "tracking"}):
+    # First, as messages of other checks would quote the secret. `tracking` has stricter rules of its own.
+    if key := find_secret({name: value for name, value in raw.items() if name != "tracking"}):
         raise SnaketuneError(
-            f"the config is wrong:\n  {found}: holds what looks like a key, a token or a password, no part of a config; "
-            "they belong into the environment (HF_TOKEN, WANDB_API_KEY, ...)"
+            f"the config is wrong:\n  {key}: contains what looks like a key, a token or a password, which doesn't belong in a "
+            "config; put it into the environment (HF_TOKEN, WANDB_API_KEY, ...)"
         )
     expanded, variants = expand_runs(raw)
     try:
@@ -44,13 +44,13 @@ def load(raw: dict[str, Any]) -> tuple[Workflow, dict[str, dict[str, tuple[str, 
     _check_files(config)
     check_references(config, variants)
     check_sort_by(config, variants)
-    check_published(config, variants)
+    check_publish_targets(config, variants)
     return config, variants
 
 
 def _is_echo(issue: Any) -> bool:
-    """Whether pydantic says in another way what it says elsewhere."""
-    # The other member of a union of one value and a list of them.
+    """Whether an error repeats another one of the same value."""
+    # Of a union of a value and a list of values, only the matching member's error is meaningful.
     member = str(issue["loc"][-1])
     if (
         isinstance(issue["input"], list)
@@ -58,7 +58,7 @@ def _is_echo(issue: Any) -> bool:
         else issue["type"] == "tuple_type"
     ):
         return "constrained" in member or member.startswith("tuple[constrained")
-    # A list counted without its items that are wrong.
+    # A list is also reported as too short if its items are invalid.
     return issue["type"] == "too_short" and len(issue["input"]) >= issue["ctx"]["min_length"]
 
 
@@ -73,12 +73,11 @@ def _line(issue: Any) -> str:
         case "value_error":
             return f"{key}: {issue['ctx']['error']}"
         case _:
-            found = repr(issue["input"])
-            return f"{key}: found {found[:120]}; {issue['msg'][:1].lower()}{issue['msg'][1:]}"
+            return f"{key}: found {repr(issue['input'])[:120]}; {issue['msg'][:1].lower()}{issue['msg'][1:]}"
 
 
 def _keys_beside(location: tuple[Any, ...]) -> list[str]:
-    """The keys allowed where the last part of `location` was found."""
+    """The keys that are allowed at the level of the last part of `location`."""
     model: Any = Workflow
     for part in location[:-1]:
         if isinstance(model, type) and issubclass(model, BaseModel):
@@ -100,7 +99,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _check_files(config: Workflow) -> None:
-    """Every local file that the config names exists now, not after the first hour."""
+    """Check now that every local file that the config names exists, so that no job fails for it hours later."""
     for name, corpus in config.corpora.items():
         for number, source in enumerate(corpus.sources):
             for file in source.files:
@@ -144,8 +143,8 @@ def _check_dataset(key: str, path: str) -> None:
     _check_hub_id(key, path, "a dataset")
     if Path(path).exists():
         raise SnaketuneError(
-            f"{key}: {path!r} lies here too (in {Path.cwd()}), and `datasets` would read that in the Hub's place, where no "
-            "change is noticed; name its files under `files`, or move it away"
+            f"{key}: {path!r} also exists locally (in {Path.cwd()}), and `datasets` would read that instead of the Hub's "
+            "dataset, without noticing changes; name its files under `files`, or move it away"
         )
 
 
@@ -165,10 +164,10 @@ def _is_local(path: str) -> bool:
 def _exists(key: str, path: str, test: Any, expected: str) -> None:
     check_plain(key, path)
     if path.startswith("-"):
-        raise SnaketuneError(f"{key}: {path!r} looks like an option to programs; write ./{path}")
+        raise SnaketuneError(f"{key}: programs would take {path!r} for an option; write ./{path}")
     try:
-        found = test(Path(path))
+        matches = test(Path(path))
     except OSError as error:
         raise SnaketuneError(f"{key}: {path[:80]!r}: {error.strerror}") from None
-    if not found:
+    if not matches:
         raise SnaketuneError(f"{key}: {path!r} is not {expected} (looked in {Path.cwd()})")

@@ -1,4 +1,4 @@
-"""The losses of `dpo:` and the keys that they read: what a config may say of them, refused where no chosen loss looks."""
+"""The losses of `dpo:` and their keys. A key that none of the configured losses uses is refused."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ LossName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a loss needs.
+    """Requirements of a loss.
 
     Attributes:
-        reference: log-probabilities of a reference model.
-        unpaired: single completions, each good or bad, in the place of pairs.
-        diverges: it is of the difference of two scores, so it is defined for other divergences than the reverse KL.
-        reads: keys that say something to it, besides `beta`.
+        reference: whether it needs log-probabilities of a reference model.
+        unpaired: whether it takes labelled single completions instead of pairs.
+        diverges: whether it depends on a difference of scores, so that `f_divergence_type` is defined for it.
+        reads: the keys that it uses, besides `beta`.
     """
 
     reference: bool = True
@@ -53,10 +53,10 @@ NEEDS: dict[str, Needs] = {
     "kto": Needs(unpaired=True, reads=("desirable_weight", "undesirable_weight")),
     "apo_zero_unpaired": Needs(unpaired=True, reads=("desirable_weight", "undesirable_weight")),
 }
-# Names that TRL, papers or other trainers have, and what there is of them.
-NEAR = {
+# Names of losses in TRL, papers or other trainers, and the equivalent or nearest loss here, for error messages.
+SUGGESTIONS = {
     "aot_unpaired": "it compares good with bad completions of any prompts; `aot` is its form for pairs",
-    "kto_pair": "TRL dropped it: `kto` on a corpus of kind unpaired, or `bco_pair` on pairs",
+    "kto_pair": "TRL removed it; use `kto` on a corpus of kind unpaired, or `bco_pair` on pairs",
     "bco": "`bco_pair` on pairs",
     "dpo": "it is `sigmoid`",
     "cdpo": "it is `sigmoid` with label_smoothing",
@@ -64,97 +64,100 @@ NEAR = {
     "alphapo": "`simpo` is its case alpha = 0",
     "rpo": "it is {sigmoid: 1, sft: 1}",
     "mpo": "it is {sigmoid: 0.8, bco_pair: 0.2, sft: 1}",
-    "dpop": "{sigmoid: 1, sft: 1} holds up the chosen completions too",
-    "wpo": "it weights pairs by the policy's own probabilities, which no loss here does; `sigmoid` is what it weights",
+    "dpop": "{sigmoid: 1, sft: 1} also keeps the probability of chosen completions up",
+    "wpo": "it weights pairs by the policy's own probabilities, which no loss here does; it weights the loss `sigmoid`",
     "nca": "`nca_pair` on pairs",
     "exo": "`exo_pair` on pairs",
     "sppo": "`sppo_hard`",
     "apo": "`apo_zero` or `apo_down`",
 }  # fmt: skip
-# A threshold looks at as many steps as are needed to tell it from the noise of single batches.
+# Steps of a window: enough to separate a trend from the noise of single batches.
 WINDOW = 20
 
 
 class StopIf(Model):
-    """Ends a training that is hopeless. The model up to there is the result, and the manifest, run.json and the report say at
-    which step and why. Looked at after every step, whatever is logged, and the same after a resume."""
+    """Ends a training early if a metric passes a threshold. The model at that step is the result; manifest, run.json and report
+    record the step and the reason. Thresholds are checked after every step, independent of logging, and a resumed training
+    stops at the same step."""
 
     margin_below: float | None = None
-    """Ends it when the mean margin of the window's pairs is lower: the reward of the chosen completion less that of the
-    rejected one."""
+    """Stops if the mean margin of the window's pairs, the reward of the chosen minus that of the rejected completion, is
+    lower."""
     chosen_reward_below: float | None = None
-    """Ends it when the mean reward of chosen completions is lower."""
+    """Stops if the mean reward of the window's chosen completions is lower."""
     kl_above: PositiveFloat | None = None
-    """Ends it when `kl` is higher: nats per completion that the model has moved away from its reference, see below."""
+    """Stops if the window's `kl`, the distance of the model from its reference in nats per completion, is higher; see below."""
     from_step: PositiveInt = 1
-    """The first step after which it may end."""
+    """First step after which the training may stop."""
     window: PositiveInt = WINDOW
-    """The steps that the means are over, the newest ones; before there are as many, nothing ends."""
+    """Number of latest steps over which means are taken. The training doesn't stop before that many steps."""
 
     @model_validator(mode="after")
-    def _says_when(self) -> "StopIf":
+    def _has_threshold(self) -> "StopIf":
         if not self.thresholds:
             raise ValueError("expected margin_below, chosen_reward_below or kl_above; found none of them")
         return self
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Those that are set."""
+        """The thresholds that are set, by key."""
         names = ("margin_below", "chosen_reward_below", "kl_above")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class PreferenceLoss(Model):
-    """A loss, or several with weights, and what they are told."""
+    """A preference loss, or several with weights, and their parameters."""
 
     loss: LossName | dict[LossName, PositiveFloat] = "sigmoid"
-    """As TRL names it, or several with their weights, such as `{sigmoid: 0.8, bco_pair: 0.2, sft: 1.0}`; see below."""
+    """Name of the loss, as in TRL, or several names with weights, such as `{sigmoid: 0.8, bco_pair: 0.2, sft: 1.0}`; see
+    below."""
     beta: PositiveFloat = 0.1
-    """How strongly the model is held to its reference; IPO's tau, the scale of SimPO's and CPO's rewards, the weight of ORPO's
-    odds ratio."""
+    """Strength of the regularization towards the reference. For `ipo` it is tau, for `simpo` and `cpo` the scale of the
+    rewards, for `orpo` the weight of the odds ratio."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the labels taken to be wrong, by `sigmoid`, `robust`, `exo_pair` (which needs one: its authors take 0.001),
-    `aot`, `cpo` and `simpo`."""
+    """Share of the labels assumed to be wrong; for `sigmoid`, `robust`, `exo_pair` (which requires a value above 0; its authors
+    use 0.001), `aot`, `cpo` and `simpo`."""
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
-    """What holds the model to its reference (Wang et al., 2023), where the loss is of a difference of scores: `sigmoid`,
-    `sigmoid_norm`, `hinge`, `ipo`, `exo_pair`, `robust`, `discopop`."""
+    """Divergence that regularizes the model towards its reference (Wang et al., 2023); for losses of a difference of scores:
+    `sigmoid`, `sigmoid_norm`, `hinge`, `ipo`, `exo_pair`, `robust`, `discopop`."""
     f_alpha_divergence_coef: float = 0.5
-    """Alpha of `alpha_divergence`."""
+    """Alpha of `f_divergence_type: alpha_divergence`."""
     ld_alpha: Fraction | None = None
-    """Weight of what a completion says beyond the length of the other one (LD-DPO, Liu et al., 2024), of losses with a
-    reference; 1 is as without it."""
+    """Weight of the tokens of a completion beyond the length of the other one (LD-DPO, Liu et al., 2024); for losses of pairs
+    with a reference. 1, like the default, weights all tokens equally."""
     discopop_tau: PositiveFloat = 0.05
-    """Temperature at which `discopop` goes from one of its halves to the other."""
+    """Temperature of the sigmoid by which `discopop` mixes its two terms."""
     simpo_gamma: Annotated[float, Field(ge=0)] = 0.5
-    """The margin that `simpo` wants."""
+    """Target margin of `simpo`."""
     cpo_alpha: Annotated[float, Field(ge=0)] = 1.0
-    """Weight in `cpo` of the chosen completion's negative log-likelihood."""
+    """Weight of the negative log-likelihood of chosen completions in `cpo`."""
     desirable_weight: PositiveFloat = 1.0
     """Weight of good completions in `kto` and `apo_zero_unpaired`."""
     undesirable_weight: PositiveFloat = 1.0
-    """Weight of bad ones."""
+    """Weight of bad completions in `kto` and `apo_zero_unpaired`."""
     stop_if: StopIf | None = None
-    """Ends a hopeless training early."""
+    """Thresholds at which the training ends early."""
 
     @field_validator("ld_alpha")
     @classmethod
-    def _whole_tails(cls, alpha: float | None) -> float | None:
-        # So that nobody keeps log-probabilities by token for it.
+    def _none_if_one(cls, alpha: float | None) -> float | None:
+        # So that no log-probabilities per token are stored for it.
         return None if alpha == 1 else alpha
 
     @property
     def weights(self) -> dict[str, float]:
-        """Every loss with its weight, in the order of `LossName`, so that the order of a mapping says nothing."""
+        """Every loss with its weight, in the order of `LossName`, so that the order in the config has no effect."""
         given = self.loss if isinstance(self.loss, Mapping) else {self.loss: 1.0}
         return {name: given[name] for name in get_args(LossName) if name in given}
 
     @property
     def needs_reference(self) -> bool:
+        """Whether any of the losses needs a reference model."""
         return any(NEEDS[name].reference for name in self.weights)
 
     @property
     def unpaired(self) -> bool:
-        """Whether it learns from single completions."""
+        """Whether the loss takes labelled single completions."""
         return any(NEEDS[name].unpaired for name in self.weights)
 
     @field_validator("loss", mode="before")
@@ -164,7 +167,7 @@ class PreferenceLoss(Model):
             raise ValueError("found {}; expected a loss, or several with their weights")
         for name in loss if isinstance(loss, Mapping) else [loss]:
             if not isinstance(name, str) or name not in NEEDS:
-                near = NEAR.get(str(name).lower())
+                near = SUGGESTIONS.get(str(name).lower())
                 raise ValueError(f"there is no loss {name!r}" + (f": {near}" if near else unknown(str(name), NEEDS)))
         if isinstance(loss, Mapping):
             for name, weight in loss.items():
@@ -178,22 +181,20 @@ class PreferenceLoss(Model):
     def _losses_fit(self) -> "PreferenceLoss":
         names = list(self.weights)
         if names == ["sft"]:
-            raise ValueError(
-                "loss sft alone learns chosen completions and prefers nothing: add a loss of pairs, or train with `sft:`"
-            )
+            raise ValueError("loss sft alone has no preference term: add a loss of pairs, or use a run of `sft:`")
         if self.unpaired and len(names) > 1:
             raise ValueError(
-                f"{_first(names, 'unpaired')} learns from single completions, so it stands alone; found {names}"
+                f"{_first(names, 'unpaired')} takes single completions, so it can't be combined; found {names}"
             )
         self._refuse_unread(names)
         if "exo_pair" in names and not self.label_smoothing:
             raise ValueError(
-                "loss exo_pair needs a label_smoothing above 0 (its authors take 0.001), or it is infinite"
+                "loss exo_pair is infinite without label_smoothing; set it above 0 (its authors use 0.001)"
             )
         return self
 
     def _refuse_unread(self, names: Iterable[str]) -> None:
-        """A key that no chosen loss reads would say something that isn't done."""
+        """Raise ValueError if a key is set that none of the losses uses."""
         read = {key for name in names for key in NEEDS[name].reads}
         if all(NEEDS[name].diverges for name in names):
             read.add("f_divergence_type")
@@ -207,26 +208,26 @@ class PreferenceLoss(Model):
         ):  # fmt: skip
             value = getattr(self, key)
             if key not in read and value != type(self).model_fields[key].default:
-                raise ValueError(f"{key} says nothing to {_listed(names)}; {_who_reads(key)}, found {value}")
+                raise ValueError(f"{key} has no effect on {_listed(names)}; {_readers(key)}, found {value}")
         stop = self.stop_if
         if stop and stop.kl_above is not None and not self.needs_reference:
             raise ValueError(f"stop_if.kl_above needs a loss with a reference, and {_listed(names)} has none")
 
 
-def _first(names: Iterable[str], what: str) -> str:
-    return next(name for name in names if getattr(NEEDS[name], what))
+def _first(names: Iterable[str], need: str) -> str:
+    return next(name for name in names if getattr(NEEDS[name], need))
 
 
 def _listed(names: Iterable[str]) -> str:
     return "loss " + " and ".join(names)
 
 
-def _who_reads(key: str) -> str:
+def _readers(key: str) -> str:
     if key == "f_alpha_divergence_coef":
         return "it belongs to f_divergence_type alpha_divergence"
     if key == "ld_alpha":
         return "it belongs to losses of pairs with a reference"
-    owners = [
+    losses = [
         name for name, needs in NEEDS.items() if key in needs.reads or (key == "f_divergence_type" and needs.diverges)
     ]
-    return f"it belongs to {', '.join(owners)}"
+    return f"it belongs to {', '.join(losses)}"

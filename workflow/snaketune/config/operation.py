@@ -1,4 +1,4 @@
-"""`operation:`, and what else says how a training runs and not what comes out."""
+"""The `operation:` section of a run, and other keys that change how a job runs but not its result."""
 
 from typing import Annotated, Literal
 
@@ -13,52 +13,52 @@ ZeroStage = Annotated[int, Field(ge=2, le=3)]
 
 
 class Operation(Model):
-    """How a training runs, not what comes out: editing these reruns nothing."""
+    """Execution of a training: devices, processes, checkpoints, logging. Edits rerun nothing, as the result stays the same."""
 
     gpus: Annotated[int, Field(ge=0)] = 1
-    """GPUs of the job on each of its nodes, with a process for each; where there is none, one process computes on the CPU, and
-    several do if `allow_cpu` says so. 0 is one process on the CPU."""
+    """GPUs per node, with one process for each. Without a GPU, a single process runs on the CPU; several do only with
+    `allow_cpu`. 0 runs one process on the CPU."""
     nodes: PositiveInt = 1
-    """Machines that train together. More than one need SLURM (`profiles/slurm`)."""
+    """Number of machines. More than one requires SLURM (`profiles/slurm`)."""
     launch: Annotated[Launch | None, Field(validate_default=True)] = None
-    """How processes share the work: under `ddp` each has the whole model, under `fsdp` (FSDP2) and `deepspeed` (ZeRO) a part.
-    Default: `ddp` for several processes, `single` for one."""
+    """Parallelism: with `ddp` each process has the whole model; `fsdp` (FSDP2) and `deepspeed` (ZeRO) shard it. Default: `ddp`
+    for several processes, `single` for one."""
     zero_stage: Annotated[ZeroStage | None, Field(validate_default=True)] = None
-    """What DeepSpeed shards: optimizer states and gradients (2, the default of `launch: deepspeed`), or the weights too (3)."""
+    """ZeRO stage of `launch: deepspeed`: 2 shards optimizer states and gradients (the default), 3 also the weights."""
     allow_cpu: bool = False
-    """Trains on the CPU what is refused without a GPU: 4-bit weights, optimizers in 8 bits or with pages, several `gpus` or
-    `nodes`, and what would take more than two days."""
+    """Allows what is refused without a GPU: 4-bit weights, 8-bit and paged optimizers, several `gpus` or `nodes`, and trainings
+    that are expected to take more than two days on the CPU."""
     checkpoint_steps: PositiveInt = 200
     """Optimizer steps between checkpoints."""
     log_steps: PositiveInt = 10
-    """Optimizer steps between lines of the log and points of the curves, each a mean over them; each checkpoint has a line
-    too, so that a resumed training has the same ones."""
+    """Optimizer steps between log lines and points of curves; metrics are means over these steps. A line is also logged at each
+    checkpoint, so that a resumed training logs the same lines."""
     load_in_memory: Literal["auto"] | bool = "auto"
-    """Reads all rows before training instead of mapping their files; `auto` does where mapping is slow (network mounts,
-    Windows disks under WSL)."""
+    """Reads all rows into memory before training instead of memory-mapping the files; `auto` does on file systems where mapping
+    is slow (network mounts, Windows disks under WSL)."""
 
     @property
     def processes_per_node(self) -> int:
-        """One for each GPU; one where there are none."""
+        """Processes per node: one per GPU, and one without GPUs."""
         return max(1, self.gpus)
 
     @property
     def processes(self) -> int:
-        """All that train together."""
+        """Number of processes on all nodes."""
         return self.nodes * self.processes_per_node
 
     @field_validator("launch")
     @classmethod
     def _fits_the_processes(cls, launch: Launch | None, info: ValidationInfo) -> Launch | None:
         gpus, nodes = info.data.get("gpus"), info.data.get("nodes")
-        # What these two lack is told already.
+        # Errors of these two keys are reported already.
         if gpus is None or nodes is None:
             return launch
         processes = nodes * max(1, gpus)
         if launch == "single" and processes > 1:
             raise ValueError(
-                f"single is one process, but gpus: {gpus} on nodes: {nodes} are {processes}; expected ddp, fsdp or deepspeed, "
-                "or gpus: 1 and nodes: 1"
+                f"single is one process, but gpus: {gpus} and nodes: {nodes} make {processes}; expected ddp, fsdp or "
+                "deepspeed, or gpus: 1 and nodes: 1"
             )
         return launch or ("ddp" if processes > 1 else "single")
 
@@ -69,24 +69,24 @@ class Operation(Model):
             return stage
         if stage is not None and info.data["launch"] != "deepspeed":
             raise ValueError(
-                f"{stage} says nothing to launch: {info.data['launch']}; expected launch: deepspeed, or leave it out"
+                f"{stage} has no effect with launch: {info.data['launch']}; set launch: deepspeed, or remove zero_stage"
             )
         return 2 if stage is None and info.data["launch"] == "deepspeed" else stage
 
 
 class Execution(Operation):
-    """How a job runs: `operation`, and what else of a run's config says how and not what."""
+    """The execution settings of a job: `operation`, and the other keys of a run that don't change its result."""
 
     micro_batch_rows: MicroBatchRows = "auto"
-    """As in `training`."""
+    """`training.micro_batch_rows` of the run."""
     gradient_checkpointing: GradientCheckpointing = "auto"
-    """As in `training`."""
+    """`training.gradient_checkpointing` of the run."""
     preflight: str = ""
-    """Manifest of what was found before any training; empty where nobody looked."""
+    """Path of the preflight report's manifest; empty if there is none."""
     calibration: str = ""
-    """Manifest of the curve that `auto` goes by; empty where there is none."""
+    """Path of the manifest of the calibration that `micro_batch_rows: auto` uses; empty if there is none."""
     share_kernels: bool = False
-    """As in `dpo.reference_pass`."""
+    """`dpo.reference_pass.share_kernels` of the run."""
     parts: str | None = None
-    """Pattern of the manifests of a reference pass' parts, such as `results/ref_pass/x/*-of-4/manifest.json`; none where there
-    are none."""
+    """Pattern of the manifests of a reference pass' parts, such as `results/ref_pass/x/*-of-4/manifest.json`; None if it isn't
+    split."""

@@ -1,7 +1,7 @@
-"""Which optimizers `training.optimizer` may name: all that transformers names, and for those that can't be had here, why.
+"""The values of `training.optimizer`: all optimizer names of transformers, with the reason for those that aren't supported.
 
-A table, because neither transformers nor torch may be imported where a config is read; a test holds it equal to transformers'
-OptimizerNames, and trains, kills and resumes with each one that isn't refused.
+This is a table because reading a config must not import transformers or torch. A test checks that it equals transformers'
+OptimizerNames, and that training, killing and resuming works with every supported optimizer.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """What is known of an optimizer.
+    """Properties of an optimizer.
 
     Attributes:
-        package: that must be importable besides torch and transformers, and whose version shapes the result.
-        betas: whether it reads `training.betas`.
-        states: how many numbers it keeps of each one that is trained.
-        bits: of such a number.
-        factored: of a matrix it keeps sums of rows and of columns in their place.
-        paged: its states may move to the host's memory, on CUDA alone.
-        shared: launches that share a model out and step with it as one process does. It must see each number alone: DeepSpeed
-            lays weights end to end, where Adafactor finds no matrices and blocks of 8-bit states begin elsewhere; bitsandbytes
-            can't compute on torch's shards.
-        refused: why it can't be had.
+        package: required package besides torch and transformers; its version shapes the result.
+        betas: whether it uses `training.betas`.
+        states: number of state values per trained parameter.
+        bits: bits per state value.
+        factored: whether the second moment of a matrix is stored as sums over rows and columns.
+        paged: whether its states can move to host memory, on CUDA only.
+        sharding: the sharding launches (`fsdp`, `deepspeed`) with which it steps as in a single process. That requires an
+            elementwise update: DeepSpeed flattens weights, so Adafactor sees no matrices and blocks of 8-bit states are aligned
+            differently; bitsandbytes can't compute on torch's shards.
+        refused: the reason if it isn't supported.
     """
 
     package: str | None = None
@@ -32,21 +32,21 @@ class Optimizer:
     bits: int = 32
     factored: bool = False
     paged: bool = False
-    shared: tuple[str, ...] = ()
+    sharding: tuple[str, ...] = ()
     refused: str | None = None
 
     @property
     def for_gpus(self) -> bool:
-        """Whether it is there to save a GPU's memory."""
+        """Whether its purpose is to save GPU memory: 8-bit or paged states."""
         return self.bits < 32 or self.paged
 
 
 _XLA, _NPU = (
-    Optimizer(refused=f"it runs on {device} alone, and snaketune trains on CUDA, MPS or the CPU")
+    Optimizer(refused=f"it runs only on {device}, and snaketune trains on CUDA, MPS or the CPU")
     for device in ("XLA devices", "Ascend NPUs")
 )
 _TORCHAO = Optimizer(
-    refused="a checkpoint can't hold torchao's quantized states exactly; adamw_8bit holds them in 8 bits too, and resumes"
+    refused="checkpoints can't store torchao's quantized states exactly; adamw_8bit also has 8-bit states, and resumes"
 )
 _LOW_RANK = Optimizer(
     refused="it needs optim_target_modules, which snaketune doesn't pass; `lora` and paged_adamw_8bit save memory as well"
@@ -56,19 +56,19 @@ _LAYERWISE = Optimizer(
     "state to resume from; adafactor and paged_adamw_8bit save memory as well"
 )
 _SCHEDULE_FREE = Optimizer(
-    refused="the weights to keep are averages that the model holds in the optimizer's eval mode alone, and transformers "
-    "doesn't switch to it to save; adamw_torch_fused with schedule warmup_stable_decay comes nearest"
+    refused="the weights to save are averages that the model has only in the optimizer's eval mode, and transformers doesn't "
+    "switch to it for saving; adamw_torch_fused with schedule warmup_stable_decay is the nearest alternative"
 )
 
-_EVERYWHERE = ("fsdp", "deepspeed")
+_ALL_SHARDING = ("fsdp", "deepspeed")
 
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw_torch": Optimizer(shared=_EVERYWHERE),
-    "adamw_torch_fused": Optimizer(shared=_EVERYWHERE),
+    "adamw_torch": Optimizer(sharding=_ALL_SHARDING),
+    "adamw_torch_fused": Optimizer(sharding=_ALL_SHARDING),
     "adafactor": Optimizer(betas=False, states=1, factored=True),
-    "sgd": Optimizer(betas=False, states=0, shared=_EVERYWHERE),
-    "adagrad": Optimizer(betas=False, states=1, shared=("fsdp",)),
-    "rmsprop": Optimizer(betas=False, states=1, shared=_EVERYWHERE),
+    "sgd": Optimizer(betas=False, states=0, sharding=_ALL_SHARDING),
+    "adagrad": Optimizer(betas=False, states=1, sharding=("fsdp",)),
+    "rmsprop": Optimizer(betas=False, states=1, sharding=_ALL_SHARDING),
     "adamw_8bit": Optimizer(package="bitsandbytes", bits=8),
     "adamw_bnb_8bit": Optimizer(package="bitsandbytes", bits=8),
     "ademamix": Optimizer(package="bitsandbytes", states=3),
@@ -86,7 +86,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "paged_lion_8bit": Optimizer(package="bitsandbytes", states=1, bits=8, paged=True),
     "adamw_torch_xla": _XLA,
     "adamw_torch_npu_fused": _NPU,
-    "adamw_anyprecision": Optimizer(refused="it needs torchdistx, which was given up and has no build for torch 2"),
+    "adamw_anyprecision": Optimizer(refused="it needs torchdistx, which is unmaintained and has no build for torch 2"),
     "adamw_torch_4bit": _TORCHAO,
     "adamw_torch_8bit": _TORCHAO,
     "galore_adamw": _LOW_RANK,
@@ -99,33 +99,37 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "apollo_adamw_layerwise": _LAYERWISE,
     "lomo": _LAYERWISE,
     "adalomo": _LAYERWISE,
-    "grokadamw": Optimizer(refused="grokadamw keeps its states where no checkpoint finds them, so it can't be resumed"),
+    "grokadamw": Optimizer(
+        refused="grokadamw stores its states in a parameter group, which checkpoints here can't store"
+    ),
     "schedule_free_radam": _SCHEDULE_FREE,
     "schedule_free_adamw": _SCHEDULE_FREE,
     "schedule_free_sgd": _SCHEDULE_FREE,
-    "stable_adamw": Optimizer(refused="torch-optimi counts steps in a tensor that checkpoints here have no place for"),
+    "stable_adamw": Optimizer(refused="torch-optimi counts steps in a tensor that checkpoints here can't store"),
 }
 
 OptimizerName = Literal[tuple(name for name, optimizer in OPTIMIZERS.items() if not optimizer.refused)]
 
 
 def check_optimizer(name: object) -> None:
-    """Raise ValueError with the reason if `name` is an optimizer that is refused."""
+    """Raise ValueError with the reason if `name` is an optimizer that isn't supported."""
     if isinstance(name, str) and name in OPTIMIZERS and (reason := OPTIMIZERS[name].refused):
-        raise ValueError(f"{name!r} can't be had: {reason}")
+        raise ValueError(f"{name!r} isn't supported: {reason}")
 
 
-def check_shared(name: str, launch: str) -> None:
-    """Raise ValueError if `name` can't step with a model that `launch` shares out among processes."""
-    if launch in _EVERYWHERE and launch not in OPTIMIZERS[name].shared:
-        fit = ", ".join(known for known, optimizer in OPTIMIZERS.items() if launch in optimizer.shared)
-        raise ValueError(f"training.optimizer: {name} can't step with what {launch} shares out; expected one of {fit}")
+def check_sharding(name: str, launch: str) -> None:
+    """Raise ValueError if optimizer `name` doesn't work with a model that `launch` shards among processes."""
+    if launch in _ALL_SHARDING and launch not in OPTIMIZERS[name].sharding:
+        fit = ", ".join(known for known, optimizer in OPTIMIZERS.items() if launch in optimizer.sharding)
+        raise ValueError(
+            f"training.optimizer: {name} doesn't work with models sharded by {launch}; expected one of {fit}"
+        )
 
 
 def missing_package(name: str) -> str | None:
-    """What to say if an optimizer needs a package that isn't there.
+    """An error message if an optimizer needs a package that isn't installed, else None.
 
-    Where torch isn't there either, trainings run in another environment (`--sdm conda`), of which nothing can be said here.
+    Without torch, trainings run in another environment (`--sdm conda`), which can't be checked here.
     """
     package = OPTIMIZERS[name].package
     if not package or find_spec(package) or not find_spec("torch"):

@@ -1,4 +1,4 @@
-"""`packing:` of trainings and evaluations: how conversations, documents and pairs become rows."""
+"""The `packing:` section of trainings and evaluations."""
 
 from typing import Annotated, Literal
 
@@ -12,26 +12,27 @@ TrainOn = Literal["assistant", "last", "all"]
 
 
 class Packing(Model):
-    """How conversations or pairs become rows."""
+    """Packing of conversations, documents or pairs into rows of fixed length."""
 
     length: RowLength | Annotated[tuple[RowLength, ...], Field(min_length=2)] = 1024
-    """Tokens per row; or several, for instance `[512, 1024]`: each must divide the longest, and a batch has equally many
-    tokens whatever rows it is made of."""
+    """Tokens per row, or several lengths, such as `[512, 1024]`, each of which must divide the longest. Every batch has the
+    same number of tokens, whatever the lengths of its rows."""
     strategy: PackingStrategy = "best-fit-decreasing"
-    """`wrapped` cuts conversations wherever a row ends, as pre-training does; `none` writes raw rows (format v2.0), which
-    TRL's trainer reads."""
+    """`best-fit-decreasing` packs whole conversations; `wrapped` cuts them at the ends of rows, as in pre-training; `none`
+    writes unpacked rows (format v2.0) for TRL's trainer."""
     overflow: Literal["auto", "drop", "truncate", "split", "raise"] = "auto"
-    """What happens to what is longer than a row. `auto` truncates conversations, drops pairs and splits documents.
-    `truncate` and `split` cut after a turn where they can. Everything is counted, in rows and tokens."""
+    """Treatment of conversations, documents and pairs that are longer than a row. `auto` truncates conversations, drops pairs
+    and splits documents. `truncate` and `split` cut after a turn if possible. What is cut or dropped is counted in rows and
+    tokens."""
     train_on: TrainOn = "assistant"
-    """Where loss is taken in conversations: on what assistants say, on their last turn, or on every token. Pairs are supervised
-    from their completions, documents as a whole."""
+    """Supervised tokens of conversations: those of all assistant turns (`assistant`), of the last assistant turn (`last`), or
+    all tokens (`all`). In pairs, completions are supervised; in documents, all tokens."""
 
     def overflow_of(self, kind: str) -> Literal["drop", "truncate", "split", "raise"]:
-        """What `auto` means for a corpus of this kind.
+        """The treatment of overflow for a corpus of this kind, with `auto` resolved.
 
-        What is left of a truncated conversation was said in just this context; the second half of a split one wasn't. Nobody
-        compared the halves of a pair. Documents have no turns that need each other. Raw rows can't be cut.
+        A truncated conversation stays in its original context, unlike the second part of a split one. The parts of a pair were
+        never compared with each other. Documents have no turns that depend on each other. Raw rows can't be cut.
         """
         if self.overflow != "auto":
             return self.overflow
@@ -41,32 +42,30 @@ class Packing(Model):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """All row lengths, from short to long."""
+        """All row lengths, ascending."""
         return (self.length,) if isinstance(self.length, int) else self.length
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest rows."""
+        """The largest row length, in tokens."""
         return self.lengths[-1]
 
     @field_validator("length")
     @classmethod
-    def _from_short_to_long(cls, length: int | tuple[int, ...]) -> int | tuple[int, ...]:
+    def _ascending(cls, length: int | tuple[int, ...]) -> int | tuple[int, ...]:
         if isinstance(length, int):
             return length
         lengths = tuple(sorted(set(length)))
         if wrong := [n for n in lengths if lengths[-1] % n]:
-            raise ValueError(f"{wrong[0]} doesn't divide {lengths[-1]}, so no number of such rows has its tokens")
+            raise ValueError(f"{wrong[0]} doesn't divide {lengths[-1]}, the longest length; expected divisors of it")
         return lengths if len(lengths) > 1 else lengths[0]
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Packing":
         if self.strategy != "best-fit-decreasing" and len(self.lengths) > 1:
-            raise ValueError(f"strategy {self.strategy} has rows of one length, found {list(self.lengths)}")
+            raise ValueError(f"strategy {self.strategy} takes a single length, found {list(self.lengths)}")
         if self.strategy == "none" and self.train_on != "assistant":
-            raise ValueError("strategy none has TRL's trainer learn what assistants say; leave train_on out here")
+            raise ValueError("with strategy none, TRL's trainer supervises the assistant turns; remove train_on")
         if self.strategy == "none" and self.overflow in ("truncate", "split"):
-            raise ValueError(
-                f"strategy none writes rows as they are; overflow can be drop or raise, found {self.overflow}"
-            )
+            raise ValueError(f"strategy none doesn't cut rows; expected overflow drop or raise, found {self.overflow}")
         return self

@@ -1,4 +1,4 @@
-"""One spelling for a path, so that `./data/x` and `data//x` are the same file to every job."""
+"""Normalization of paths in a config, so that `./data/x` and `data//x` are the same file to every job."""
 
 import os
 import re
@@ -9,41 +9,41 @@ from pydantic import AfterValidator
 
 from snaketune.errors import SnaketuneError
 
-# What no shell and no wildcard pattern of Snakemake takes for something else.
+# Without braces and control characters, which Snakemake's wildcards and shells would interpret.
 PLAIN_PATH = re.compile(r"[^{}\x00-\x1f]+")
 
 
 def check_plain(key: str, path: str) -> str:
-    """The path itself, also one that was found in a folder and not given; SnaketuneError if Snakemake would fill in its braces.
+    """Return the path; SnaketuneError if it contains braces, which Snakemake would expand, or control characters.
 
     Args:
-        key: who names it, for the message.
+        key: config key or folder that the path comes from, for the message.
     """
     if not PLAIN_PATH.fullmatch(path):
         raise SnaketuneError(
-            f"{key}: {path!r} holds braces or control characters, which Snakemake can't take; rename it"
+            f"{key}: {path!r} contains braces or control characters, which Snakemake can't handle; rename it"
         )
     return path
 
 
-def one_spelling(path: str) -> str:
-    """The path as short as it goes: relative where it lies in the working directory, without `./`, `//` and `/` at its end.
+def normalized_path(path: str) -> str:
+    """Normalize a path: relative if it is inside the working directory, without `./`, `//` and a trailing `/`.
 
-    What isn't there stays as it was written: a Hub id, or a path that a message has to show.
+    A path that doesn't exist stays as it is: it may be a Hub id, or be shown in an error message.
 
-    >>> one_spelling("Qwen/Qwen2.5-0.5B"), one_spelling("./"), one_spelling(".//")
+    >>> normalized_path("Qwen/Qwen2.5-0.5B"), normalized_path("./"), normalized_path(".//")
     ('Qwen/Qwen2.5-0.5B', '.', '.')
     """
     try:
         short = os.path.normpath(path)
-        # `a/link/../b` needn't be `a/b`.
+        # With a symbolic link, `a/link/../b` isn't `a/b`.
         if not path or not Path(path).samefile(short):
             return path
     except (OSError, ValueError):
         return path
     short = short.removeprefix(f"{Path.cwd()}{os.sep}")
-    # To a program, a name that begins with a dash is an option.
+    # Programs take a name that begins with a dash for an option.
     return f"./{short}" if short.startswith("-") else short
 
 
-LocalPath = Annotated[str, AfterValidator(one_spelling)]
+LocalPath = Annotated[str, AfterValidator(normalized_path)]

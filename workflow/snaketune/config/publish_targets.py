@@ -1,4 +1,4 @@
-"""What `push:` and `gguf:` may name."""
+"""Checks of the models that `push:` and `gguf:` name."""
 
 from snaketune.config.publishing import Gguf
 from snaketune.config.suggestions import unknown
@@ -6,12 +6,12 @@ from snaketune.config.workflow import Workflow
 from snaketune.errors import SnaketuneError
 
 
-def check_published(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
-    """Raise SnaketuneError if a model isn't there, is many, or is an adapter alone where weights are needed; or if two models
-    are pushed to one place.
+def check_publish_targets(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
+    """Raise SnaketuneError if a model doesn't exist, is a grid, or has only an adapter although a GGUF file needs weights; or
+    if two models are pushed to the same branch.
 
     Args:
-        variants: as `config.load` gives them.
+        variants: as `config.load` returns them.
     """
     sections = {"push": config.push, "gguf": config.gguf}
     for key, entry in ((f"{section}.{name}", one) for section, some in sections.items() for name, one in some.items()):
@@ -23,16 +23,16 @@ def check_published(config: Workflow, variants: dict[str, dict[str, tuple[str, .
             raise SnaketuneError(f"{key}.model: there is no {name!r} under `{kind}:`{why or unknown(name, runs)}")
         if isinstance(entry, Gguf) and _is_adapter(kind, name, config):
             raise SnaketuneError(
-                f"{key}.model: {entry.model} is an adapter alone (lora.merge: false), and a GGUF file holds whole weights; set "
-                "lora.merge: true, or give the adapter to llama.cpp's convert_lora_to_gguf.py"
+                f"{key}.model: {entry.model} is an adapter alone (lora.merge: false), and a GGUF file needs full weights; set "
+                "lora.merge: true, or convert the adapter with llama.cpp's convert_lora_to_gguf.py"
             )
-    places: dict[tuple[str, str], str] = {}
+    targets: dict[tuple[str, str], str] = {}
     for name, push in config.push.items():
-        first = places.setdefault((push.repository.lower(), push.branch), name)
+        first = targets.setdefault((push.repository.lower(), push.branch), name)
         if first != name:
             raise SnaketuneError(
-                f"push.{name}.repository: branch {push.branch!r} of {push.repository} has the model of push.{first}; name "
-                "another repository, or another branch"
+                f"push.{name}.repository: push.{first} already pushes to branch {push.branch!r} of {push.repository}; choose "
+                "another repository or branch"
             )
 
 

@@ -1,4 +1,4 @@
-"""`push:` and `gguf:`, how a result is handed on; off unless a config has them."""
+"""The `push:` and `gguf:` sections: publishing of results. Nothing is published unless a config has them."""
 
 from typing import Annotated, Literal
 
@@ -7,27 +7,27 @@ from pydantic import Field
 from snaketune.config.base import NAME_PATTERN, Model, Revision
 
 TrainedModel = Annotated[str, Field(pattern=f"^(sft|dpo):{NAME_PATTERN}$")]
-# What the Hub allows: letters, digits, `-`, `_` and `.`, none of the last three doubled or at an end.
+# The Hub's rules: letters, digits, `-`, `_` and `.`; the last three neither repeated nor at an end.
 HUB_NAME = r"[A-Za-z0-9]+([._-][A-Za-z0-9]+)*"
 
 
 class Push(Model):
-    """A model to be pushed to the Hub by `snakemake push`, with its card; nothing else ever pushes."""
+    """A model that `snakemake push` pushes to the Hub, with its model card. No other command pushes."""
 
     model: TrainedModel
-    """`sft:NAME` or `dpo:NAME`."""
+    """Model to push: `sft:NAME` or `dpo:NAME`."""
     repository: Annotated[str, Field(pattern=f"^{HUB_NAME}/{HUB_NAME}$", max_length=96)]
-    """`owner/name` on the Hub; made where it isn't there."""
+    """Repository on the Hub, `owner/name`; created if it doesn't exist."""
     private: bool = True
-    """Whether the repository is for its owner alone. One that is public already is refused unless this is `false`."""
+    """Creates a private repository, and refuses to push to an existing public one. Set `false` for a public repository."""
     branch: Revision = "main"
-    """Made where it isn't there."""
+    """Branch of the repository; created if it doesn't exist."""
 
 
 class Gguf(Model):
-    """A model to be written as GGUF by `snakemake gguf`, with llama.cpp's own converter."""
+    """A model that `snakemake gguf` converts to GGUF, with llama.cpp's converter."""
 
     model: TrainedModel
-    """`sft:NAME` or `dpo:NAME`, with its weights merged."""
+    """Model to convert: `sft:NAME` or `dpo:NAME`. A LoRA run needs `lora.merge: true`."""
     type: Literal["f16", "bf16", "q8_0"] = "f16"
-    """Data type of the weights: 16 bits, or 8 bits in blocks."""
+    """Data type of the weights: 16-bit floats, or 8-bit blocks (`q8_0`)."""

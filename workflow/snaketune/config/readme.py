@@ -1,9 +1,6 @@
-"""`config/README.md`: its tables of keys are the config models, so that what it says of a key is what the code says.
+"""Tables of keys in `config/README.md`, generated from the config models by docs/write_config.py.
 
-A line `<!-- keys: Training -->` stands above the table of that model; `<!-- keys: Workflow reruns_on -->` names the keys
-to show.
-
-Written by docs/write_config.py.
+A line `<!-- keys: Training -->` precedes the table of that model; `<!-- keys: Workflow reruns_on -->` selects the keys to show.
 """
 
 import re
@@ -17,15 +14,15 @@ TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": 
 
 
 def with_tables(text: str) -> str:
-    """The text with the tables below its markers written from the models, and a blank line below each: Markdown takes any
-    other line for one more row.
+    """Rewrite the tables below the markers of a text. Each is followed by a blank line, as Markdown would take any other line
+    for another row.
 
     Raises:
-        KeyError: a marker names no model, or no key of it.
+        KeyError: a marker names an unknown model or key.
     """
     schema = Workflow.model_json_schema(by_alias=True)
     models = schema["$defs"] | {"Workflow": schema}
-    return MARKED.sub(lambda found: found[1] + HEAD + _rows(models, found[2], found[3].split()) + "\n", text)
+    return MARKED.sub(lambda match: match[1] + HEAD + _rows(models, match[2], match[3].split()) + "\n", text)
 
 
 def _rows(models: dict[str, Any], model: str, keys: list[str]) -> str:
@@ -37,7 +34,7 @@ def _rows(models: dict[str, Any], model: str, keys: list[str]) -> str:
 
 
 def _value(field: dict[str, Any], models: dict[str, Any]) -> str:
-    """What a key takes.
+    """The values that a key takes, as Markdown.
 
     >>> _value({"anyOf": [{"type": "integer"}, {"items": {"enum": ["a", "b"]}, "type": "array"}, {"type": "null"}]}, {})
     'integer or list of `a` \\\\| `b`'
@@ -69,7 +66,7 @@ def _default(field: dict[str, Any], required: bool) -> str:
 
 
 def _meaning(field: dict[str, Any], models: dict[str, Any]) -> str:
-    """What the key's docstring says, or that of the section that it holds."""
+    """The docstring of a key, or else that of its section."""
     sections = [models[_named(one)] for one in (field, *field.get("anyOf", ())) if "$ref" in one]
     text = field.get("description") or next((section.get("description", "") for section in sections), "")
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,7 +1,7 @@
-"""Which schedules `training.schedule` may name: all that transformers names; and what `training.schedule_options` may say.
+"""The values of `training.schedule`, all schedule names of transformers, and their `training.schedule_options`.
 
-A table, because neither transformers nor torch may be imported where a config is read; a test holds it equal to transformers'
-SchedulerType and to the signatures of its functions.
+This is a table because reading a config must not import transformers or torch. A test checks that it equals transformers'
+SchedulerType and the signatures of its functions.
 """
 
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ Curve = Literal["linear", "cosine", "1-sqrt"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What is known of a schedule.
+    """Properties of a schedule.
 
     Attributes:
-        options: the type of each, by name.
-        needs: options of which exactly one must be given.
-        warms_up: whether it reads `training.warmup_fraction`.
-        refused: why it can't be had.
+        options: types of its options, by name.
+        needs: options of which exactly one is required.
+        warms_up: whether it uses `training.warmup_fraction`.
+        refused: the reason if it isn't supported.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Schedule:
     refused: str | None = None
 
 
-_METRIC = Schedule(refused="it goes by a metric on held-out rows, and trainings here evaluate none while they run")
+_METRIC = Schedule(refused="it needs a metric on held-out rows, and trainings here don't evaluate while they run")
 _FLOOR = {"num_cycles": PositiveFloat, "min_lr": PositiveFloat, "min_lr_rate": Fraction}
 
 SCHEDULES: dict[str, Schedule] = {
@@ -63,28 +63,29 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 ScheduleName = Literal[tuple(name for name, schedule in SCHEDULES.items() if not schedule.refused)]
-# What transformers takes where nothing is said.
+# Default of `lr_end` in transformers.
 POLYNOMIAL_END = 1e-7
 
 
 def check_schedule(name: object) -> None:
-    """Raise ValueError with the reason if `name` is a schedule that is refused."""
+    """Raise ValueError with the reason if `name` is a schedule that isn't supported."""
     if isinstance(name, str) and name in SCHEDULES and (reason := SCHEDULES[name].refused):
-        raise ValueError(f"{name!r} can't be had: {reason}")
+        raise ValueError(f"{name!r} isn't supported: {reason}")
 
 
 def checked_options(name: str, options: dict[str, Any], learning_rate: float) -> dict[str, Any]:
-    """The options of a schedule, each in its own type.
+    """Validate the options of a schedule and convert each to its type.
 
     Raises:
-        ValueError: an option that the schedule doesn't have, one of a wrong value, one too many or too few.
+        ValueError: an option is unknown or has an invalid value, a required one is missing, alternatives are given together, or
+            the final learning rate isn't below the highest one.
     """
     known = SCHEDULES[name]
     checked = {option: _checked(name, option, value) for option, value in options.items()}
     given = [option for option in known.needs if option in options]
     if known.needs and len(given) != 1:
-        found = f"found {' and '.join(given)}" if given else "found none"
-        raise ValueError(f"schedule {name} needs {' or '.join(known.needs)}; {found}")
+        given_keys = f"found {' and '.join(given)}" if given else "found none"
+        raise ValueError(f"schedule {name} needs {' or '.join(known.needs)}; {given_keys}")
     end = checked.get("min_lr", checked.get("lr_end", POLYNOMIAL_END if name == "polynomial" else 0.0))
     if end >= learning_rate:
         raise ValueError(f"schedule {name} falls to {end:g}, which isn't below learning_rate {learning_rate:g}")
@@ -100,9 +101,9 @@ def _checked(name: str, option: str, value: Any) -> Any:
             else f"schedule {name} has no options; found {option!r}"
         )
     try:
-        # YAML reads yes, on and true alike, and pydantic would take them for 1.
+        # YAML reads yes, on and true as booleans, which pydantic would convert to 1.
         known_type = TypeAdapter(known[option], config=ConfigDict(allow_inf_nan=False))
         return known_type.validate_python(str(value) if isinstance(value, bool) else value)
     except ValidationError as error:
-        said = error.errors()[0]["msg"]
-        raise ValueError(f"{option}: found {value!r}; {said[:1].lower()}{said[1:]}") from None
+        message = error.errors()[0]["msg"]
+        raise ValueError(f"{option}: found {value!r}; {message[:1].lower()}{message[1:]}") from None

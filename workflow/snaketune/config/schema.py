@@ -1,7 +1,4 @@
-"""`config/schema.json`: the config models as JSON Schema, so that an editor completes and checks a config.
-
-Written by docs/write_config.py.
-"""
+"""The JSON Schema of a config, with which editors complete and check it; docs/write_config.py writes `config/schema.json`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,10 +7,10 @@ from snaketune.config.workflow import Workflow
 
 
 def config_schema(stages: Iterable[str]) -> dict[str, Any]:
-    """The schema of a config file: `Workflow`, and in runs also `extends` and `grid`, which are gone once it is loaded.
+    """The JSON Schema of a config file: that of `Workflow`, with `extends` and `grid` of runs, which loading resolves.
 
     Args:
-        stages: the names that `reruns_on` may hold.
+        stages: the keys that `reruns_on` may have.
     """
     schema = Workflow.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
@@ -22,14 +19,17 @@ def config_schema(stages: Iterable[str]) -> dict[str, Any]:
     for run in ("Sft", "Dpo"):
         model = schema["$defs"][run]
         model["properties"] |= {
-            "extends": {"type": "string", "description": "Name of a run in this section to take all other keys from."},
+            "extends": {
+                "type": "string",
+                "description": "Name of a run in this section from which all keys that aren't set here are inherited.",
+            },
             "grid": {
                 "type": "object",
-                "description": "Dotted keys, each with a list of values: one run for every combination.",
+                "description": "Dotted keys, each with a list of values; makes one run for every combination.",
                 "additionalProperties": {"type": "array", "minItems": 1},
             },
         }
-        # What a run that extends another leaves out, it inherits; what a grid sets, it needn't set.
+        # A run may inherit required keys through `extends`, or set them in its grid.
         model["if"] = {"not": {"anyOf": [{"required": ["extends"]}, {"required": ["grid"]}]}}
         model["then"] = {"required": model.pop("required")}
     return schema

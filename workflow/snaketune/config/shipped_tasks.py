@@ -1,8 +1,8 @@
-"""Whether lm-evaluation-harness ships tasks of these names, asked while planning.
+"""Check while planning that lm-evaluation-harness ships tasks of the configured names.
 
-Its own index takes it fifteen seconds, so names are only looked for in its files here: milliseconds for one that is there, a
-second for one that isn't, which is looked for in all 14,000. That can pass a name which is none after all (a word in a list of
-something else); the stage then says so before it loads a model.
+Building its own index takes fifteen seconds. Searching its files for the names takes milliseconds for names that exist, and a
+second for a missing one, for which all 14,000 files are read. The search can accept a word that isn't a task, such as an item
+of another list; the stage then reports that before it loads a model.
 """
 
 import os
@@ -20,23 +20,23 @@ SEPARATORS = b" \t\r\"'[]{}"
 
 
 def check_shipped_tasks(config: Workflow) -> None:
-    """Refuse names under `eval.NAME.tasks` that the installed lm-evaluation-harness can't have; where there is none, all pass.
+    """Check the names under `eval.NAME.tasks` against the installed lm-evaluation-harness. Without it, every name is accepted.
 
     Raises:
-        SnaketuneError: with the nearest name that there is.
+        SnaketuneError: a task doesn't exist; suggests the nearest name.
     """
-    asked = {name: one.tasks.names for name, one in config.eval.items() if one.tasks and one.tasks.folder is None}
+    configured = {name: one.tasks.names for name, one in config.eval.items() if one.tasks and one.tasks.folder is None}
     folder = tasks_folder()
-    if not asked or folder is None:
+    if not configured or folder is None:
         return
     known: set[str] = set()
-    wanted = {name for names in asked.values() for name in names}
-    # A task mostly lies in a folder that its name begins with, so that most files needn't be read.
-    for place in sorted(folder.iterdir(), key=lambda place: -max(_alike(place.name, name) for name in wanted)):
-        known |= names_in(place)
-        if wanted <= known:
+    names = {name for some in configured.values() for name in some}
+    # Most tasks are in a folder that their name begins with, so searching those first reads few files.
+    for path in sorted(folder.iterdir(), key=lambda path: -max(_common_prefix(path.name, name) for name in names)):
+        known |= task_names(path)
+        if names <= known:
             return
-    for evaluation, names in asked.items():
+    for evaluation, names in configured.items():
         for name in names:
             if name not in known:
                 raise SnaketuneError(
@@ -46,23 +46,23 @@ def check_shipped_tasks(config: Workflow) -> None:
 
 
 def tasks_folder() -> Path | None:
-    """Where lm-evaluation-harness keeps its tasks; None if it isn't installed. Nothing of it is imported."""
-    found = find_spec("lm_eval")
-    return Path(found.submodule_search_locations[0]) / "tasks" if found else None
+    """The folder of lm-evaluation-harness' tasks; None if it isn't installed. Doesn't import it."""
+    spec = find_spec("lm_eval")
+    return Path(spec.submodule_search_locations[0]) / "tasks" if spec else None
 
 
-def _alike(one: str, other: str) -> int:
-    """How many letters both begin with."""
+def _common_prefix(one: str, other: str) -> int:
+    """The length of the common prefix."""
     return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-def names_in(folder: Path) -> set[str]:
-    """The names of all tasks, tags and groups in task files, and some other words."""
-    found: set[bytes] = set()
-    for place, _, files in os.walk(folder):
-        # What is included has any name, but none of these.
+def task_names(folder: Path) -> set[str]:
+    """The names of all tasks, tags and groups in the task files of a folder, and some other words."""
+    values: set[bytes] = set()
+    for path, _, files in os.walk(folder):
+        # Included files may have any suffix other than these.
         texts = (file for file in files if not file.endswith((".py", ".pyc", ".md", ".sh", ".json", ".jpg")))
         for file in texts:
-            found.update(NAMED.findall(Path(place, file).read_bytes()))
-    parts = (part.strip(SEPARATORS) for value in found for part in value.split(b","))
-    return {part.decode("utf-8", "replace") for part in parts if part}
+            values.update(NAMED.findall(Path(path, file).read_bytes()))
+    names = (name.strip(SEPARATORS) for value in values for name in value.split(b","))
+    return {name.decode("utf-8", "replace") for name in names if name}

@@ -1,11 +1,11 @@
-"""What to say when a name isn't known."""
+"""Suggestions for unknown names in error messages."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or the list of known names when none is near.
+    """A suffix for an error message: `; did you mean 'x'?`, or the list of known names if none is similar.
 
     >>> unknown("learning_rte", ["learning_rate", "epochs"])
     "; did you mean 'learning_rate'?"

@@ -1,8 +1,8 @@
-"""The files that tasks of lm-evaluation-harness are made of: those in their folder, and those elsewhere that they name.
+"""The files that local tasks of lm-evaluation-harness consist of: those in their folder, and those elsewhere that they name.
 
-A task's YAML can include another one, take its rows from data files or a folder anywhere, and call functions of a Python
-module. lm-eval finds includes and modules beside the YAML, data relative to the working directory. What those functions read
-by themselves isn't seen. A dataset on the Hub stands for its content, as a model's id does.
+A task's YAML can include other YAML files, read rows from data files or a folder, and call functions of a Python module.
+lm-eval resolves includes and modules relative to the YAML file, and data relative to the working directory. Files that those
+functions open themselves aren't detected. A Hub dataset is identified by its name, as a Hub model is.
 """
 
 import sys
@@ -19,27 +19,27 @@ from snaketune.errors import SnaketuneError
 TASKS = (".yaml", ".yml")
 DATA = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 PACKED = (".gz", ".zst")
-# They say something to people.
+# Documentation, which doesn't affect a task.
 NOT_READ = (".md", ".rst")
 
 
 class Function(str):
-    """`!function module.name`."""
+    """The value of a `!function module.name` tag."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML as lm-eval reads it, with its one tag, and without importing anything."""
+    """YAML loader that knows lm-eval's tag `!function` and doesn't import anything."""
 
 
 Loader.add_constructor("!function", lambda loader, node: Function(loader.construct_scalar(node)))
 
 
 class TaskFiles(NamedTuple):
-    """Paths in order.
+    """The files of tasks, sorted.
 
     Attributes:
-        inside: all files of the folder that can matter.
-        outside: what its tasks name elsewhere.
+        inside: all files of the folder that can affect the tasks.
+        outside: files elsewhere that the tasks name.
     """
 
     inside: tuple[str, ...]
@@ -47,15 +47,15 @@ class TaskFiles(NamedTuple):
 
     @property
     def data(self) -> tuple[str, ...]:
-        """Those that hold rows."""
+        """The files that contain rows."""
         return tuple(path for path in (*self.inside, *self.outside) if _is_data(Path(path)))
 
 
 def task_files(folder: str) -> TaskFiles:
-    """All files that the tasks in `folder` are made of.
+    """All files that the tasks in `folder` consist of.
 
     Raises:
-        SnaketuneError: a task names a file that isn't there, or one whose content can't be followed.
+        SnaketuneError: a task names a file that doesn't exist, or one whose content can't be tracked, such as a URL.
     """
     inside = _below(Path(folder))
     named: dict[Path, None] = {}
@@ -82,9 +82,9 @@ def _is_data(path: Path) -> bool:
 
 
 def _below(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.is_file() and path.suffix not in NOT_READ)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix not in NOT_READ)
     return sorted(
-        path for path in found
+        path for path in files
         if not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ def _named(task: Path) -> Iterator[Path]:
 
 
 def _values(value: Any) -> Iterator[Any]:
-    """A nested value and all that it holds."""
+    """Yield a nested value and all values inside it."""
     yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _values(inner)
@@ -116,10 +116,10 @@ def _texts(value: Any) -> list[str]:
 
 
 def _module(task: Path, function: Function) -> Iterator[Path]:
-    """Where a function comes from; none for a library, whose version stands for it."""
+    """Yield the local module of a function; nothing for a library, which is identified by its version."""
     module = function.rpartition(".")[0]
     name = f"{module.replace('.', '/')}.py"
-    # lm-eval also takes what stands before the last dot for a path.
+    # lm-eval also accepts a path before the last dot.
     for path in (task.parent / name, task.parent / f"{module}.py", Path(name)):
         if path.is_file():
             yield path
@@ -138,22 +138,24 @@ def _dataset(task: Path, value: dict[str, Any]) -> Iterator[Path]:
     is_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     is_local = is_local or (path != "" and Path(path).exists() and not _is_reader(path))
     if "/" in path and not is_local:
-        # A dataset on the Hub; its data files lie there too.
+        # A Hub dataset; its data files are on the Hub, too.
         return
     root = Path(path).expanduser() if is_local else Path()
     root = root / folder if isinstance(folder, str) else root
     for file in files:
         if "://" in file:
             raise SnaketuneError(
-                f"{task}: data_files: {file!r} can change without being noticed; fetch it, and name the file here"
+                f"{task}: data_files: changes of {file!r} can't be detected; download it, and name the local file"
             )
         if any(letter in file for letter in "*?["):
-            found = [
+            matches = [
                 one for one in Path(root.anchor or ".").glob(str(root.relative_to(root.anchor) / file)) if one.is_file()
             ]
-            if not found:
-                raise SnaketuneError(f"{task}: data_files: nothing fits {str(root / file)!r} (looked in {Path.cwd()})")
-            yield from sorted(found)
+            if not matches:
+                raise SnaketuneError(
+                    f"{task}: data_files: no file matches {str(root / file)!r} (looked in {Path.cwd()})"
+                )
+            yield from sorted(matches)
         else:
             yield _existing(task, "data_files", root / file)
     if not files and (is_local or isinstance(folder, str)):
@@ -162,8 +164,8 @@ def _dataset(task: Path, value: dict[str, Any]) -> Iterator[Path]:
 
 
 def _is_reader(name: str) -> bool:
-    """Whether `datasets` takes this for one of its readers (`json`), even beside a folder of that name."""
-    # Slow to import, and rarely asked.
+    """Whether `datasets` takes a name for one of its readers, such as `json`, even if a folder of that name exists."""
+    # Imported here, as it is slow and rarely needed.
     from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES
 
     return name in _PACKAGED_DATASETS_MODULES
@@ -173,7 +175,7 @@ def _existing(task: Path, key: str, path: Path) -> Path:
     path = path.expanduser()
     if not path.exists():
         raise SnaketuneError(
-            f"{task}: {key}: {str(path)!r} doesn't exist (looked in {Path.cwd()}), so a change of it couldn't be noticed; "
-            "data are named relative to the working directory, includes relative to the YAML file"
+            f"{task}: {key}: {str(path)!r} doesn't exist (looked in {Path.cwd()}), so changes of it couldn't be detected; "
+            "paths of data are relative to the working directory, paths of includes to the YAML file"
         )
     return path

@@ -1,4 +1,4 @@
-"""`tracking:`, where the curves of trainings are drawn."""
+"""The `tracking:` section: experiment trackers for the curves of trainings."""
 
 import re
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from snaketune.config.base import Model, Name
 from snaketune.config.secrets import TOKEN
 
 SECRET_NAME = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
-# Weights & Biases' keys and Hugging Face's tokens; and what stands before an address' host.
+# Keys of Weights & Biases, tokens of Hugging Face; and the credentials before the host of a URL.
 SECRET_VALUE = re.compile(r"[0-9a-f]{40}|wandb_v\d_\w+|hf_\w{20,}", re.IGNORECASE)
 IN_ADDRESS = re.compile(r"//[^/@\s]*@")
 PACKAGES = {"wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
@@ -20,51 +20,51 @@ class Wandb(Model):
     """Weights & Biases."""
 
     entity: str | None = None
-    """Team or user; default: that of the API key."""
+    """Team or user. Default: that of the API key."""
     online: bool = False
-    """Sends while it trains; otherwise runs lie in `results/wandb`, and `wandb sync` sends them."""
+    """Uploads during the training. Otherwise runs are stored in `results/wandb`, and `wandb sync` uploads them."""
 
 
 class Mlflow(Model):
     """MLflow."""
 
     tracking_uri: str | None = None
-    """A server, or a database such as `sqlite:///mlflow.db`; default: files in `results/mlruns`."""
+    """Address of a server, or a database such as `sqlite:///mlflow.db`. Default: files in `results/mlruns`."""
 
     @field_validator("tracking_uri")
     @classmethod
     def _no_password(cls, uri: str | None) -> str | None:
         if uri and IN_ADDRESS.search(uri):
             raise ValueError(
-                "names a user or a password; put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+                "contains a user or a password; put them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         return uri
 
 
 class Tracking(Model):
-    """Where the curves of trainings go. Nothing leaves this machine unless it is asked for here; editing this reruns nothing.
+    """Trackers for the curves of trainings. Nothing is sent from this machine unless configured here; edits rerun nothing.
 
-    Keys and tokens are no part of a config: each tracker finds them in the environment, or where it keeps them itself.
+    Keys and tokens don't belong in a config: trackers read them from the environment or from their own login.
     """
 
     project: Name = "snaketune"
-    """What Weights & Biases and trackio call a project, and MLflow an experiment."""
+    """Name of the project (Weights & Biases, trackio) or experiment (MLflow)."""
     tensorboard: bool = True
-    """Writes `tensorboard/` beside each result; look at all of them with `tensorboard --logdir results`."""
+    """Writes `tensorboard/` next to each result; `tensorboard --logdir results` shows all of them."""
     wandb: Wandb | None = None
-    """Weights & Biases; `{}` for what it does by default."""
+    """Logs to Weights & Biases; `{}` for the defaults."""
     trackio: bool = False
-    """Writes `results/trackio`; look at it with `TRACKIO_DIR=results/trackio trackio show`."""
+    """Writes `results/trackio`; `TRACKIO_DIR=results/trackio trackio show` shows it."""
     mlflow: Mlflow | None = None
-    """MLflow; `{}` for what it does by default."""
+    """Logs to MLflow; `{}` for the defaults."""
 
     @model_validator(mode="before")
     @classmethod
     def _no_secrets(cls, given: Any) -> Any:
-        # Before anything else, whose messages would quote them.
-        if found := _secret(given):
+        # First, as messages of other checks would quote the secret.
+        if problem := _secret(given):
             raise ValueError(
-                f"{found}; keys and tokens are no part of a config. Put them into the environment (WANDB_API_KEY, "
+                f"{problem}; keys and tokens don't belong in a config. Put them into the environment (WANDB_API_KEY, "
                 "MLFLOW_TRACKING_TOKEN), or log in with the tracker's own command"
             )
         return given
@@ -72,7 +72,7 @@ class Tracking(Model):
     @field_validator("wandb", "trackio", "mlflow")
     @classmethod
     def _installed(cls, value: Any, info: ValidationInfo) -> Any:
-        # Where torch isn't there either, trainings run in another environment (`--sdm conda`).
+        # Without torch, trainings run in another environment (`--sdm conda`), which can't be checked here.
         package = PACKAGES[info.field_name]
         if value and not find_spec(package) and find_spec("torch"):
             raise ValueError(f"needs {package}, which isn't installed: pip install 'snaketune[tracking]'")
@@ -80,16 +80,16 @@ class Tracking(Model):
 
 
 def _secret(given: Any, key: str = "") -> str | None:
-    """What in a config looks like a secret, without saying it."""
+    """Describe what looks like a secret, without quoting it; None if nothing does."""
     if isinstance(given, str) and (SECRET_VALUE.fullmatch(given) or TOKEN.search(given)):
         return f"the value of {key} looks like an API key" if key else "found what looks like an API key"
     if isinstance(given, list):
-        return next((found for item in given if (found := _secret(item, key))), None)
+        return next((problem for item in given if (problem := _secret(item, key))), None)
     if not isinstance(given, dict):
         return None
     for name, value in given.items():
         if SECRET_NAME.search(str(name)):
             return f"unknown key {name}"
-        if found := _secret(value, str(name)):
-            return found
+        if problem := _secret(value, str(name)):
+            return problem
     return None

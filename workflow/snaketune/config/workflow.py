@@ -1,4 +1,4 @@
-"""The whole config file as one model, with the references between its sections checked."""
+"""Model of the whole config file, and checks of the references between its sections."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -34,16 +34,16 @@ class Workflow(Model):
     push: dict[Name, Push] = {}
     gguf: dict[Name, Gguf] = {}
     reruns_on: dict[str, Literal["code", "versions"]] = {}
-    """By stage (a rule's name), what besides its spec and inputs reruns it: `code`, or `versions` for other versions of its
-    libraries too."""
+    """Additional reasons to rerun a stage, by the name of its rule: `code` reruns it when its code changes; `versions` also
+    when versions of its libraries change."""
 
 
 def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, ...]]]) -> None:
-    """Raise SnaketuneError if a section names something that isn't there, or is of the wrong kind.
+    """Raise SnaketuneError if a section names something that doesn't exist, is of the wrong kind or doesn't fit.
 
     Args:
-        config: the validated config, grids already expanded.
-        variants: per section, the names that each grid stands for.
+        config: the validated config, with grids expanded.
+        variants: per section, the names of the runs that each configured name expands to.
     """
     for name, tokenizer in config.tokenizers.items():
         for corpus in tokenizer.train.corpora if tokenizer.train else ():
@@ -51,15 +51,15 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
     for name, run in config.sft.items():
         _known_corpus(f"sft.{name}.corpus", run.corpus, config, "conversations", "text")
         if config.corpora[run.corpus].kind == "text":
-            _suits_documents(f"sft.{name}.packing", run.packing)
+            _check_document_packing(f"sft.{name}.packing", run.packing)
         _trains(f"sft.{name}.corpus", run.corpus, config)
         _known(f"sft.{name}.tokenizer", run.tokenizer, config.tokenizers, "tokenizers")
         _fits(f"sft.{name}", run.packing, _first(name, config))
         _check_training(f"sft.{name}.training", run.training)
         if isinstance(run.base, Pretrained) and config.tokenizers[run.tokenizer].train:
             raise SnaketuneError(
-                f"sft.{name}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} knows another vocabulary; "
-                "use a tokenizer that adopts the model's"
+                f"sft.{name}.tokenizer: {run.tokenizer!r} is trained here, but {run.base.path!r} has another vocabulary; "
+                "use a tokenizer that adopts the model's own"
             )
     for name, run in config.dpo.items():
         _known(f"dpo.{name}.from", run.from_, config.sft, "sft")
@@ -68,8 +68,8 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         _fits(f"dpo.{name}", run.packing, _first(run.from_, config))
         if run.lora == "continued" and not config.sft[run.from_].lora:
             raise SnaketuneError(
-                f"dpo.{name}.lora: continued trains the adapter of sft:{run.from_} further, which has none (no `lora`); give "
-                "this run a lora of its own, or leave it out"
+                f"dpo.{name}.lora: `continued` trains the adapter of sft:{run.from_} further, but that run has no `lora`; set "
+                "the keys of a new adapter, or remove lora"
             )
         _check_training(f"dpo.{name}.training", run.training)
     for name, diagnosis in config.diagnose.items():
@@ -91,7 +91,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         if evaluation.conversations and "exact_match" in evaluation.model_fields_set:
             _has_answers(f"eval.{name}.exact_match", evaluation.conversations, config)
         if evaluation.conversations and all(config.corpora[c].kind == "text" for c in evaluation.conversations):
-            _suits_documents(f"eval.{name}.packing", evaluation.packing)
+            _check_document_packing(f"eval.{name}.packing", evaluation.packing)
         for corpus in evaluation.preferences:
             _known_corpus(f"eval.{name}.preferences", corpus, config, "preferences")
             _holds_out(f"eval.{name}.preferences", corpus, config)
@@ -102,7 +102,7 @@ def check_references(config: Workflow, variants: dict[str, dict[str, tuple[str, 
         ):
             raise SnaketuneError(
                 f"eval.{name}.packing: pairs are never split; choose another strategy and overflow, or evaluate preferences "
-                "in an entry of their own"
+                "in a separate entry of `eval:`"
             )
 
 
@@ -120,10 +120,10 @@ def _check_diagnosis(name: str, diagnosis: Diagnosis, config: Workflow) -> None:
 
 
 def _first(name: str, config: Workflow) -> Sft:
-    """The run at the beginning of those that continue each other up to this one.
+    """The first run in the chain of `use_base` that ends in this run.
 
     Raises:
-        SnaketuneError: `use_base` names no run, runs in a circle, or the two have not the same tokenizer.
+        SnaketuneError: `use_base` names an unknown run, is circular, or two runs of the chain differ in their tokenizer.
     """
     run, names = config.sft[name], [name]
     while run.continues:
@@ -131,12 +131,12 @@ def _first(name: str, config: Workflow) -> Sft:
         _known(f"{key}.use_base", run.continues, config.sft, "sft")
         names.append(run.continues)
         if run.continues in names[:-1]:
-            raise SnaketuneError(f"{key}.use_base: {' → '.join(names)} runs in a circle")
+            raise SnaketuneError(f"{key}.use_base: {' → '.join(names)} is circular")
         before = config.sft[run.continues]
         if before.tokenizer != run.tokenizer:
             raise SnaketuneError(
                 f"{key}.tokenizer: found {run.tokenizer!r}, but {run.use_base!r}, from which the run starts, has "
-                f"{before.tokenizer!r}; a model goes on with the tokenizer that it knows"
+                f"{before.tokenizer!r}; use the same tokenizer"
             )
         run = before
     return run
@@ -146,35 +146,35 @@ def _fits(key: str, packing: Packing, run: Sft) -> None:
     if isinstance(run.base, Scratch) and packing.longest > run.base.max_positions:
         raise SnaketuneError(
             f"{key}.packing.length: {packing.longest} tokens, but the model's base.max_positions is "
-            f"{run.base.max_positions}; raise the one or lower the other"
+            f"{run.base.max_positions}; lower packing.length or raise max_positions"
         )
 
 
 def _holds_out(key: str, corpus: str, config: Workflow) -> None:
     if config.corpora[corpus].held_out == 0:
         raise SnaketuneError(
-            f"{key}: corpora.{corpus}.held_out is 0, so there is nothing to measure on; hold some of it out, or name another"
+            f"{key}: corpora.{corpus}.held_out is 0, so it has no held-out rows; raise held_out, or name another corpus"
         )
 
 
 def _has_answers(key: str, corpora: tuple[str, ...], config: Workflow) -> None:
     if not any(config.corpora[corpus].may_have_answers for corpus in corpora):
-        raise SnaketuneError(f"{key}: {no_answers(corpora, config)}, or leave exact_match out")
+        raise SnaketuneError(f"{key}: {missing_answers_hint(corpora, config)}, or remove exact_match")
 
 
-def no_answers(corpora: tuple[str, ...], config: Workflow) -> str:
-    """Why exact match has nothing to compare there, and what would be something."""
-    asking = [corpus for corpus in corpora if config.corpora[corpus].kind != "text"]
-    if not asking:
-        return f"no row of {' and '.join(corpora)} can have a checkable answer, as documents ask nothing: name others"
+def missing_answers_hint(corpora: tuple[str, ...], config: Workflow) -> str:
+    """An error message for corpora without checkable answers for exact match, with what to configure."""
+    chats = [corpus for corpus in corpora if config.corpora[corpus].kind != "text"]
+    if not chats:
+        return f"no row of {' and '.join(corpora)} can have a checkable answer, as documents have no questions: name others"
     return (
-        f"no row of {' and '.join(asking)} can have a checkable answer: set fields.answer of corpora.{asking[0]}.sources to "
-        f"the column that holds it, or corpora.{asking[0]}.answer_pattern to what finds it in the last assistant turn"
+        f"no row of {' and '.join(chats)} can have a checkable answer: set fields.answer of corpora.{chats[0]}.sources to the "
+        f"column that holds it, or corpora.{chats[0]}.answer_pattern to a pattern that finds it in the last assistant turn"
     )
 
 
 def _check_training(key: str, training: Training) -> None:
-    """That the optimizer's package is there, and nothing was set that optimizer or schedule never look at."""
+    """Check that the optimizer's package is installed, and that no key is set that optimizer or schedule don't use."""
     optimizer, schedule = training.optimizer, training.schedule
     if missing := missing_package(optimizer):
         raise SnaketuneError(f"{key}.optimizer: {missing}")
@@ -183,11 +183,11 @@ def _check_training(key: str, training: Training) -> None:
             f"{key}.warmup_fraction: found {training.warmup_fraction:g}, but schedule {schedule!r} has no warm-up; choose "
             "constant_with_warmup, or 0 here"
         )
-    ordinary = Training.model_fields["betas"].default
-    if training.betas != ordinary and not OPTIMIZERS[optimizer].betas:
+    default = Training.model_fields["betas"].default
+    if training.betas != default and not OPTIMIZERS[optimizer].betas:
         raise SnaketuneError(
-            f"{key}.betas: found {list(training.betas)}, but optimizer {optimizer!r} has none; leave them out, or at "
-            f"{list(ordinary)}"
+            f"{key}.betas: found {list(training.betas)}, but optimizer {optimizer!r} has none; remove them, or use the "
+            f"default, {list(default)}"
         )
 
 
@@ -198,22 +198,22 @@ def _known(key: str, name: str, section: Iterable[str], section_name: str) -> No
 
 def _trains(key: str, name: str, config: Workflow) -> None:
     if config.corpora[name].held_out == 1:
-        raise SnaketuneError(f"{key}: {name!r} holds out all its rows (held_out: 1), so there are none to train on")
+        raise SnaketuneError(f"{key}: {name!r} holds out all rows (held_out: 1), so there are none to train on")
 
 
 def _known_corpus(key: str, name: str, config: Workflow, *kinds: str) -> None:
     _known(key, name, config.corpora, "corpora")
     if config.corpora[name].kind not in kinds:
-        raise SnaketuneError(f"{key}: {name!r} holds {config.corpora[name].kind}, expected {' or '.join(kinds)}")
+        raise SnaketuneError(f"{key}: {name!r} is of kind {config.corpora[name].kind}, expected {' or '.join(kinds)}")
 
 
-def _suits_documents(key: str, packing: Packing) -> None:
+def _check_document_packing(key: str, packing: Packing) -> None:
     if "train_on" in packing.model_fields_set and packing.train_on != "all":
         raise SnaketuneError(
-            f"{key}.train_on: every token of a document is supervised, so there is nothing to choose; leave it out"
+            f"{key}.train_on: every token of a document is supervised, so the only value is `all`; remove it"
         )
     if packing.strategy == "none":
         raise SnaketuneError(
-            f"{key}.strategy: `none` has TRL's trainer write a chat template around each row, and documents have none; "
-            "choose best-fit-decreasing or wrapped"
+            f"{key}.strategy: with `none`, TRL's trainer applies a chat template, which documents don't have; choose "
+            "best-fit-decreasing or wrapped"
         )

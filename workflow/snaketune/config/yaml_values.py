@@ -1,9 +1,9 @@
-"""What a config file may hold, looked at before its values are used: plain values, each key once, nothing that runs.
+"""Checks of a config file before its values are used: only plain values, each key once, nothing executable, limited size.
 
-Snakemake loads a config through YTE, which runs what begins with `?` as Python where the file says `__use_yte__`, and with a
-reader that takes the last of two equal keys without a word and goes wherever aliases lead. Here a file is gone through event by
-event: nothing in it is built or run, and its size is known without being written out. So a stranger's file can be asked about
-first: `python -m snaketune check FILE`.
+Snakemake loads a config through YTE, which runs text that begins with `?` as Python if the file has the key `__use_yte__`, and
+with a YAML reader that silently takes the last of two equal keys and expands aliases without limit. The checks here use YAML
+events, so nothing is constructed or run, and the expanded size is counted without expanding. An untrusted file can therefore be
+checked first: `python -m snaketune check FILE`.
 """
 
 import json
@@ -15,20 +15,20 @@ import yaml
 
 from snaketune.errors import SnaketuneError
 
-# Of the longest recipe there are some 200.
-MOST_VALUES = 100_000
-DEEPEST = 50
-MERGE, RUNS = "<<", "__use_yte__"
+# The longest recipe has about 200 values.
+MAX_VALUES = 100_000
+MAX_DEPTH = 50
+MERGE, YTE_KEY = "<<", "__use_yte__"
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "seq", "map")} | {"!"}
-# libyaml's, where PyYAML was built with it: the same events ten times as fast.
+# libyaml's loader, if PyYAML was built with it, gives the same events ten times as fast.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_file(path: Path) -> None:
-    """Look at a config file, JSON or YAML; one that isn't there is for others to miss.
+    """Check a config file, JSON or YAML. A missing file is ignored, as Snakemake reports it.
 
     Raises:
-        SnaketuneError: it can't be read, says something twice, or holds what is no plain value; with the line.
+        SnaketuneError: the file can't be read, has a key twice, values that aren't plain, or too many; with the line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def check_file(path: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise SnaketuneError(f"{path} can't be read: {error}") from None
     try:
-        # As Snakemake, which takes a file for YAML if it is no JSON.
+        # Like Snakemake, which reads a file as YAML if it isn't JSON.
         json.loads(text, object_pairs_hook=lambda pairs: _once(path, pairs))
     except RecursionError:
         raise SnaketuneError(f"{path} is nested too deeply for a config") from None
@@ -53,24 +53,24 @@ def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_key(where: str, name: str, twice: bool) -> None:
-    if name == RUNS:
+    if name == YTE_KEY:
         raise SnaketuneError(
-            f"{where}: `{RUNS}` lets Snakemake run what the config says as Python, and a config is no program here: write its "
-            "values out. Whoever began Snakemake with this file (--configfile) has run it by now; ask about others' files "
+            f"{where}: `{YTE_KEY}` lets Snakemake run parts of the config as Python, which isn't allowed: write the values "
+            "out. If Snakemake was started with this file (--configfile), it has already run them; check untrusted files "
             "first, with: python -m snaketune check FILE"
         )
     if twice:
         raise SnaketuneError(
-            f"{where}: the key {name!r} stands there twice, and only the last one would count; join the two"
+            f"{where}: the key {name!r} occurs twice, and only the last one would count; merge the two"
         )
 
 
 class _Open:
-    """A list or mapping whose end hasn't come yet.
+    """A list or mapping that is being read.
 
     Attributes:
-        keys: of a mapping, those so far; None of a list.
-        size: values in it so far, those behind aliases counted each time.
+        keys: the keys of a mapping so far; None for a list.
+        size: number of values so far; those of an alias are counted at each use.
     """
 
     def __init__(self, anchor: str | None, keys: set[str] | None):
@@ -91,11 +91,11 @@ def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
     for event in events:
         where, size = f"{path}, line {event.start_mark.line + 1}", 0
         if getattr(event, "tag", None) not in (None, *PLAIN_TAGS):
-            raise SnaketuneError(f"{where}: found {event.tag}; a config holds texts, numbers, lists and mappings alone")
+            raise SnaketuneError(f"{where}: found {event.tag}; a config takes only texts, numbers, lists and mappings")
         match event:
             case yaml.AliasEvent():
                 if event.anchor not in sizes:
-                    raise SnaketuneError(f"{where}: *{event.anchor} stands within itself, or before what it names")
+                    raise SnaketuneError(f"{where}: *{event.anchor} refers to itself, or to an anchor that follows it")
                 size = sizes[event.anchor]
             case yaml.ScalarEvent():
                 size = 1
@@ -108,8 +108,8 @@ def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
             case yaml.CollectionStartEvent():
                 keys: set[str] | None = set() if isinstance(event, yaml.MappingStartEvent) else None
                 open_ones.append(_Open(event.anchor, keys))
-                if len(open_ones) > DEEPEST:
-                    raise SnaketuneError(f"{where}: nested too deeply for a config ({DEEPEST} levels)")
+                if len(open_ones) > MAX_DEPTH:
+                    raise SnaketuneError(f"{where}: nested too deeply for a config ({MAX_DEPTH} levels)")
                 continue
             case yaml.CollectionEndEvent():
                 closed = open_ones.pop()
@@ -121,7 +121,7 @@ def _check_events(path: Path, events: Iterable[yaml.Event]) -> None:
         inside = open_ones[-1]
         inside.size += size
         inside.at_key = inside.keys is not None and not inside.at_key
-        if inside.size > MOST_VALUES:
+        if inside.size > MAX_VALUES:
             raise SnaketuneError(
-                f"{where}: with what its aliases stand for, the config has more than {MOST_VALUES:,} values; write less"
+                f"{where}: with its aliases expanded, the config has more than {MAX_VALUES:,} values; shorten it"
             )

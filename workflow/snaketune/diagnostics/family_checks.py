@@ -34,7 +34,7 @@ from snaketune.stages.gpu_needs import Finding, tell
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import PreflightRun, PreflightSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.autotune.machine_check import examine
+from snaketune.training.autotune.machine_check import check_machine
 from snaketune.training.checkpoint.save_model import choose_dtype
 from snaketune.training.loop.preflight_record import FINDINGS
 
@@ -119,7 +119,7 @@ def _machine(
     try:
         compute = resolve_compute(run.run.training.precision)
         config = read_config(spec.base) or scratch_config(spec.base, chat)
-        fitness = examine(
+        fitness = check_machine(
             run.run,
             operation,
             compute,

@@ -9,18 +9,18 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import TrialSpec
-from snaketune.training.autotune.batch_plan import RAN_OUT, choose
+from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan
 from snaketune.training.launch import processes
 
 
 def launch(stage: str, *, spec: TrialSpec, operation: Execution, work: WorkFolder, **inputs: Any) -> Outcome:
     """As `training.launch.processes`, which starts the processes."""
-    portions = choose(operation, spec.run.training.batch_rows, operation.processes, work.state)
-    (work.state / RAN_OUT).unlink(missing_ok=True)
+    portions = choose_plan(operation, spec.run.training.batch_rows, operation.processes, work.state)
+    (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.put_in(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=portions.apply_to(operation), work=work, **inputs)
     except SnaketuneError as error:
-        if not (work.state / RAN_OUT).is_file():
+        if not (work.state / OUT_OF_MEMORY).is_file():
             raise
         write_json(work.payload / MEASURED, {"fits": False, "why": f"out of memory with {portions}"})
         print(f"doesn't fit: {error}", flush=True)

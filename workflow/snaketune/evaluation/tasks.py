@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from snaketune.config.evaluations import TaskQuestions
+from snaketune.config.evaluations import TaskSettings
 from snaketune.config.suggestions import unknown
 from snaketune.errors import SnaketuneError
 from snaketune.evaluation.harness_results import harness_results
@@ -67,7 +67,7 @@ class TaskScores:
 
 @contextmanager
 def prepared_tasks(
-    questions: TaskQuestions, folder: Path | None, tokenizer_folder: Path, scratch: Path
+    questions: TaskSettings, folder: Path | None, tokenizer_folder: Path, scratch: Path
 ) -> Iterator[Prepared]:
     """Tasks with their data, which are there as long as the context lasts.
 
@@ -110,7 +110,7 @@ def prepared_tasks(
         )
 
 
-def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskQuestions, batch_size: int) -> TaskScores:
+def run_tasks(model: "PreTrainedModel", prepared: Prepared, questions: TaskSettings, batch_size: int) -> TaskScores:
     """Ask a model.
 
     Raises:

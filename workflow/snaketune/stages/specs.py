@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from snaketune.config.base import Fraction, Model
 from snaketune.config.corpus_sources import CorpusContent
-from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskQuestions
+from snaketune.config.evaluations import ExactMatch, Generation, Report, TaskSettings
 from snaketune.config.losses import PreferenceLoss
 from snaketune.config.operation import GradientCheckpointing, Launch, MicroBatchRows, ZeroStage
 from snaketune.config.packing import Packing, PackingStrategy, TrainOn
@@ -224,7 +224,7 @@ class EvalSpec(Model):
     preferences: tuple[str, ...]
     generation: Generation
     exact_match: ExactMatch
-    tasks: TaskQuestions | None
+    tasks: TaskSettings | None
     """Of the files that it is given; without any, tasks that lm-evaluation-harness ships."""
     samples: int
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from snaketune.config.diagnose import BASELINE, doubtful, variants_of
+from snaketune.config.diagnose import BASELINE, slow_settings, variants_of
 from snaketune.config.training_runs import Dpo, Sft
 from snaketune.stages.job import Job
 from snaketune.stages.plan.context import Context, planned
@@ -39,7 +39,7 @@ def audit_jobs(context: Context) -> None:
 
 def _audit_job(context: Context, section: str, name: str) -> Job:
     audited = training(context, section, name)
-    run, changes = audited.run, doubtful(audited.run)
+    run, changes = audited.run, slow_settings(audited.run)
     runs = variants_of("doctor", changes, run)
     trials = _trial_jobs(
         context, f"doctor-{section}-{name}", name, runs, 1, profiled=BASELINE, steps=20, warmup_steps=3

@@ -3,7 +3,7 @@
 The config has no names for these: they are named after model and pack with a digest of the spec, and runs share them.
 """
 
-from snaketune.config.diagnose import doubtful, variants_of
+from snaketune.config.diagnose import slow_settings, variants_of
 from snaketune.config.operation import Execution
 from snaketune.config.training_runs import Dpo
 from snaketune.stages.job import Job, short_digest
@@ -95,7 +95,9 @@ def _runs_by_reference(context: Context) -> dict[Key, list[Dpo]]:
         if diagnosis.run.startswith("dpo:")
         for run in diagnosis.variants(name, config.dpo[diagnosis.run.removeprefix("dpo:")]).values()
     )
-    audited = (variant for run in config.dpo.values() for variant in variants_of("doctor", doubtful(run), run).values())
+    audited = (
+        variant for run in config.dpo.values() for variant in variants_of("doctor", slow_settings(run), run).values()
+    )
     shared: dict[Key, list[Dpo]] = {}
     for run in (*config.dpo.values(), *diagnosed, *audited):
         if run.needs_reference:

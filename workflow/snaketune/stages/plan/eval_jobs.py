@@ -1,6 +1,6 @@
 """The `eval` jobs: one for each evaluation and model."""
 
-from snaketune.config.evaluations import TaskQuestions
+from snaketune.config.evaluations import TaskSettings
 from snaketune.config.operation import Execution
 from snaketune.config.task_files import task_files
 from snaketune.stages.job import Job
@@ -41,7 +41,7 @@ def eval_job(context: Context, evaluation_name: str, model: str) -> Job:
             preferences=evaluation.preferences,
             generation=evaluation.generation,
             exact_match=evaluation.exact_match,
-            tasks=TaskQuestions(**evaluation.tasks.model_dump(exclude={"folder"})) if evaluation.tasks else None,
+            tasks=TaskSettings(**evaluation.tasks.model_dump(exclude={"folder"})) if evaluation.tasks else None,
             samples=evaluation.samples,
         ),
         artifacts=weights.artifacts

@@ -1,1 +1,1 @@
-"""The batch plan of a training: what fits the machine, and what is fastest on it."""
+"""The batch plan of a training and its calibration, and the check that a training fits its machine."""

@@ -1,12 +1,13 @@
-"""In what portions a device computes an optimizer step: rows per forward pass, and whether activations are recomputed.
+"""The batch plan: how a device computes an optimizer step, in micro-batches of how many rows, with or without gradient
+checkpointing.
 
-`batch_rows` is what the user fixes and what shapes the weights; how many rows are computed at once moves sums in their last
-bits, and which of a model's inputs dropout hits. So the portions are in no fingerprint. They are chosen before the processes
-start: what an earlier attempt of this very job began with, else what the config says, else what `calibrate` found. Where memory
-runs out all the same, the next lower ones are written beside the checkpoints, and the next attempt takes them.
+The user sets `batch_rows`, the rows of an optimizer step, which shape the weights. The batch plan changes only the last bits of
+sums and which inputs dropout zeroes, so it isn't part of a fingerprint. It is chosen before the processes start: the plan of an
+earlier attempt of the same job, else the config's values, else the fastest that `calibrate` measured. If memory runs out
+anyway, the next smaller plan is stored, and the next attempt uses it.
 
-    state/portions.json    what was asked for, and what is taken
-    state/ran_out.json     written by a process that ran out of memory: in which step, and why
+    state/batch_plan.json       the requested values and the plan in use
+    state/out_of_memory.json    written by a process that ran out of memory: the step and the error
 """
 
 import json
@@ -20,17 +21,17 @@ from snaketune.errors import SnaketuneError
 from snaketune.stages.host.gpus import gpu_model, visible_gpus
 from snaketune.stages.job import result_at
 
-FILE, RAN_OUT = "portions.json", "ran_out.json"
+FILE, OUT_OF_MEMORY = "batch_plan.json", "out_of_memory.json"
 CURVE = "curve.json"
-# Where nobody measured and nobody chose.
-GUESS = 8
-# A choice by hand that loses more than this is told, in percent.
-WORTH_TELLING = 10
+# At most so many rows if the config has `auto` and there is no calibration.
+DEFAULT_MICRO_BATCH_ROWS = 8
+# In percent. A configured plan that is slower than the best one by more is reported.
+REPORTED_SLOWDOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Portions:
-    """Rows of a forward pass on one device, and whether the backward pass recomputes activations."""
+class BatchPlan:
+    """Rows per forward pass on one device, and whether the backward pass recomputes activations."""
 
     micro_batch_rows: int
     gradient_checkpointing: bool
@@ -39,26 +40,26 @@ class Portions:
         rows = f"micro-batches of {self.micro_batch_rows} row{'s' if self.micro_batch_rows > 1 else ''}"
         return f"{rows}, activations recomputed" if self.gradient_checkpointing else rows
 
-    def put_in(self, operation: Execution) -> Execution:
-        """The operation with these in the place of what was asked for."""
+    def apply_to(self, operation: Execution) -> Execution:
+        """The operation with the values of this plan."""
         return operation.model_copy(update=asdict(self))
 
     @classmethod
-    def of_operation(cls, operation: Execution) -> "Portions":
-        """What `put_in` put there."""
+    def from_operation(cls, operation: Execution) -> "BatchPlan":
+        """The plan that `apply_to` put into an operation."""
         return cls(
             micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=operation.gradient_checkpointing is True
         )
 
 
 def divisors(batch_rows: int, processes: int) -> list[int]:
-    """Rows that a process can compute at once, so that every step has whole portions; ascending.
+    """Possible rows per micro-batch, ascending: those that divide a process' share of a step.
 
     >>> divisors(24, 2)
     [1, 2, 3, 4, 6, 12]
 
     Raises:
-        SnaketuneError: the processes can't share a step's rows equally.
+        SnaketuneError: `batch_rows` isn't a multiple of `processes`.
     """
     if batch_rows % processes:
         raise SnaketuneError(
@@ -69,139 +70,141 @@ def divisors(batch_rows: int, processes: int) -> list[int]:
     return [rows for rows in range(1, own + 1) if own % rows == 0]
 
 
-def choose(operation: Execution, batch_rows: int, processes: int, state: Path) -> Portions:
-    """The portions of this attempt, which are kept in `state` for the next one.
+def choose_plan(operation: Execution, batch_rows: int, processes: int, state: Path) -> BatchPlan:
+    """Choose the batch plan of this attempt, and store it in `state` for the next one.
 
     Raises:
-        SnaketuneError: the rows of a step can't be divided so.
+        SnaketuneError: the rows of a step can't be divided into such micro-batches.
     """
-    possible, asked = divisors(batch_rows, processes), _asked(operation)
-    kept = _read(state / FILE)
+    possible, requested = divisors(batch_rows, processes), _requested(operation)
+    previous = _read(state / FILE)
     curve = read_curve(operation)
-    if kept and kept["asked"] == asked and kept["micro_batch_rows"] in possible:
-        chosen = Portions(**{name: kept[name] for name in asked})
+    if previous and previous["requested"] == requested and previous["micro_batch_rows"] in possible:
+        chosen = BatchPlan(**{name: previous[name] for name in requested})
     else:
-        chosen = _by_hand(operation, possible, processes, batch_rows) or _measured(operation, possible, curve)
-        keep(state, operation, chosen)
-    if curve and (told := tell(chosen, curve)):
-        print(told, flush=True)
+        chosen = _configured_plan(operation, possible, processes, batch_rows) or _fastest_measured(
+            operation, possible, curve
+        )
+        save_plan(state, operation, chosen)
+    if curve and (note := slowdown_note(chosen, curve)):
+        print(note, flush=True)
     return chosen
 
 
-def keep(state: Path, operation: Execution, portions: Portions) -> None:
-    """For the next attempt, as long as the config asks for the same."""
-    write_json(state / FILE, {"asked": _asked(operation)} | asdict(portions))
+def save_plan(state: Path, operation: Execution, plan: BatchPlan) -> None:
+    """Store the plan for the next attempt, which uses it if the config's values are still the same."""
+    write_json(state / FILE, {"requested": _requested(operation)} | asdict(plan))
 
 
-def lower(portions: Portions, operation: Execution, batch_rows: int, processes: int) -> Portions | None:
-    """What needs less memory next: fewer rows at once; with one row, recomputed activations unless the config forbids it.
+def smaller_plan(plan: BatchPlan, operation: Execution, batch_rows: int, processes: int) -> BatchPlan | None:
+    """The next plan that needs less memory: fewer rows; at one row, gradient checkpointing if the config has `auto`; else None.
 
-    >>> lower(Portions(micro_batch_rows=4, gradient_checkpointing=False), Execution(), 12, 1)
-    Portions(micro_batch_rows=3, gradient_checkpointing=False)
+    >>> smaller_plan(BatchPlan(micro_batch_rows=4, gradient_checkpointing=False), Execution(), 12, 1)
+    BatchPlan(micro_batch_rows=3, gradient_checkpointing=False)
     """
-    fewer = [rows for rows in divisors(batch_rows, processes) if rows < portions.micro_batch_rows]
+    fewer = [rows for rows in divisors(batch_rows, processes) if rows < plan.micro_batch_rows]
     if fewer:
-        return Portions(micro_batch_rows=fewer[-1], gradient_checkpointing=portions.gradient_checkpointing)
-    if operation.gradient_checkpointing == "auto" and not portions.gradient_checkpointing:
-        return Portions(micro_batch_rows=portions.micro_batch_rows, gradient_checkpointing=True)
+        return BatchPlan(micro_batch_rows=fewer[-1], gradient_checkpointing=plan.gradient_checkpointing)
+    if operation.gradient_checkpointing == "auto" and not plan.gradient_checkpointing:
+        return BatchPlan(micro_batch_rows=plan.micro_batch_rows, gradient_checkpointing=True)
     return None
 
 
-def tell_ran_out(state: Path, step: int | None, error: BaseException) -> None:
-    """Called in a process whose memory ran out. Args: step: None before the first one."""
-    write_json(state / RAN_OUT, {"step": step, "why": str(error).strip().partition("\n")[0]})
+def record_out_of_memory(state: Path, step: int | None, error: BaseException) -> None:
+    """Record that this process ran out of memory, for its launcher. Args: step: None before the first step."""
+    write_json(state / OUT_OF_MEMORY, {"step": step, "why": str(error).strip().partition("\n")[0]})
 
 
-def after_running_out(
-    portions: Portions, operation: Execution, batch_rows: int, processes: int, state: Path
+def out_of_memory_error(
+    plan: BatchPlan, operation: Execution, batch_rows: int, processes: int, state: Path
 ) -> SnaketuneError | None:
-    """If a process ran out of memory: the error that says so; the next lower portions are written for the next attempt."""
-    told = _read(state / RAN_OUT)
-    if told is None:
+    """The error to raise if a process recorded that it ran out of memory, else None. Stores the next smaller plan, if any."""
+    record = _read(state / OUT_OF_MEMORY)
+    if record is None:
         return None
-    (state / RAN_OUT).unlink()
-    if told["step"] is None:
+    (state / OUT_OF_MEMORY).unlink()
+    if record["step"] is None:
         return SnaketuneError(
-            f"out of memory before the first step ({told['why']}): the model itself doesn't fit; use `lora` with "
+            f"out of memory before the first step ({record['why']}): the model itself doesn't fit; use `lora` with "
             "`quantization`, or operation.launch: fsdp on more GPUs"
         )
-    what = f"out of memory in step {told['step']} with {portions} ({told['why']})"
-    following = lower(portions, operation, batch_rows, processes)
-    if following is None:
+    what = f"out of memory in step {record['step']} with {plan} ({record['why']})"
+    smaller = smaller_plan(plan, operation, batch_rows, processes)
+    if smaller is None:
         return SnaketuneError(
-            f"{what}, and there is nothing lower; "
-            + ("set training.gradient_checkpointing: auto, or " * (not portions.gradient_checkpointing))
+            f"{what}, and there is no smaller batch plan; "
+            + ("set training.gradient_checkpointing: auto, or " * (not plan.gradient_checkpointing))
             + "lower packing.length, use `lora`, or operation.launch: fsdp on more GPUs"
         )
-    keep(state, operation, following)
+    save_plan(state, operation, smaller)
     return SnaketuneError(
-        f"{what}. The next attempt goes on from the last checkpoint with {following} and the same {batch_rows} rows per "
-        "step: run again (with `--retries 3` Snakemake does so by itself)"
+        f"{what}. The next attempt resumes from the last checkpoint with {smaller} and the same {batch_rows} rows per "
+        "step: run again (with `--retries 3`, Snakemake retries automatically)"
     )
 
 
 def read_curve(operation: Execution) -> dict[str, Any] | None:
-    """What `calibrate` measured for runs like this one; None where nobody did."""
+    """The curve that `calibrate` measured for this run on this kind of device; None if there is none or it can't be read."""
     manifest = Path(operation.calibration)
     if not operation.calibration or not manifest.is_file():
         return None
     try:
         curve = json.loads(result_at(manifest).file(CURVE).read_text(encoding="utf-8"))
         if curve.keys() >= {"device", "trials", "best"}:
-            return _of_this_device(curve, operation)
-        told = f"{CURVE} lacks {', '.join(sorted({'device', 'trials', 'best'} - curve.keys()))}"
+            return _if_same_device(curve, operation)
+        why = f"{CURVE} lacks {', '.join(sorted({'device', 'trials', 'best'} - curve.keys()))}"
     except (SnaketuneError, OSError, ValueError, AttributeError) as error:
-        told = str(error)
-    # It only says how to run, and nothing fails for want of it.
-    print(f"note: what calibrate measured can't be read ({told}) and counts as not measured", flush=True)
+        why = str(error)
+    # The curve affects speed only, so a training runs without it.
+    print(f"note: the calibration can't be read ({why}) and is ignored", flush=True)
     return None
 
 
-def trial_of(portions: Portions, curve: dict[str, Any]) -> dict[str, Any] | None:
-    """What was measured with these portions, if they fitted."""
-    return next((one for one in curve["trials"] if one["fits"] and asdict(portions).items() <= one.items()), None)
+def matching_trial(plan: BatchPlan, curve: dict[str, Any]) -> dict[str, Any] | None:
+    """The trial of a plan, if it was measured and fitted in memory."""
+    return next((one for one in curve["trials"] if one["fits"] and asdict(plan).items() <= one.items()), None)
 
 
-def loss_in_percent(portions: Portions, curve: dict[str, Any]) -> float | None:
-    """By how much slower these portions are than the best found; None where they weren't measured."""
-    found, best = trial_of(portions, curve), curve["best"]
-    if found is None or best is None:
+def slowdown_percent(plan: BatchPlan, curve: dict[str, Any]) -> float | None:
+    """Percentage by which the throughput of a plan is lower than that of the best one; None if it wasn't measured."""
+    trial, best = matching_trial(plan, curve), curve["best"]
+    if trial is None or best is None:
         return None
-    return round(100 * (1 - found["tokens_per_second"] / best["tokens_per_second"]), 1)
+    return round(100 * (1 - trial["tokens_per_second"] / best["tokens_per_second"]), 1)
 
 
-def tell(portions: Portions, curve: dict[str, Any]) -> str:
-    """A line where a choice loses much; empty where it doesn't."""
-    lost = loss_in_percent(portions, curve)
-    if lost is None or lost <= WORTH_TELLING:
+def slowdown_note(plan: BatchPlan, curve: dict[str, Any]) -> str:
+    """A log line if the plan is slower than the best one by more than REPORTED_SLOWDOWN; else empty."""
+    slowdown = slowdown_percent(plan, curve)
+    if slowdown is None or slowdown <= REPORTED_SLOWDOWN:
         return ""
-    best = Portions(**{name: curve["best"][name] for name in asdict(portions)})
+    best = BatchPlan(**{name: curve["best"][name] for name in asdict(plan)})
     return (
-        f"note: {portions} lose {lost:.0f}% of the speed found with {best} on {curve['device']}; "
-        "`training.micro_batch_rows: auto` takes those"
+        f"note: throughput with {plan} is {slowdown:.0f}% lower than with {best} on {curve['device']}; "
+        "`training.micro_batch_rows: auto` chooses the latter"
     )
 
 
-def _of_this_device(curve: dict[str, Any], operation: Execution) -> dict[str, Any] | None:
+def _if_same_device(curve: dict[str, Any], operation: Execution) -> dict[str, Any] | None:
     here = (gpu_model(),) if operation.gpus and visible_gpus() else ("cpu", "mps")
     if curve["device"] in here or here == ("",):
         return curve
     print(
-        f"note: what calibrate measured is of {curve['device']}, here is {here[0]}, so it isn't taken; "
-        "`snakemake --forcerun calibrate` measures anew",
+        f"note: the calibration was measured on {curve['device']}, this device is {here[0]}, so it is ignored; "
+        "`snakemake --forcerun calibrate` measures again",
         flush=True,
     )
     return None
 
 
-def _asked(operation: Execution) -> dict[str, Any]:
+def _requested(operation: Execution) -> dict[str, Any]:
     return {
         "micro_batch_rows": operation.micro_batch_rows,
         "gradient_checkpointing": operation.gradient_checkpointing,
     }
 
 
-def _by_hand(operation: Execution, possible: list[int], processes: int, batch_rows: int) -> Portions | None:
+def _configured_plan(operation: Execution, possible: list[int], processes: int, batch_rows: int) -> BatchPlan | None:
     rows = operation.micro_batch_rows
     if rows == "auto":
         return None
@@ -210,38 +213,38 @@ def _by_hand(operation: Execution, possible: list[int], processes: int, batch_ro
             f"training.micro_batch_rows: {batch_rows} rows of a step can't be divided into micro-batches of {rows} on "
             f"{processes} processes; expected {', '.join(map(str, possible))} or `auto`"
         )
-    return Portions(micro_batch_rows=rows, gradient_checkpointing=operation.gradient_checkpointing is True)
+    return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=operation.gradient_checkpointing is True)
 
 
-def _measured(operation: Execution, possible: list[int], curve: dict[str, Any] | None) -> Portions:
-    asked = operation.gradient_checkpointing
+def _fastest_measured(operation: Execution, possible: list[int], curve: dict[str, Any] | None) -> BatchPlan:
+    requested = operation.gradient_checkpointing
     trials = [
         one
         for one in (curve["trials"] if curve else ())
-        if one["fits"] and one["micro_batch_rows"] in possible and asked in ("auto", one["gradient_checkpointing"])
+        if one["fits"] and one["micro_batch_rows"] in possible and requested in ("auto", one["gradient_checkpointing"])
     ]
     if not trials:
-        rows = max(rows for rows in possible if rows <= GUESS)
-        print(f"micro_batch_rows: auto, and nothing was measured for such runs: {rows} is a guess", flush=True)
-        return Portions(micro_batch_rows=rows, gradient_checkpointing=asked is True)
-    found = best_of(trials)
-    return Portions(micro_batch_rows=found["micro_batch_rows"], gradient_checkpointing=found["gradient_checkpointing"])
+        rows = max(rows for rows in possible if rows <= DEFAULT_MICRO_BATCH_ROWS)
+        print(f"micro_batch_rows: auto, and there is no calibration for this run: using {rows}, unmeasured", flush=True)
+        return BatchPlan(micro_batch_rows=rows, gradient_checkpointing=requested is True)
+    best = best_of(trials)
+    return BatchPlan(micro_batch_rows=best["micro_batch_rows"], gradient_checkpointing=best["gradient_checkpointing"])
 
 
-# Trials whose speeds differ by less are alike; then the one that needs less memory is better.
-ALIKE = 0.02
+# Trials whose throughput differs by a smaller share count as equal.
+SPEED_TOLERANCE = 0.02
 
 
 def best_of(trials: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest trial, or one that is as good as that and needs less memory."""
+    """The trial with the lowest peak memory among the fastest ones, those within SPEED_TOLERANCE of the maximum."""
     fastest = max(one["tokens_per_second"] for one in trials)
-    alike = [one for one in trials if one["tokens_per_second"] >= (1 - ALIKE) * fastest]
-    return min(alike, key=lambda one: (one["peak_bytes"], one["micro_batch_rows"]))
+    fast = [one for one in trials if one["tokens_per_second"] >= (1 - SPEED_TOLERANCE) * fastest]
+    return min(fast, key=lambda one: (one["peak_bytes"], one["micro_batch_rows"]))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        # A power cut can leave an empty one.
+        # A power failure can leave an empty file.
         return None

@@ -1,15 +1,16 @@
-"""What the `calibrate` stage measures: in which portions a training is fastest on this device; in launched processes.
+"""Measure the throughput of batch plans on this device: the work of the `calibrate` stage, in launched processes.
 
-Small steps of real rows, from one row per forward pass upwards, until memory runs out or more rows gain nothing; where memory
-is what ended it, again with recomputed activations. The optimizer step keeps its rows, so whatever is chosen learns the same.
+Trials are short trainings on real rows. They begin with one row per micro-batch and increase it until memory runs out or
+throughput stops growing. If memory was the limit, they are repeated with gradient checkpointing. The rows of an optimizer step
+stay the same, so the choice doesn't change what is learned.
 
-    rows at once   1      2      4      8      16             1      2 …
-    activations    kept                        out of memory  recomputed
-    tokens/s       3.1k   5.4k   7.9k   8.8k                  2.4k   …
+    rows per micro-batch     1      2      4      8      16             1      2 …
+    gradient checkpointing   off                         out of memory  on
+    tokens/s                 3.1k   5.4k   7.9k   8.8k                  2.4k   …
 
     curve.json: device, memory_bytes, batch_rows, processes, trials, best
 
-It is made of measured times, so it is another one each time; no training's fingerprint holds it.
+Measured times vary, so the curve isn't reproducible; it isn't part of any training's fingerprint.
 """
 
 from dataclasses import asdict, replace
@@ -29,7 +30,15 @@ from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import CalibrateSpec, SftSpec
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.autotune.batch_plan import CURVE, RAN_OUT, Portions, best_of, divisors, tell, tell_ran_out
+from snaketune.training.autotune.batch_plan import (
+    CURVE,
+    OUT_OF_MEMORY,
+    BatchPlan,
+    best_of,
+    divisors,
+    record_out_of_memory,
+    slowdown_note,
+)
 from snaketune.training.autotune.search import Trial, Trials, search
 from snaketune.training.autotune.timed_steps import Timing, time_steps
 from snaketune.training.launch.worker import is_first_process
@@ -51,10 +60,10 @@ def measure_curve(
     pack: Artifact,
     tokenizer: Artifact,
 ) -> Outcome:
-    """Fill `work.payload` with `curve.json`.
+    """Write `curve.json` to `work.payload`.
 
     Raises:
-        SnaketuneError: such a model can't be trained on such rows here, in any portions.
+        SnaketuneError: no batch plan fits in memory, or the training can't run on this machine.
     """
     tokenizer.files()
     run = Run.of(spec.run, operation, work)
@@ -62,28 +71,28 @@ def measure_curve(
     chat = ChatTokenizer.load(tokenizer.folder)
     base_config = read_config(spec.base) or scratch_config(spec.base, chat)
     run = run.suited(base_config, dropout=trainer_class.drops_out)
-    # The smallest portions that it may come to.
-    smallest = Portions(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
-    check_fitness(trainer_class, rows, replace(run, operation=smallest.put_in(operation)), base_config)
+    # The smallest plan that may be chosen.
+    smallest = BatchPlan(micro_batch_rows=1, gradient_checkpointing=spec.gradient_checkpointing is not False)
+    check_fitness(trainer_class, rows, replace(run, operation=smallest.apply_to(operation)), base_config)
     items = len(EqualTokens(rows)) if isinstance(rows, PackedRows) else len(rows)
     possible = [
         n for n in divisors(run.spec.training.batch_rows, spec.processes) if n == 1 or n * spec.processes <= items
     ]
-    bench = _Bench(spec, run, rows, trainer_class, chat)
+    runner = TrialRunner(spec, run, rows, trainer_class, chat)
     trials = []
-    for trial in search(possible, spec.gradient_checkpointing, bench.measure):
+    for trial in search(possible, spec.gradient_checkpointing, runner.measure):
         trials.append(trial)
         if is_first_process():
             print(_line(trial), flush=True)
     fitting = [one for one in trials if one["fits"]]
     if not fitting:
         raise SnaketuneError(
-            f"not even {_portions(trials[-1])} fit: {trials[-1]['why']}; lower "
+            f"not even {_plan_of(trials[-1])} fit in memory: {trials[-1]['why']}; lower "
             "packing.length, use `lora` with `quantization`, or operation.launch: fsdp on more GPUs"
         )
     curve = {
-        "device": bench.device,
-        "memory_bytes": bench.memory,
+        "device": runner.device,
+        "memory_bytes": runner.memory,
         "batch_rows": run.spec.training.batch_rows,
         "processes": spec.processes,
         "trials": trials,
@@ -91,17 +100,17 @@ def measure_curve(
     }
     if is_first_process():
         write_json(work.payload / CURVE, curve)
-        _tell(curve, spec, operation)
+        _log_best(curve, spec, operation)
     return Outcome(counts={"trials": len(trials), "fitting": len(fitting)}, about=run.compute.about())
 
 
-class _Bench:
-    """On which trials are made, each with a model of its own; what was measured is kept in the work folder."""
+class TrialRunner:
+    """Runs trials, each with a newly loaded model, and stores their results in the work folder."""
 
     def __init__(self, spec: CalibrateSpec, run: Run, rows: Any, trainer_class: type[BaseTrainer], chat: ChatTokenizer):
         self.spec, self.run, self.rows, self.trainer_class, self.chat = spec, run, rows, trainer_class, chat
-        self.kept = Trials(run.work.state)
-        # A trial may have lowered it.
+        self.store = Trials(run.work.state)
+        # A trial may change it, so each one resets it.
         self.threads = torch.get_num_threads()
         device = run.compute.device
         if device.type == "cuda":
@@ -110,34 +119,34 @@ class _Bench:
         else:
             self.device, self.memory = device.type, host_limit()
 
-    def measure(self, portions: Portions, before: list[Trial]) -> Trial:
-        """A trial, made now or known from before. Args: before: those with the same kind of activations."""
-        trial = self.kept.get(portions)
-        # All processes look before any of them writes.
-        trial = trial if all(gather_object([trial is not None])) else self._try(portions, before)
+    def measure(self, plan: BatchPlan, before: list[Trial]) -> Trial:
+        """Return the trial of a plan, stored or run now. Args: before: trials with the same `gradient_checkpointing`."""
+        trial = self.store.get(plan)
+        # A collective operation: all processes read before the first one writes.
+        trial = trial if all(gather_object([trial is not None])) else self._try(plan, before)
         if is_first_process():
-            self.kept.add(portions, trial)
+            self.store.add(plan, trial)
         return trial
 
-    def _try(self, portions: Portions, before: list[Trial]) -> Trial:
-        trial = asdict(portions) | {"accumulation": self._accumulation(portions), "fits": False}
-        # Each looks at its own host, and all have to decide alike.
-        if why := next(filter(None, gather_object([self._cannot(portions, before)])), ""):
+    def _try(self, plan: BatchPlan, before: list[Trial]) -> Trial:
+        trial = asdict(plan) | {"accumulation": self._accumulation(plan), "fits": False}
+        # Hosts may differ in memory, but all processes must decide alike.
+        if why := next(filter(None, gather_object([self._host_memory_shortage(plan, before)])), ""):
             return trial | {"why": why}
         start_again(self.run.compute.device)
         torch.set_num_threads(self.threads)
         try:
-            timing = self._time(portions)
+            timing = self._time(plan)
         except Exception as error:
             if not ran_out(error):
                 raise
             trial["why"] = str(error).strip().partition("\n")[0]
             if self.spec.processes > 1:
-                # The others wait for this one in the middle of a step; all begin again after this trial.
-                self.kept.add(portions, trial)
-                tell_ran_out(self.run.work.state, None, error)
+                # The other processes wait in the middle of a step, so all are restarted and continue after this trial.
+                self.store.add(plan, trial)
+                record_out_of_memory(self.run.work.state, None, error)
                 raise
-            (self.run.work.state / RAN_OUT).unlink(missing_ok=True)
+            (self.run.work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
             return trial
         tokens, seconds = timing.tokens * trial["accumulation"], timing.step_s(trial["accumulation"])
         return (
@@ -148,27 +157,31 @@ class _Bench:
             | {"peak_bytes": timing.peak_bytes, "reserved_bytes": timing.reserved_bytes}
         )
 
-    def _accumulation(self, portions: Portions) -> int:
-        return self.run.spec.training.batch_rows // (portions.micro_batch_rows * self.spec.processes)
+    def _accumulation(self, plan: BatchPlan) -> int:
+        return self.run.spec.training.batch_rows // (plan.micro_batch_rows * self.spec.processes)
 
-    def _time(self, portions: Portions) -> Timing:
-        run = replace(self.run, operation=portions.put_in(self.run.operation))
+    def _time(self, plan: BatchPlan) -> Timing:
+        run = replace(self.run, operation=plan.apply_to(self.run.operation))
 
         def load(weights_dtype, quantization):
             return load_base(self.spec.base, self.chat, weights_dtype=weights_dtype, quantization=quantization)
 
         with prepared(self.trainer_class, self.rows, run, load, read_config(self.spec.base)) as made:
-            return Timing.of_all(gather_object([time_steps(made.trainer)]))
+            return Timing.across_processes(gather_object([time_steps(made.trainer)]))
 
-    def _cannot(self, portions: Portions, before: list[Trial]) -> str:
-        """Why it isn't tried: a host whose memory runs out gets slow, or kills, and raises nothing."""
+    def _host_memory_shortage(self, plan: BatchPlan, before: list[Trial]) -> str:
+        """The reason not to try a plan on a CPU or MPS; empty to try it.
+
+        A host that runs out of memory swaps or kills the process instead of raising an error, so the peak is extrapolated from
+        the last two trials.
+        """
         fitted = [one for one in before if one["fits"]]
         limit = None if self.run.compute.device.type == "cuda" else host_limit()
         if limit is None or len(fitted) < 2:
             return ""
         (rows_0, peak_0), (rows_1, peak_1) = ((one["micro_batch_rows"], one["peak_bytes"]) for one in fitted[-2:])
-        needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (portions.micro_batch_rows - rows_1)
-        return f"would take {needed / GB:.1f} GB, and there are {limit / GB:.1f}" if needed > limit else ""
+        needed = peak_1 + (peak_1 - peak_0) / (rows_1 - rows_0) * (plan.micro_batch_rows - rows_1)
+        return f"would need {needed / GB:.1f} GB, and the limit is {limit / GB:.1f} GB" if needed > limit else ""
 
 
 def _rows(
@@ -183,24 +196,24 @@ def _rows(
 
 
 def _line(trial: Trial) -> str:
-    what = _portions(trial)
+    what = _plan_of(trial)
     if not trial["fits"]:
         return f"{what}: {trial['why']}"
     return f"{what} x {trial['accumulation']}: {trial['tokens_per_second']:,.0f} tokens/s, {trial['peak_bytes'] / GB:.2f} GB"
 
 
-def _portions(trial: Trial) -> Portions:
-    return Portions(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
+def _plan_of(trial: Trial) -> BatchPlan:
+    return BatchPlan(**{name: trial[name] for name in ("micro_batch_rows", "gradient_checkpointing")})
 
 
-def _tell(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
+def _log_best(curve: dict[str, Any], spec: CalibrateSpec, operation: Execution) -> None:
     print(
-        f"best: {_portions(curve['best'])}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}",
+        f"best: {_plan_of(curve['best'])}, {curve['best']['tokens_per_second']:,.0f} tokens/s on {curve['device']}",
         flush=True,
     )
     if operation.micro_batch_rows != "auto":
-        # Chosen by hand, by the run that this was measured for.
+        # The config sets the rows, so `choose_plan` doesn't use the curve.
         recomputed = spec.gradient_checkpointing is True
-        chosen = Portions(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
-        if told := tell(chosen, curve):
-            print(told, flush=True)
+        chosen = BatchPlan(micro_batch_rows=operation.micro_batch_rows, gradient_checkpointing=recomputed)
+        if note := slowdown_note(chosen, curve):
+            print(note, flush=True)

@@ -1,7 +1,7 @@
-"""Whether a training fits its machine, found before anything is loaded, from the config and the machine alone.
+"""Check that a training fits its machine before a model is loaded, from the config and the properties of the machine.
 
-Facts in, findings out: what is certain stops the training, what may go well is told. Nothing here reads weights, runs a kernel
-or prints; `examine`, which gathers the facts, measures what a CPU can do where that is in question.
+The functions return findings: certain ones stop the training, others are logged as warnings. Nothing here reads weights or
+prints. Only `check_machine` may run a kernel: it measures the peak FLOP/s of a CPU if a training looks long.
 """
 
 import os
@@ -24,20 +24,22 @@ from snaketune.stages.host.gpus import visible_gpus
 from snaketune.stages.specs import DpoSpec, SftSpec
 
 DAY = 24 * 3600
-# From here on a training on a CPU is taken for an accident.
-LONGEST_ON_CPU = 2 * DAY
-# Of what a CPU does in matrix products, what a training reaches at best: 42 to 50% were measured (docs/LOG.md).
+# A training on a CPU that is expected to take longer is refused, as probably unintended.
+MAX_CPU_SECONDS = 2 * DAY
+# Share of a CPU's matrix-product FLOP/s that a training reaches at best; 42 to 50% were measured (docs/LOG.md).
 SHARE_OF_PEAK = 0.5
-# FLOP/s that any core has, so that no peak is measured for what is short in any case.
-SLOWEST = 1e10
+# A lower bound of any core's FLOP/s: the peak isn't measured for trainings that are short even at this rate.
+MIN_FLOPS_PER_SECOND = 1e10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitness:
-    """What is known of a training before its model is loaded.
+class MachineCheck:
+    """Result of `check_machine`.
 
     Attributes:
-        planned: None where its config can't be made sense of without its weights.
+        planned: shapes and FLOPs of the model; None if its config isn't enough to build it without weights.
+        estimate: estimated memory; None if `planned` is.
+        findings: problems, certain or possible.
     """
 
     machine: Machine
@@ -47,23 +49,24 @@ class Fitness:
 
     @property
     def expected(self) -> str:
-        """Of memory, for the line that a training begins with."""
+        """Expected memory, for the first log line of a training."""
         if self.estimate is None:
-            return "memory unknown (this model's config can't be followed without its weights)"
+            return "memory unknown (this model can't be built from its config without weights)"
         if self.estimate.expected is None:
             return f"at least {_gb(self.estimate.least)}"
         return f"{_gb(self.estimate.expected)} expected"
 
 
 def _gb(size: int) -> str:
-    """
+    """Format bytes as GB.
+
     >>> _gb(680_000_000), _gb(61_000_000_000)
     ('0.68 GB', '61.0 GB')
     """
     return f"{size / 1e9:.{2 if size < 10e9 else 1}f} GB"
 
 
-def examine(
+def check_machine(
     spec: SftSpec | DpoSpec,
     operation: Execution,
     compute: Compute,
@@ -73,17 +76,17 @@ def examine(
     dropout: bool = True,
     summed: bool = True,
     processes: int | None = None,
-) -> Fitness:
-    """Look at a training that is about to begin.
+) -> MachineCheck:
+    """Check the memory, libraries, devices and expected duration of a training.
 
     Args:
-        operation: with numbers in the place of `auto`.
-        config: of its model, read or made; None where nobody knows.
-        rows: that it trains on; of unpacked ones, neither how many tokens a batch has is known nor how many there are.
-        dropout, summed: see `models.planned.plan_model` and `models.memory.estimate`.
-        processes: that will train together; those that are there now where none are given.
+        operation: with `auto` resolved to numbers.
+        config: the model's config; None if unknown, then memory and duration aren't checked.
+        rows: the training's dataset; if it isn't packed, the tokens of a batch and the duration are unknown.
+        dropout, summed: see `models.memory_trace.plan_model` and `models.memory.estimate`.
+        processes: number of training processes; default: those of this launch (WORLD_SIZE).
     Raises:
-        SnaketuneError: the adapters don't fit the model.
+        SnaketuneError: `lora` names modules that the model doesn't have.
     """
     processes = processes or int(os.environ.get("WORLD_SIZE", 1))
     micro_batch = operation.micro_batch_rows
@@ -102,81 +105,83 @@ def examine(
         summed=summed,
         accumulation=max(1, spec.training.batch_rows // (micro_batch * processes)),
         processes=processes,
-        sharing=sharing_of(operation),
+        sharing=sharing_mode(operation),
         there=resident_memory() if on_cpu else 0,
     )
-    findings = _of_training(spec, operation, compute, machine)
+    findings = _training_findings(spec, operation, compute, machine)
     if estimated:
         here = operation.processes_per_node if on_cpu and processes > 1 else 1
-        findings += too_small(estimated, machine, spec, processes, here)
+        findings += memory_findings(estimated, machine, spec, processes, here)
     if planned and packed and on_cpu and not operation.allow_cpu:
         flops = planned.flops.per_token * rows.tokens * spec.training.epochs
-        if flops > LONGEST_ON_CPU * SLOWEST:
-            findings += too_slow(flops, processes, peak_of(compute))
-    return Fitness(machine=machine, planned=planned, estimate=estimated, findings=tuple(findings))
+        if flops > MAX_CPU_SECONDS * MIN_FLOPS_PER_SECOND:
+            findings += duration_findings(flops, processes, peak_of(compute))
+    return MachineCheck(machine=machine, planned=planned, estimate=estimated, findings=tuple(findings))
 
 
-def sharing_of(operation: Execution) -> Sharing:
-    """What the processes of a training have a share of each."""
+def sharing_mode(operation: Execution) -> Sharing:
+    """Return how the processes of a training share the model, in the terms of `models.memory.estimate`."""
     if operation.launch == "deepspeed":
         return "zero3" if operation.zero_stage == 3 else "zero2"
     return "fsdp" if operation.launch == "fsdp" else "ddp"
 
 
-def of_libraries(spec: Any, compute: Compute, machine: Machine) -> list[Finding]:
-    """What is installed and doesn't work here, of what a stage that computes with a model uses."""
-    return unloadable(machine, compute) + without_gpu_build(spec, compute)
+def library_findings(spec: Any, compute: Compute, machine: Machine) -> list[Finding]:
+    """Findings about installed libraries that don't work on this machine, for any stage that runs a model."""
+    return kernel_findings(machine, compute) + bitsandbytes_findings(spec, compute)
 
 
-def _of_training(spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine) -> list[Finding]:
-    found = of_libraries(spec, compute, machine)
+def _training_findings(
+    spec: SftSpec | DpoSpec, operation: Execution, compute: Compute, machine: Machine
+) -> list[Finding]:
+    findings = library_findings(spec, compute, machine)
     if machine.others:
-        found.append(shared_gpu(machine))
+        findings.append(shared_gpu_finding(machine))
     if compute.device.type != "cuda":
-        found += needs_of_gpu(spec, operation)
+        findings += needs_of_gpu(spec, operation)
         if operation.gpus and not operation.allow_cpu and (gpus := visible_gpus()):
-            found.append(unusable_gpus(len(gpus)))
+            findings.append(unusable_gpus_finding(len(gpus)))
         if spec.quantization and compute.device.type != "cpu":
-            found.append(
+            findings.append(
                 Finding(
                     key="quantization",
                     found=f"4-bit weights can't be trained on {compute.device.type}",
-                    do="take it out, or run it on a machine with a CUDA device",
+                    do="remove it, or run on a machine with a CUDA device",
                 )
             )
-    return found
+    return findings
 
 
-def shared_gpu(machine: Machine) -> Finding:
-    """A GPU that other processes compute on too."""
+def shared_gpu_finding(machine: Machine) -> Finding:
+    """Finding that other processes use the same GPU."""
     return Finding(
         key="operation.gpus",
-        found=f"other processes hold {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
-        do="speed is shared with them, and memory may run out as theirs grows; `nvidia-smi` lists them, and "
-        "CUDA_VISIBLE_DEVICES names another GPU",
+        found=f"other processes use {machine.others / 1e9:.1f} of the {machine.memory / 1e9:.1f} GB of {machine.card}",
+        do="they slow the training down, and memory may run out as they grow; `nvidia-smi` lists them, and "
+        "CUDA_VISIBLE_DEVICES selects another GPU",
         certain=False,
     )
 
 
-def unusable_gpus(count: int) -> Finding:
-    """GPUs that the driver shows and torch doesn't find."""
+def unusable_gpus_finding(count: int) -> Finding:
+    """Finding that the driver lists GPUs that torch can't use."""
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no GPU"
     return Finding(
         key="operation.gpus",
         found=f"this job sees {count} GPU{'s' if count > 1 else ''}, and torch {torch.__version__}, built for {built}, can't "
         "use them",
-        do="install a torch that goes with the driver (`nvidia-smi` tells its CUDA version), set gpus: 0, or allow it by "
+        do="install a torch that matches the driver (`nvidia-smi` shows its CUDA version), set gpus: 0, or allow it by "
         + ALLOW,
     )
 
 
-def unloadable(machine: Machine, compute: Compute) -> list[Finding]:
-    """Installed kernels that can't be had; the training takes the next one."""
+def kernel_findings(machine: Machine, compute: Compute) -> list[Finding]:
+    """Findings about attention kernels that are installed but fail to load; the training uses the next one."""
     return [
         Finding(
             key="flash-attn",
-            found=f"{kernel} is installed and doesn't load ({why})",
-            do=f"attention runs on {compute.kernel}. To have it, install it again for torch {torch.__version__}: "
+            found=f"{kernel} is installed but fails to load ({why})",
+            do=f"attention uses {compute.kernel} instead. To use it, reinstall it for torch {torch.__version__}: "
             + (
                 "pip install --force-reinstall --no-build-isolation --no-deps flash-attn"
                 if kernel == "flash_attention_2"
@@ -188,8 +193,8 @@ def unloadable(machine: Machine, compute: Compute) -> list[Finding]:
     ]
 
 
-def without_gpu_build(spec: Any, compute: Compute) -> list[Finding]:
-    """What bitsandbytes is asked for and can't do here."""
+def bitsandbytes_findings(spec: Any, compute: Compute) -> list[Finding]:
+    """Finding that bitsandbytes, which quantization or the optimizer needs, doesn't work on this device."""
     training = getattr(spec, "training", None)
     optimizer = training.optimizer if training and OPTIMIZERS[training.optimizer].package == "bitsandbytes" else ""
     if not (spec.quantization or optimizer):
@@ -197,23 +202,23 @@ def without_gpu_build(spec: Any, compute: Compute) -> list[Finding]:
     trouble = bitsandbytes_trouble(compute.device)
     if not trouble:
         return []
-    instead = "take quantization out" if spec.quantization else "take optimizer adamw_torch_fused"
+    instead = "remove quantization" if spec.quantization else "use optimizer adamw_torch_fused"
     return [
         Finding(
             key="quantization" if spec.quantization else "training.optimizer",
             found=trouble,
-            do=f"`python -m bitsandbytes` tells which build torch's CUDA {torch.version.cuda} needs (pip install --upgrade "
-            f"bitsandbytes brings the usual ones), or {instead}",
+            do=f"`python -m bitsandbytes` shows which build torch's CUDA {torch.version.cuda} needs (pip install --upgrade "
+            f"bitsandbytes installs the usual ones), or {instead}",
         )
     ]
 
 
-def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
-    """A card, or a host, that can't hold the training, or may not.
+def memory_findings(estimated: Estimate, machine: Machine, spec: Any, processes: int, here: int = 1) -> list[Finding]:
+    """Finding that the training doesn't fit in the memory of the GPU or the host (certain), or may not fit (possible).
 
     Args:
-        processes: of the training.
-        here: of these, those that share this memory.
+        processes: number of training processes.
+        here: number of these that share this memory.
     """
     least, whole = here * estimated.least, machine.memory
     where = machine.card or "this machine"
@@ -221,10 +226,10 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
         return [
             Finding(
                 key="training",
-                found=f"needs {least / 1e9:.1f} GB before there is a single activation ({estimated}"
+                found=f"needs {least / 1e9:.1f} GB without any activations ({estimated}"
                 + (f", in each of {here} processes" if here > 1 else "")
                 + f"), and {where} has {whole / 1e9:.1f} GB",
-                do=_smaller(spec, machine, processes),
+                do=_memory_advice(spec, machine, processes),
             )
         ]
     expected = estimated.expected
@@ -233,14 +238,15 @@ def too_small(estimated: Estimate, machine: Machine, spec: Any, processes: int, 
     return [
         Finding(
             key="training.micro_batch_rows",
-            found=f"{here * expected / 1e9:.1f} GB are expected, and of {whole / 1e9:.1f} GB {machine.free / 1e9:.1f} are free",
-            do="should they run out, the next attempt takes fewer rows at once, or recomputes activations",
+            found=f"needs about {here * expected / 1e9:.1f} GB, and {machine.free / 1e9:.1f} of {whole / 1e9:.1f} GB are "
+            "free",
+            do="if memory runs out, the next attempt uses smaller micro-batches or gradient checkpointing",
             certain=False,
         )
     ]
 
 
-def _smaller(spec: Any, machine: Machine, processes: int) -> str:
+def _memory_advice(spec: Any, machine: Machine, processes: int) -> str:
     if not machine.card:
         return f"run it on a machine with a GPU or with more memory, or train {'a smaller model' if spec.lora else 'by `lora`'}"
     ways = ["`quantization`" if spec.lora else "`lora`, alone or with `quantization`"] * (not spec.quantization)
@@ -251,10 +257,10 @@ def _smaller(spec: Any, machine: Machine, processes: int) -> str:
     )
 
 
-def too_slow(flops: float, processes: int, peak: Peak) -> list[Finding]:
-    """A training that a CPU works at for days."""
+def duration_findings(flops: float, processes: int, peak: Peak) -> list[Finding]:
+    """Finding that a training would take longer than MAX_CPU_SECONDS on this CPU."""
     seconds = flops / (processes * peak.flops_per_second * SHARE_OF_PEAK)
-    if seconds <= LONGEST_ON_CPU:
+    if seconds <= MAX_CPU_SECONDS:
         return []
     return [
         Finding(

@@ -1,4 +1,4 @@
-"""Which portions are tried, in which order, and what was found of those that were."""
+"""Search over batch plans: which ones are tried, in which order; and the stored results of trials."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,39 +7,39 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snaketune.artifacts.manifest import write_json
-from snaketune.training.autotune.batch_plan import Portions
+from snaketune.training.autotune.batch_plan import BatchPlan
 
-# One line of the curve: a Portions' fields, accumulation, fits, why; and where it fits tokens_per_second, micro_batch_s,
+# One point of the curve: the fields of a BatchPlan, accumulation, fits, why; and if it fits, tokens_per_second, micro_batch_s,
 # optimizer_s, peak_bytes.
 Trial = dict[str, Any]
-# Takes Portions and the trials so far with the same kind of activations.
-Measure = Callable[[Portions, list[Trial]], Trial]
-# More rows that gain less than this gain nothing; two such one after the other end the search.
+# Runs a trial, given the trials so far with the same `gradient_checkpointing`.
+Measure = Callable[[BatchPlan, list[Trial]], Trial]
+# Throughput must grow by this share to count as a gain; two trials in a row without a gain end the search.
 GAIN = 0.02
 
 
 def search(possible: list[int], checkpointing: Literal["auto"] | bool, measure: Measure) -> Iterator[Trial]:
-    """The trials, as they are made.
+    """Run trials and yield each one.
 
     Args:
-        possible: rows at once, ascending.
-        checkpointing: whether activations are recomputed; `auto` where memory keeps the speed down.
+        possible: rows per micro-batch, ascending.
+        checkpointing: whether activations are recomputed; `auto` tries both if memory limits the throughput.
     """
-    kept: list[Trial] = []
+    stored: list[Trial] = []
     if checkpointing is not True:
-        for trial in _upwards(possible, partial(_try, measure, False)):
-            kept.append(trial)
+        for trial in _increase_rows(possible, partial(_try, measure, False)):
+            stored.append(trial)
             yield trial
-    if checkpointing is True or (checkpointing == "auto" and _memory_is_the_limit(kept)):
-        yield from _upwards(possible, partial(_try, measure, True))
+    if checkpointing is True or (checkpointing == "auto" and _is_memory_bound(stored)):
+        yield from _increase_rows(possible, partial(_try, measure, True))
 
 
 def _try(measure: Measure, checkpointing: bool, rows: int, before: list[Trial]) -> Trial:
-    return measure(Portions(micro_batch_rows=rows, gradient_checkpointing=checkpointing), before)
+    return measure(BatchPlan(micro_batch_rows=rows, gradient_checkpointing=checkpointing), before)
 
 
-def _upwards(possible: list[int], measure: Callable[[int, list[Trial]], Trial]) -> Iterator[Trial]:
-    """Twice as many rows each time; after a trial that didn't fit, what lies between it and the last one that did."""
+def _increase_rows(possible: list[int], measure: Callable[[int, list[Trial]], Trial]) -> Iterator[Trial]:
+    """Double the rows per trial; after one that didn't fit, search between it and the last one that did."""
     trials: list[Trial] = []
     rows, too_many, idle = possible[0], None, 0
     while rows is not None:
@@ -60,8 +60,8 @@ def _upwards(possible: list[int], measure: Callable[[int, list[Trial]], Trial]) 
         rows = next((one for one in larger if one >= wanted), larger[-1] if larger else None)
 
 
-def _memory_is_the_limit(trials: list[Trial]) -> bool:
-    """Whether more rows at once might be faster, if only they fitted."""
+def _is_memory_bound(trials: list[Trial]) -> bool:
+    """Whether larger micro-batches might be faster if they fitted in memory."""
     fits = [one["tokens_per_second"] for one in trials if one["fits"]]
     if len(fits) == len(trials):
         return False
@@ -69,7 +69,7 @@ def _memory_is_the_limit(trials: list[Trial]) -> bool:
 
 
 class Trials:
-    """What was measured, a file each: a process after a killed one, or after one that ran out, doesn't do it again."""
+    """Stored trials, one file each, so that a restarted calibration doesn't repeat them."""
 
     def __init__(self, state: Path):
         self.folder = state / "trials"
@@ -78,15 +78,15 @@ class Trials:
     def __len__(self) -> int:
         return len(list(self.folder.glob("*.json")))
 
-    def get(self, portions: Portions) -> Trial | None:
-        """The trial of these portions, if it was made."""
-        file = self._file(portions)
+    def get(self, plan: BatchPlan) -> Trial | None:
+        """The stored trial of a plan, or None."""
+        file = self._file(plan)
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
-    def add(self, portions: Portions, trial: Trial) -> None:
-        """Keep the trial of these portions."""
-        write_json(self._file(portions), trial)
+    def add(self, plan: BatchPlan, trial: Trial) -> None:
+        """Store the trial of a plan."""
+        write_json(self._file(plan), trial)
 
-    def _file(self, portions: Portions) -> Path:
-        kind = "recomputed" if portions.gradient_checkpointing else "kept"
-        return self.folder / f"{portions.micro_batch_rows}-{kind}.json"
+    def _file(self, plan: BatchPlan) -> Path:
+        kind = "recomputed" if plan.gradient_checkpointing else "stored"
+        return self.folder / f"{plan.micro_batch_rows}-{kind}.json"

@@ -1,9 +1,9 @@
-"""A few steps of a training, timed part by part: what a micro-batch takes, what the optimizer takes, how much memory at most.
+"""Time a few steps of a training: seconds per micro-batch and per optimizer step, and peak memory.
 
-    step 0    isn't counted: first allocations, compilation
+    step 0    not counted: first allocations, compilation
     step 1…   micro-batch | micro-batch | optimizer
 
-Two micro-batches are enough to have the memory of a step of any number of them: gradients are there while activations are.
+With two micro-batches, gradients and activations are in memory at the same time, so the peak is that of any larger number.
 """
 
 import time
@@ -17,20 +17,23 @@ from snaketune.models.device_memory import peak_memory
 from snaketune.training.loop.throughput import Gauge
 from snaketune.training.loop.trainer import BaseTrainer
 
-# On one device as many steps as fit into these seconds, two at least; several count alike, each by its own clock.
-# Of the tokens of the fullest micro-batch, the share from which another one counts as full.
-FULL = 0.75
-SECONDS, FEWEST_STEPS, MOST_STEPS = 2.0, 2, 20
+# Micro-batches with at least this share of the fullest one's tokens count as full.
+FULL_SHARE = 0.75
+# A single process measures for SECONDS, at least MIN_STEPS steps. Several processes measure MIN_STEPS steps each: their clocks
+# differ, but all must do equally many.
+SECONDS, MIN_STEPS, MAX_STEPS = 2.0, 2, 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Medians in seconds, and the peak in bytes (on a GPU of what was allocated, else of the whole process).
-
-    `reserved_bytes` is what torch's allocator has taken from a GPU for it, fragments included; elsewhere 0.
+    """Results of a trial.
 
     Attributes:
-        tokens: of documents, in micro-batches that are computed together, in the mean.
+        tokens: mean non-padding tokens of the full micro-batches, summed over processes.
+        micro_batch_s: median seconds of a micro-batch.
+        optimizer_s: median seconds of the optimizer step.
+        peak_bytes: peak memory, on a GPU what torch allocated, elsewhere the resident memory of the process.
+        reserved_bytes: what torch's caching allocator reserved on a GPU, fragmentation included; 0 elsewhere.
     """
 
     tokens: float
@@ -40,12 +43,12 @@ class Timing:
     reserved_bytes: int = 0
 
     def step_s(self, accumulation: int) -> float:
-        """Seconds of an optimizer step of so many micro-batches."""
+        """Seconds of an optimizer step with `accumulation` micro-batches."""
         return accumulation * self.micro_batch_s + self.optimizer_s
 
     @classmethod
-    def of_all(cls, timings: list["Timing"]) -> "Timing":
-        """Of processes that wait for each other."""
+    def across_processes(cls, timings: list["Timing"]) -> "Timing":
+        """Combine the timings of all processes, which wait for the slowest one."""
         return cls(
             tokens=sum(one.tokens for one in timings),
             micro_batch_s=max(one.micro_batch_s for one in timings),
@@ -56,11 +59,11 @@ class Timing:
 
 
 class Stopwatch(TrainerCallback):
-    """Laps of the steps after the first one; ends the training when there are enough."""
+    """Times the steps after the first one, and ends the training after enough of them."""
 
     def __init__(self, gauge: Gauge, alone: bool):
         self.gauge, self.device, self.alone = gauge, gauge.device, alone
-        # Seconds, and the tokens that the gauge had counted by then.
+        # Seconds and tokens of each micro-batch.
         self.micro_batches: list[tuple[float, int]] = []
         self.optimizers: list[float] = []
         self.last = self.started = 0.0
@@ -93,24 +96,24 @@ class Stopwatch(TrainerCallback):
         done = state.global_step
         if done == 1:
             self.micro_batches, self.optimizers = [], []
-        enough = self.alone and done > FEWEST_STEPS and self.last - self.started > SECONDS
-        control.should_training_stop = enough or done > (MOST_STEPS if self.alone else FEWEST_STEPS)
+        enough = self.alone and done > MIN_STEPS and self.last - self.started > SECONDS
+        control.should_training_stop = enough or done > (MAX_STEPS if self.alone else MIN_STEPS)
 
 
 def time_steps(trainer: BaseTrainer) -> Timing:
-    """Train for some steps. The trainer, and its model, are of no use afterwards."""
+    """Train for some steps and time them. The trainer and its model can't be used afterwards."""
     args, device = trainer.args, trainer.run.compute.device
     watch = Stopwatch(trainer.gauge, alone=args.world_size == 1)
-    args.max_steps, args.save_strategy, args.logging_strategy = MOST_STEPS + 1, "no", "no"
+    args.max_steps, args.save_strategy, args.logging_strategy = MAX_STEPS + 1, "no", "no"
     args.logging_first_step = False
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, 2)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     trainer.compile()
     trainer.train()
-    # The last of an epoch may be smaller, and is faster.
+    # The last micro-batch of an epoch may be smaller, and therefore faster.
     most = max(tokens for _, tokens in watch.micro_batches)
-    full = [(seconds, tokens) for seconds, tokens in watch.micro_batches if tokens > FULL * most]
+    full = [(seconds, tokens) for seconds, tokens in watch.micro_batches if tokens > FULL_SHARE * most]
     return Timing(
         tokens=sum(tokens for _, tokens in full) / len(full),
         micro_batch_s=_median([seconds for seconds, _ in full]),

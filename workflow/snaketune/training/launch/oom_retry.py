@@ -7,7 +7,7 @@ from snaketune.config.operation import Execution
 from snaketune.errors import SnaketuneError
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.outcome import Outcome
-from snaketune.training.autotune.batch_plan import RAN_OUT, after_running_out, choose
+from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, choose_plan, out_of_memory_error
 from snaketune.training.launch import processes
 
 
@@ -18,11 +18,11 @@ def launch(stage: str, *, spec: Model, operation: Execution, work: WorkFolder, *
         SnaketuneError: as there; or memory ran out, and the next attempt takes lower portions.
     """
     batch_rows, count = spec.training.batch_rows, operation.processes
-    portions = choose(operation, batch_rows, count, work.state)
-    (work.state / RAN_OUT).unlink(missing_ok=True)
+    portions = choose_plan(operation, batch_rows, count, work.state)
+    (work.state / OUT_OF_MEMORY).unlink(missing_ok=True)
     try:
-        return processes.launch(stage, spec=spec, operation=portions.put_in(operation), work=work, **inputs)
+        return processes.launch(stage, spec=spec, operation=portions.apply_to(operation), work=work, **inputs)
     except SnaketuneError:
-        if error := after_running_out(portions, operation, batch_rows, count, work.state):
+        if error := out_of_memory_error(portions, operation, batch_rows, count, work.state):
             raise error from None
         raise

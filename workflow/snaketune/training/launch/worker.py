@@ -25,7 +25,7 @@ from snaketune.stages.host.disk_errors import disk_trouble
 from snaketune.stages.host.locks import locked
 from snaketune.stages.job import result_at
 from snaketune.stages.table import STAGES
-from snaketune.training.autotune.batch_plan import RAN_OUT, tell_ran_out
+from snaketune.training.autotune.batch_plan import OUT_OF_MEMORY, record_out_of_memory
 from snaketune.training.launch.processes import PARENT_VARIABLE
 from snaketune.training.launch.requeue import Left
 from snaketune.training.launch.worker_failures import record_failure
@@ -153,8 +153,8 @@ def main(job_file: Path) -> None:
         told = str(error) if isinstance(error, SnaketuneError) else disk_trouble(error)
         if not told and ran_out(error):
             told = f"out of memory: {str(error).strip()}"
-            if not (job_file.parent / RAN_OUT).is_file():
-                tell_ran_out(job_file.parent, None, error)
+            if not (job_file.parent / OUT_OF_MEMORY).is_file():
+                record_out_of_memory(job_file.parent, None, error)
         told = told and without_secrets(told)
         if not parent_is_gone():
             # What an orphan dies of isn't what its successor does.

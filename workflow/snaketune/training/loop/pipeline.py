@@ -23,8 +23,8 @@ from snaketune.stages.cache.attempt import check_files
 from snaketune.stages.gpu_needs import tell
 from snaketune.stages.outcome import Outcome
 from snaketune.tracking.curves import drawn
-from snaketune.training.autotune.batch_plan import Portions, loss_in_percent, read_curve
-from snaketune.training.autotune.machine_check import Fitness, examine
+from snaketune.training.autotune.batch_plan import BatchPlan, read_curve, slowdown_percent
+from snaketune.training.autotune.machine_check import MachineCheck, check_machine
 from snaketune.training.checkpoint.checkpoints import (
     MarkComplete,
     diverged,
@@ -106,13 +106,17 @@ def prepared(
             yield Prepared(trainer=trainer, about=about, facts=facts, parameters=parameters, trainable=trainable)
 
 
-def fitness_of(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:
+def fitness_of(
+    trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None
+) -> MachineCheck:
     """What is known of this training and its machine before its model is loaded."""
     dropout, summed = trainer_class.drops_out, trainer_class.sums_losses
-    return examine(run.spec, run.operation, run.compute, config, rows, dropout=dropout, summed=summed)
+    return check_machine(run.spec, run.operation, run.compute, config, rows, dropout=dropout, summed=summed)
 
 
-def check_fitness(trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None) -> Fitness:
+def check_fitness(
+    trainer_class: type[BaseTrainer], rows: Sized, run: Run, config: PretrainedConfig | None
+) -> MachineCheck:
     """The same; notes are printed.
 
     Raises:
@@ -214,7 +218,7 @@ def _save(
     return saved, base_dtype
 
 
-def setting(made: Prepared, fitness: Fitness) -> str:
+def setting(made: Prepared, fitness: MachineCheck) -> str:
     """What is trained, on what, and how: the line that a training begins with."""
     trainer, compute = made.trainer, made.trainer.run.compute
     args = trainer.args
@@ -243,7 +247,7 @@ def _short(count: int) -> str:
     return f"{count / size:.{digits if unit else 0}f}{unit}"
 
 
-def _memory(trainer: BaseTrainer, history: list[dict[str, float]], fitness: Fitness) -> dict[str, Any]:
+def _memory(trainer: BaseTrainer, history: list[dict[str, float]], fitness: MachineCheck) -> dict[str, Any]:
     """What the gauge found, and the peak of memory beside the one that was expected, which is told."""
     about = trainer.gauge.about(history)
     expected = fitness.estimate.expected if fitness.estimate else None
@@ -254,9 +258,9 @@ def _memory(trainer: BaseTrainer, history: list[dict[str, float]], fitness: Fitn
 
 def _portions(run: Run) -> dict[str, Any]:
     """What was computed at once, beside what was measured for such runs."""
-    portions = Portions.of_operation(run.operation)
+    portions = BatchPlan.from_operation(run.operation)
     curve = read_curve(run.operation)
-    lost = loss_in_percent(portions, curve) if curve else None
+    lost = slowdown_percent(portions, curve) if curve else None
     return asdict(portions) | {"calibration": curve, "slower_than_best_percent": lost}
 
 

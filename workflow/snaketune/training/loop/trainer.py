@@ -21,7 +21,7 @@ from snaketune.models.packing_support import suited
 from snaketune.stages.cache.work_folders import WorkFolder
 from snaketune.stages.specs import DpoSpec, SftSpec
 from snaketune.tracking.curves import Tracked
-from snaketune.training.autotune.batch_plan import tell_ran_out
+from snaketune.training.autotune.batch_plan import record_out_of_memory
 from snaketune.training.checkpoint.checkpoints import SafeCheckpoints, diverged
 from snaketune.training.launch.worker import parent_is_gone
 from snaketune.training.loop.prefetch import TakesAhead
@@ -108,7 +108,7 @@ class BaseTrainer(TakesAhead, OwnOrder, KeepsShards, SafeCheckpoints):
             return super().train(*arguments, **keywords)
         except Exception as error:
             if ran_out(error):
-                tell_ran_out(self.run.work.state, self.state.global_step + 1, error)
+                record_out_of_memory(self.run.work.state, self.state.global_step + 1, error)
             raise
         finally:
             self.stop_ahead()

@@ -1,1 +1,1 @@
-"""Preference optimization: its losses, its trainer, its batches and its metrics."""
+"""Preference optimization: losses, trainer, batches, metrics and the monitor of a training."""

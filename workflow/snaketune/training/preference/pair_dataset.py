@@ -1,4 +1,5 @@
-"""Packed pairs, or single completions packed like pairs, with their reference log-probabilities, sources and labels."""
+"""The training dataset of preference trainings: packed pairs, or single completions packed like pairs, with their reference
+log-probabilities, sources and labels."""
 
 from itertools import chain
 from typing import Any, Literal
@@ -13,13 +14,14 @@ from snaketune.training.reference.logps_table import Reference, read_ref_logps
 
 
 class PairRows(PackedRows):
-    """Rows of the train split; each also has `reference`, float32[p, 2]: log-probabilities of chosen and rejected, and
-    `source`, int64[p]: which of the corpus' sources the pairs are from; of single completions also `desirable`, bool[p].
+    """Packed rows of the train split with columns per pair: `reference`, float32[p, 2], the reference log-probabilities of
+    chosen and rejected; `source`, int64[p], the index of the pair's source in the corpus; and for single completions
+    `desirable`, bool[p].
 
     Attributes:
-        pairs: how many there are.
-        sources: how many sources there are, as far as any pair is from them.
-        kinds_of_labels: of single completions, whether some are good and some are bad; empty for pairs.
+        pairs: number of pairs.
+        sources: 1 + the highest index of a source that a pair comes from.
+        distinct_labels: the labels that occur among single completions; empty for pairs.
     """
 
     def __init__(
@@ -31,10 +33,11 @@ class PairRows(PackedRows):
     ):
         """
         Args:
-            ref_logps: None where a loss has no reference, or nothing is learned and time is measured: zeros.
-            ld_alpha: weight of what a completion says beyond the length of the other one.
+            ref_logps: the reference log-probabilities; None for a loss without a reference and for timed trials, which get
+                zeros.
+            ld_alpha: weight of the tokens beyond the length of the pair's other completion; None for no weighting.
         Raises:
-            SnaketuneError: a packed pair has no reference log-probabilities, or none by token where they are asked for.
+            SnaketuneError: a packed pair has no reference log-probabilities, or none per token although `ld_alpha` is set.
         """
         super().__init__(pack, "train", load_in_memory)
         self.unpaired = pack.manifest.get("kind") == "unpaired"
@@ -52,41 +55,43 @@ class PairRows(PackedRows):
             reference = known.get(document["id"])
             if reference is None:
                 raise SnaketuneError(
-                    f"{ref_logps.manifest_path} has nothing for pair {document['id']}; rebuild it with: "
+                    f"{ref_logps.manifest_path} has no log-probabilities for pair {document['id']}; rebuild it with: "
                     f"{rebuild_command(ref_logps.manifest_path)}"
                 )
             if ld_alpha is not None and reference.chosen_token_logps is None:
                 raise SnaketuneError(
-                    f"{ref_logps.manifest_path} has no log-probabilities by token, which dpo.ld_alpha needs; rebuild it with: "
+                    f"{ref_logps.manifest_path} has no log-probabilities per token, which dpo.ld_alpha needs; rebuild it with: "
                     f"{rebuild_command(ref_logps.manifest_path)}"
                 )
-            self.references[document["row"]].append(log_probabilities(reference, ld_alpha))
+            self.references[document["row"]].append(weighted_logps(reference, ld_alpha))
         self.pairs = sum(map(len, self.references))
-        self.kinds_of_labels = set(chain.from_iterable(self.labels))
+        self.distinct_labels = set(chain.from_iterable(self.labels))
         self.sources = 1 + max(chain.from_iterable(self.from_sources), default=0)
 
     def blank(self, tokens: int | None = None) -> dict[str, Any]:
-        return super().blank(tokens) | self._told([], [], [])
+        return super().blank(tokens) | self._pair_columns([], [], [])
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        return super().__getitem__(row) | self._told(self.references[row], self.from_sources[row], self.labels[row])
+        return super().__getitem__(row) | self._pair_columns(
+            self.references[row], self.from_sources[row], self.labels[row]
+        )
 
-    def _told(
+    def _pair_columns(
         self, references: list[tuple[float, float]], sources: list[int], labels: list[bool]
     ) -> dict[str, torch.Tensor]:
-        told = {
+        columns = {
             "reference": torch.tensor(references, dtype=torch.float32).reshape(-1, 2),
             "source": torch.tensor(sources, dtype=torch.int64),
         }
-        return told | ({"desirable": torch.tensor(labels, dtype=torch.bool)} if self.unpaired else {})
+        return columns | ({"desirable": torch.tensor(labels, dtype=torch.bool)} if self.unpaired else {})
 
 
-def log_probabilities(reference: Reference, ld_alpha: float | None) -> tuple[float, float]:
-    """Of the chosen and of the rejected completion, with the tail of the longer one weighted as the policy's is.
+def weighted_logps(reference: Reference, ld_alpha: float | None) -> tuple[float, float]:
+    """Reference log-probabilities of the chosen and the rejected completion, with the same `ld_alpha` weights as the policy's.
 
     >>> known = Reference(chosen_logp=-6.0, rejected_logp=-1.0, chosen_tokens=3, rejected_tokens=1,
     ...                   chosen_token_logps=np.array([-1.0, -2.0, -3.0]), rejected_token_logps=np.array([-1.0]))
-    >>> log_probabilities(known, None), log_probabilities(known, 0.5)
+    >>> weighted_logps(known, None), weighted_logps(known, 0.5)
     ((-6.0, -1.0), (-3.5, -1.0))
     """
     if ld_alpha is None:

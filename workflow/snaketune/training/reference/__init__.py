@@ -1,1 +1,1 @@
-"""Reference log-probabilities: computed, gathered, cached and read."""
+"""Reference log-probabilities: computing, gathering, caching, reading and exporting them."""

@@ -1,12 +1,13 @@
-"""What reference log-probabilities are known by: weights, pairs, data types, the family of the attention kernel, and nothing
-else.
+"""Cache keys of reference log-probabilities. A result is reused by every run with the same key.
 
-    counts        weights and pairs by their content; data type of the computation (what `precision: auto` comes to here) and of
-                  the weights; quantization; kernel family; kind of device; whether an adapter stays apart
-    doesn't       names, paths, rows and their order, micro-batches, parts, what the runs do with it (loss, beta, learning rate)
-    is the same   one with the values of single tokens for one without; with `share_kernels`, another kernel's or device's
+    in the key      content of weights and pairs; data type of the computation (`precision: auto` resolved on this machine) and
+                    of the weights; quantization; family of the attention kernel; kind of device; whether an adapter stays
+                    unmerged
+    not in the key  names, paths, rows and their order, micro-batches, parts, settings of the runs that use it (loss, beta, …)
+    equivalent      a result with log-probabilities per token serves a run that needs none; with `share_kernels`, so does a
+                    result of another kernel or device
 
-Asked before anything is known to be computed, so torch is imported only where it is needed to tell: not for a CPU.
+Keys are computed before any work, so torch is imported only if resolving the device needs it; a CPU doesn't.
 """
 
 import sys
@@ -20,9 +21,9 @@ from snaketune.stages.cache.fingerprint import Key
 from snaketune.stages.specs import RefLogpsSpec, RefPassSpec
 from snaketune.stages.table import STAGES
 
-WHOLE = "ref_logps"
-# Kernels of one family are one computation in several packages.
-FAMILIES = {
+WHOLE_STAGE = "ref_logps"
+# Kernels of a family implement the same computation.
+KERNEL_FAMILIES = {
     "sdpa": "sdpa",
     "dense": "dense",
     "varlen": "varlen",
@@ -32,41 +33,41 @@ FAMILIES = {
 
 
 def keys(stage: str, spec: RefLogpsSpec, operation: Execution, code: str, device: str) -> tuple[Key, ...]:
-    """Of a whole reference or of a part of one: its own key, then those of results that are the same.
+    """The cache keys of a reference or of a part of one: its own key first, then those of equivalent results.
 
     Args:
         code: digest of the stage's code.
-        device: kind of device.
+        device: kind of device, such as `cuda`.
     """
-    own = _computed(spec, device) | {
+    own = _computation(spec, device) | {
         "quantization": spec.quantization and spec.quantization.model_dump(mode="json"),
-        "base": _counted(spec.base),
+        "base": _base_identity(spec.base),
         "apart": spec.apart,
         "token_logps": spec.token_logps,
     }
     part = {"part": spec.part, "parts": spec.parts} if isinstance(spec, RefPassSpec) else {}
     computed = [(own["kernel"], device)]
     if operation.share_kernels:
-        computed += [(kernel, kind) for kernel in sorted({*FAMILIES.values()}) for kind in ("cuda", "cpu")]
-    # What is there for the whole is there for a part.
-    wholes = [(WHOLE, {}, code if stage == WHOLE else code_digest(STAGES[WHOLE].module))]
-    found = [
+        computed += [(kernel, kind) for kernel in sorted({*KERNEL_FAMILIES.values()}) for kind in ("cuda", "cpu")]
+    # A whole reference contains every part.
+    wholes = [(WHOLE_STAGE, {}, code if stage == WHOLE_STAGE else code_digest(STAGES[WHOLE_STAGE].module))]
+    candidates = [
         Key(
             stage=name,
-            spec=own | several | {"kernel": kernel, "token_logps": kept},
+            spec=own | several | {"kernel": kernel, "token_logps": with_tokens},
             code=digest,
             device=kind,
             by=STAGES[name].digested_by,
         )
         for kernel, kind in dict.fromkeys(computed)
-        for kept in dict.fromkeys((spec.token_logps, True))
+        for with_tokens in dict.fromkeys((spec.token_logps, True))
         for name, several, digest in ([(stage, part, code)] if part else []) + wholes
     ]
-    return tuple(found)
+    return tuple(candidates)
 
 
-def _computed(spec: RefLogpsSpec, device: str) -> dict[str, str]:
-    """In which data types and by which family of kernels, as `models.devices` resolves them."""
+def _computation(spec: RefLogpsSpec, device: str) -> dict[str, str]:
+    """Data types and kernel family of the computation on this machine, as `models.devices` resolves them."""
     if device == "cpu" and sys.platform == "linux":
         dtype, kernel = "bfloat16" if spec.precision == "bfloat16" else "float32", "sdpa"
     else:
@@ -74,24 +75,28 @@ def _computed(spec: RefLogpsSpec, device: str) -> dict[str, str]:
 
         about = resolve_compute(spec.precision).about()
         dtype, kernel = about["dtype"], about["kernel"]
-    return {"dtype": dtype, "weights_dtype": dtype if spec.frozen_weights else "float32", "kernel": family(kernel)}
+    return {
+        "dtype": dtype,
+        "weights_dtype": dtype if spec.frozen_weights else "float32",
+        "kernel": kernel_family(kernel),
+    }
 
 
-def _counted(base: Pretrained | None) -> dict[str, Any] | None:
-    """A folder is known by what is in its files, wherever it lies; a Hub model by its name and revision."""
-    return None if base is None or Path(base.path).is_dir() else named(base)
+def _base_identity(base: Pretrained | None) -> dict[str, Any] | None:
+    """Path and revision of a Hub model; None for a local folder, which is an input with a content digest of its own."""
+    return None if base is None or Path(base.path).is_dir() else path_and_revision(base)
 
 
-def family(kernel: str | None) -> str | None:
-    """Of an attention kernel; one that isn't known is its own.
+def kernel_family(kernel: str | None) -> str | None:
+    """The family of an attention kernel; an unknown kernel is its own family.
 
-    >>> family("flash_attention_2") == family("flash_attention_4") != family("sdpa")
+    >>> kernel_family("flash_attention_2") == kernel_family("flash_attention_4") != kernel_family("sdpa")
     True
     """
-    return FAMILIES.get(kernel, kernel)
+    return KERNEL_FAMILIES.get(kernel, kernel)
 
 
-def named(base: Any) -> dict[str, Any] | None:
-    """What of a model from outside names it, as a config has it or a manifest: its path and its revision."""
-    told = base if base is None or isinstance(base, dict) else base.model_dump(mode="json")
-    return told and {key: told[key] for key in ("path", "revision")}
+def path_and_revision(base: Any) -> dict[str, Any] | None:
+    """Path and revision of an external model, given as in a config or in a manifest."""
+    values = base if base is None or isinstance(base, dict) else base.model_dump(mode="json")
+    return values and {key: values[key] for key in ("path", "revision")}

@@ -1,15 +1,15 @@
-"""What the `ref_pass` stage computes: log-probabilities of one part of the pairs under the reference model; `ref_logps` gathers
-the parts.
+"""Compute the log-probabilities of one part of the pairs under the reference model: the work of the `ref_pass` stage. The
+`ref_logps` stage gathers the parts.
 
-One forward pass over packed rows, both splits, as many rows at once as the device likes. An adapter that its policies train
-further stays apart for the pairs of the train split, as it does in the policy. Held-out pairs are for evaluations, which load
-results as they are saved, so for them it is merged and rounded as its run has done: else a policy that didn't move would differ
-from its reference by that rounding. In 4 bits, which evaluations don't compare with, it stays apart for both.
+One forward pass over packed rows of both splits, with the batch size that suits the device. An adapter that policies train
+further stays unmerged for the pairs of the train split, as in the policy. Held-out pairs are for evaluations, which load saved
+results, so for them the adapter is merged and rounded as its run saved it; otherwise an unchanged policy would differ from its
+reference by that rounding. With 4-bit weights, to which evaluations don't compare, the adapter stays unmerged for both splits.
 
-What is computed is kept every few
-seconds, pair by pair, so that a killed pass goes on from there, in whatever rows the pairs lie then.
+Results are stored per pair every SECONDS_BETWEEN_CHUNKS seconds. A killed pass resumes with the remaining pairs, even if they
+are packed into other rows by then.
 
-    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; whole as soon as the file has this name
+    state/chunks/000000-<digest>.arrow    rows of `logps.arrow`; complete once the file has this name
 """
 
 import time
@@ -38,9 +38,9 @@ from snaketune.stages.progress import progress
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import read_table, write_table
 from snaketune.tokenization.chat import ChatTokenizer
-from snaketune.training.autotune.machine_check import of_libraries
+from snaketune.training.autotune.machine_check import library_findings
 from snaketune.training.reference.external import check_same_tokens
-from snaketune.training.reference.logps_table import FILE, check_finite, in_order, schema, splits_of
+from snaketune.training.reference.logps_table import FILE, check_finite, reference_splits, schema, sort_rows
 
 SECONDS_BETWEEN_CHUNKS = 20.0
 
@@ -55,34 +55,34 @@ def compute_logps(
     part: int = 1,
     parts: int = 1,
 ) -> Outcome:
-    """Fill `work.payload` with `logps.arrow` of some of the pairs.
+    """Write `logps.arrow` of one part of the pairs to `work.payload`.
 
     Args:
-        results: that the reference lies in, from the uppermost down; none for a model from outside.
-        tokenizer: that of the pairs, for a model from outside.
-        part: from 1, of `parts` equal stretches of rows.
+        results: the reference's result and its base layers, from the top down; empty for an external model.
+        tokenizer: tokenizer of the pairs; only for an external model.
+        part: which of `parts` equal ranges of rows, from 1.
     Raises:
-        SnaketuneError: a log-probability that isn't finite, or a model from outside with other tokens.
+        SnaketuneError: a log-probability isn't finite, or an external model has another vocabulary.
     """
     for result in (*results, *tokenizer):
         result.files()
     compute = resolve_compute(spec.precision)
-    tell(of_libraries(spec, compute, look(compute)))
+    tell(library_findings(spec, compute, look(compute)))
     pack = pack.for_part(part)
-    rows_by_split = {split: PackedRows(pack, split) for split in splits_of(pack)}
+    rows_by_split = {split: PackedRows(pack, split) for split in reference_splits(pack)}
     if tokenizer:
         check_same_tokens(spec.base, ChatTokenizer.load(tokenizer[0].folder), rows_by_split.values())
-    chunks, begun = Chunks(work, schema(spec.token_logps)), time.monotonic()
-    wanted = {split: _Wanted.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
+    chunks, started = Chunks(work, schema(spec.token_logps)), time.monotonic()
+    part_pairs = {split: _PartPairs.of(pack, split, len(rows), part, parts) for split, rows in rows_by_split.items()}
     model, tested = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()))
-    known, computed, tokens = chunks.known(), 0, 0
-    if known:
-        print(f"going on after {len(known)} pairs that an earlier attempt computed", flush=True)
+    stored, computed, tokens = chunks.pairs(), 0, 0
+    if stored:
+        print(f"resuming after {len(stored)} pairs that an earlier attempt computed", flush=True)
     for split, rows in rows_by_split.items():
-        pairs = wanted[split]
-        rest = [row for row in pairs.rows if any((split, pair) not in known for pair in pairs.ids[row])]
+        pairs = part_pairs[split]
+        rest = [row for row in pairs.rows if any((split, pair) not in stored for pair in pairs.ids[row])]
         if rest and split == "held_out" and spec.apart and not spec.quantization:
-            # One model at a time in memory.
+            # Free the first model before the second is loaded.
             model = None
             model, _ = _load(spec, tuple(results), tokenizer, compute, list(rows_by_split.values()), merged=True)
         total = sum(len(pairs.ids[row]) for row in rest)
@@ -91,20 +91,20 @@ def compute_logps(
             f"reference, {split}",
             "pairs",
             total,
-            lambda found, ids=pairs.ids: sum(len(ids[row]) for row in found[0]),
+            lambda batch, ids=pairs.ids: sum(len(ids[row]) for row in batch[0]),
         )
         for numbers, batch, losses_N in done:
             ids = [pair for row in numbers for pair in pairs.ids[row]]
             chunks.add(_columns(ids, split, batch, losses_N, spec.token_logps))
             computed += len(ids)
             tokens += batch["segments"].layout.document_tokens
-    table = in_order(chunks.all())
+    table = sort_rows(chunks.table())
     check_finite(table, f"{[one.manifest_path for one in results] or spec.base.path} on {pack.manifest_path}")
     write_table(work.payload / FILE, table)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     weights = compute.weights_dtype(frozen=spec.frozen_weights)
     return Outcome(
-        counts={"pairs": {split: len(pairs.distinct) for split, pairs in wanted.items()}},
+        counts={"pairs": {split: len(pairs.distinct) for split, pairs in part_pairs.items()}},
         about=tested.about() | {"weights_dtype": str(weights).removeprefix("torch.")},
         run={
             "tokens_per_second": round(tokens / seconds, 1),
@@ -117,14 +117,14 @@ def compute_logps(
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """The rows of a part, and the ids of the pairs in each row of the split."""
+class _PartPairs:
+    """The rows of a part, and the pair ids in each row of the split."""
 
     rows: range
     ids: list[list[str]]
 
     @classmethod
-    def of(cls, pack: Artifact, split: str, rows: int, part: int, parts: int) -> "_Wanted":
+    def of(cls, pack: Artifact, split: str, rows: int, part: int, parts: int) -> "_PartPairs":
         ids: list[list[str]] = [[] for _ in range(rows)]
         for document in documents(pack, split):
             ids[document["row"]].append(document["id"])
@@ -135,16 +135,20 @@ class _Wanted:
         return {pair for row in self.rows for pair in self.ids[row]}
 
 
-def stack_of(
+def reference_stack(
     spec: RefLogpsSpec, results: tuple[Artifact, ...], tokenizer: Sequence[Artifact], *, merged: bool = False
 ) -> Stack:
-    """The reference, but for an adapter that stays apart. Args: merged: with that adapter, as its run saved it."""
-    lying, base = results[1:] if spec.apart and not merged else results, spec.base
+    """The adapter stack of the reference, without an adapter that stays unmerged.
+
+    Args:
+        merged: whether to include that adapter, merged as its run saved it.
+    """
+    layers, base = results[1:] if spec.apart and not merged else results, spec.base
     if merged and not holds_adapter_alone(results[0]):
-        # Complete, whatever it was trained upon.
-        lying, base = results[:1], None
+        # The result holds complete weights, so it needs no base layers.
+        layers, base = results[:1], None
     return Stack(
-        results=lying,
+        results=layers,
         base=base,
         tokenizer=(*tokenizer, *results)[0].folder,
         trust_remote_code=spec.trust_remote_code,
@@ -160,8 +164,12 @@ def _load(
     *,
     merged: bool = False,
 ):
-    """The reference as its policies are loaded, or `merged` as evaluations load it, and its self-test, which it has passed."""
-    stack = stack_of(spec, results, tokenizer, merged=merged)
+    """Load the reference and run its self-test.
+
+    Args:
+        merged: whether to load it as evaluations do, not as the policies' trainings do.
+    """
+    stack = reference_stack(spec, results, tokenizer, merged=merged)
     compute = suited(compute, stack.config(), dropout=False)
     check_config(stack.config(), max(rows.longest[0] for rows in packs), prefixes=True, kernel=compute.kernel)
     loaded = stack.load(compute.weights_dtype(frozen=spec.frozen_weights), spec.quantization)
@@ -178,7 +186,7 @@ def _load(
 def _columns(
     ids: list[str], split: str, batch: dict[str, Any], losses_N: torch.Tensor, token_logps: bool
 ) -> dict[str, Any]:
-    """Of one batch, whose pairs have these ids, in the order of its completions."""
+    """Columns of `logps.arrow` for one batch, in the order of its completions. Args: ids: of the batch's pairs."""
     sums_C, counts_C = completion_logprobs(losses_N, batch)
     counts = counts_C.cpu().numpy()
     columns = {
@@ -189,7 +197,7 @@ def _columns(
         "tokens": pa.array(counts.astype(np.int32)),
     }
     if token_logps:
-        # A completion's tokens stand together, in their order.
+        # The tokens of a completion are contiguous and in order.
         values = -losses_N.index_select(0, batch["members"]).float().cpu().numpy()
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         columns["token_logps"] = pa.ListArray.from_arrays(offsets, values)
@@ -197,7 +205,7 @@ def _columns(
 
 
 class Chunks:
-    """What is computed, in files that a later attempt goes on with."""
+    """Computed rows, stored in files from which a later attempt resumes."""
 
     def __init__(self, work: WorkFolder, columns: pa.Schema):
         self.work, self.folder, self.schema = work, work.state / "chunks", columns
@@ -208,22 +216,23 @@ class Chunks:
     def _files(self) -> Iterator[Path]:
         return iter(sorted(self.folder.glob("*.arrow")))
 
-    def known(self) -> set[tuple[str, str]]:
-        """Split and id of every pair that is in a file. A damaged one is removed, so that its pairs aren't known."""
-        found: set[tuple[str, str]] = set()
+    def pairs(self) -> set[tuple[str, str]]:
+        """Split and id of every stored pair. Damaged files are removed, so that their pairs are computed again."""
+        pairs: set[tuple[str, str]] = set()
         for path in self._files():
             if path.name != self._name(path.name[:6], path):
                 print(
-                    f"{path} is damaged: its content isn't that of its name; its pairs are computed again", flush=True
+                    f"{path} is damaged: its content doesn't match the digest in its name; its pairs are computed again",
+                    flush=True,
                 )
                 path.unlink()
                 continue
             table = read_table(path)
-            found.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-        return found
+            pairs.update(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+        return pairs
 
     def add(self, columns: dict[str, Any]) -> None:
-        """Keep rows; in a file as soon as it is time for one."""
+        """Add rows; every SECONDS_BETWEEN_CHUNKS, write the added ones to a file."""
         self._waiting.append(pa.table(columns, schema=self.schema))
         if time.monotonic() - self._last >= SECONDS_BETWEEN_CHUNKS:
             self._write()
@@ -233,7 +242,7 @@ class Chunks:
         last = max((int(path.name[:6]) for path in self._files()), default=-1)
         partial = self.folder / f"{last + 1:06d}.partial"
         write_table(partial, pa.concat_tables(self._waiting))
-        # What has its name is whole, after a power cut too.
+        # Synced before the rename, so that a file with its final name is complete even after a power failure.
         sync(partial)
         partial.rename(self.folder / self._name(partial.stem, partial))
         self._waiting, self._last = [], time.monotonic()
@@ -242,6 +251,6 @@ class Chunks:
     def _name(number: str, file: Path) -> str:
         return f"{number}-{digest_file(file).partition(':')[2]}.arrow"
 
-    def all(self) -> pa.Table:
-        """Everything, as it came."""
+    def table(self) -> pa.Table:
+        """All rows, in the order in which they were added."""
         return pa.concat_tables([self.schema.empty_table(), *map(read_table, self._files()), *self._waiting])

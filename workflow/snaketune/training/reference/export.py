@@ -1,11 +1,11 @@
-"""`export-ref-logps`: pairs with their reference log-probabilities, as TRL's DPOTrainer has them.
+"""`export-ref-logps`: export pairs with their reference log-probabilities in the columns of TRL's DPOTrainer.
 
-    id, prompt, chosen, rejected, tools     as the corpus has them
-    prompt_ids, chosen_ids, rejected_ids    the tokens that the log-probabilities are of, named as TRL names them
-    ref_chosen_logps, ref_rejected_logps    summed, in nats
+    id, prompt, chosen, rejected, tools     as in the corpus
+    prompt_ids, chosen_ids, rejected_ids    the tokens that the log-probabilities belong to, named as in TRL
+    ref_chosen_logps, ref_rejected_logps    summed over the completion's tokens, in nats
 
-A subclass of DPOTrainer whose `_prepare_dataset` and `_precompute_ref_logps` return the data set that they are given takes the
-file as it is, with `precompute_ref_log_probs=True` and the SFT model as its start.
+To train on the file with TRL, subclass DPOTrainer so that `_prepare_dataset` and `_precompute_ref_logps` return their dataset
+unchanged, and pass the SFT model with `precompute_ref_log_probs=True`.
 """
 
 import json
@@ -30,21 +30,24 @@ ROWS_PER_BATCH = 1024
 
 
 def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, split: str, out: Path) -> int:
-    """Write the pairs of a split to a .parquet or .jsonl file; says how many TRL can't have, and why.
+    """Write the pairs of a split to a .parquet or .jsonl file, and print how many are left out because TRL can't use them.
 
     Returns:
-        How many were written.
+        The number of pairs written.
     Raises:
-        SnaketuneError: the three don't belong together, or a file of another kind is asked for.
+        SnaketuneError: log-probabilities, pack and corpus don't belong together; no pair can be exported; or `out` has another
+            suffix.
     """
     if out.suffix not in (".parquet", ".jsonl"):
         raise SnaketuneError(f"--out: found {out}; expected a file that ends in .parquet or .jsonl")
     if (kind := pack.manifest.get("kind")) != "preference":
         raise SnaketuneError(
-            f"{pack.manifest_path} is of kind {kind}; TRL takes reference log-probabilities of preferences"
+            f"{pack.manifest_path} is of kind {kind}; expected preference, as TRL takes reference log-probabilities of pairs"
         )
     if pack.manifest.get("pairs") is None or ref_logps.manifest["inputs"].get("pack") != [pack.manifest["pairs"]]:
-        raise SnaketuneError(f"{ref_logps.manifest_path} isn't of the pairs in {pack.manifest_path}")
+        raise SnaketuneError(
+            f"{ref_logps.manifest_path} was computed for other pairs than those in {pack.manifest_path}"
+        )
     known = read_ref_logps(ref_logps, split)
     tokens = dict(_tokens(pack, split))
     written, seen = 0, set()
@@ -69,33 +72,34 @@ def export_ref_logps(ref_logps: Artifact, pack: Artifact, corpus: Artifact, spli
         partial.unlink(missing_ok=True)
         raise SnaketuneError(
             f"{corpus.manifest_path} lacks {len(missing)} of {len(tokens)} pairs in {pack.manifest_path}, for instance "
-            f"{sorted(missing)[0]}; name the corpus that they were packed from"
+            f"{sorted(missing)[0]}; pass the corpus that the pairs were packed from"
         )
     if not written:
-        raise SnaketuneError(f"{pack.manifest_path} has no {split} pairs that TRL could take")
+        raise SnaketuneError(f"{pack.manifest_path} has no {split} pairs that TRL can train on")
     partial.replace(out)
-    if left := sum(ids is None for ids in tokens.values()):
+    if excluded := sum(ids is None for ids in tokens.values()):
         print(
-            f"{left} of {len(tokens)} pairs are left out: TRL takes loss on every token of a completion, and these have others"
+            f"{excluded} of {len(tokens)} pairs are left out: TRL takes loss on every token of a completion, and their "
+            "completions have tokens without loss"
         )
     return written
 
 
 def _text(turns: Any) -> Any:
-    """Turns with nothing in them but what TRL reads."""
+    """Reduce turns to the keys that TRL reads; texts stay as they are."""
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns] if isinstance(turns, list) else turns
 
 
 def _tokens(pack: Artifact, split: str) -> Iterator[tuple[str, dict[str, list[int]] | None]]:
-    """By id, prompt and completions; None of a pair that can't be told so."""
+    """Yield each pair's id with the token ids of prompt and completions; None for a pair that TRL can't represent."""
     rows, ids = PackedRows(pack, split), {}
     for document in documents(pack, split):
         ids.setdefault(document["row"], []).append(document["id"])
     for number in range(len(rows)):
         row = rows[number]
-        placed = layout_of([row])
-        found = [_completion(row, placed, segment) for segment in placed.completions]
-        for pair, chosen, rejected in zip(ids.get(number, ()), found[::2], found[1::2]):
+        layout = layout_of([row])
+        completions = [_completion(row, layout, segment) for segment in layout.completions]
+        for pair, chosen, rejected in zip(ids.get(number, ()), completions[::2], completions[1::2]):
             same = chosen and rejected and chosen[0] == rejected[0]
             yield (
                 pair,
@@ -103,18 +107,21 @@ def _tokens(pack: Artifact, split: str) -> Iterator[tuple[str, dict[str, list[in
             )
 
 
-def _completion(row: dict[str, Any], placed: Any, segment: int) -> tuple[list[int], list[int]] | None:
-    """Prompt and completion: the supervised tokens, where they stand together. What follows them has no loss."""
-    where = placed.sequence_tokens(segment, np.arange(placed.sequence_lengths[segment]))
-    learned = np.flatnonzero(row["labels"][where] != IGNORED)
-    if not len(learned) or learned[-1] - learned[0] + 1 != len(learned):
+def _completion(row: dict[str, Any], layout: Any, segment: int) -> tuple[list[int], list[int]] | None:
+    """Token ids of prompt and completion, which is the contiguous run of supervised tokens; None if they aren't contiguous.
+
+    Tokens after the completion have no loss and are dropped.
+    """
+    positions = layout.sequence_tokens(segment, np.arange(layout.sequence_lengths[segment]))
+    supervised = np.flatnonzero(row["labels"][positions] != IGNORED)
+    if not len(supervised) or supervised[-1] - supervised[0] + 1 != len(supervised):
         return None
-    ids = row["input_ids"][where]
-    return ids[: learned[0]].tolist(), ids[learned].tolist()
+    ids = row["input_ids"][positions]
+    return ids[: supervised[0]].tolist(), ids[supervised].tolist()
 
 
 class _Writer:
-    """Takes lists of rows."""
+    """Context manager that returns a function to write lists of rows as Parquet or JSON lines."""
 
     def __init__(self, path: Path, suffix: str):
         self.path, self.suffix, self.file = path, suffix, None

@@ -1,4 +1,4 @@
-"""A reference that is no result of this workflow: its tokens must be those of the pairs."""
+"""Vocabulary check of an external reference model, one that isn't a result of this workflow."""
 
 from collections.abc import Iterable
 
@@ -12,28 +12,28 @@ from snaketune.tokenization.chat import ChatTokenizer
 
 
 def check_same_tokens(reference: Pretrained, chat: ChatTokenizer, packs: Iterable[PackedRows]) -> None:
-    """Refuse a reference that has learned any token of the pairs as another one, or not at all.
+    """Check that every token id in the pairs stands for the same text in the reference's tokenizer.
 
     Args:
-        chat: the tokenizer that the pairs were tokenized with.
-        packs: all of them; tokens that don't occur don't matter.
+        chat: tokenizer of the pairs.
+        packs: the packed rows of all splits; only tokens that occur in them are checked.
     Raises:
-        SnaketuneError: with some of them; or nobody can tell.
+        SnaketuneError: some tokens differ, or the reference has no tokenizer.json.
     """
     own = own_tokenizer(reference)
     if own is None:
         raise SnaketuneError(
-            f"dpo.reference: {reference.path!r} has no tokenizer.json, so nobody can tell whether its tokens are those of the "
-            "pairs; put the file there, or take a model that has one"
+            f"dpo.reference: {reference.path!r} has no tokenizer.json, so its vocabulary can't be compared with that of the "
+            "pairs; add the file, or choose a model that has one"
         )
     used = set().union(*(np.unique(batch["input_ids"]).tolist() for rows in packs for batch in rows.batches))
     if chat.pad_id not in chat.stop_ids:
-        # Free places of rows hold it, and no document does.
+        # It is only padding: no document contains it.
         used.discard(chat.pad_id)
     if other := sorted(id for id in used if own.id_to_token(id) != chat.id_to_token(id)):
         first = other[0]
         raise SnaketuneError(
-            f"dpo.reference: {len(other)} of {len(used)} tokens in the pairs are others to {reference.path!r}, for instance "
+            f"dpo.reference: {len(other)} of {len(used)} tokens in the pairs are different in {reference.path!r}, for instance "
             f"{first}, which is {chat.id_to_token(first)!r} here and {own.id_to_token(first)!r} there; a reference needs the "
             "same vocabulary as the SFT run"
         )

@@ -1,8 +1,8 @@
-"""What the `ref_logps` stage computes: log-probabilities of every pair's completions under the reference model, as one table.
+"""Produce the table of all pairs' log-probabilities under the reference model: the work of the `ref_logps` stage.
 
-One forward pass over the packed pairs (`training.reference.compute`), in this job or in several whose parts are gathered here.
-DPO runs that differ in beta, loss or learning rate share it, and none of them has a reference model in memory.
-`training.reference.logps_table` says what its table holds, `training.reference.cache_key` what it is known by.
+It is one forward pass over the packed pairs (`training.reference.compute`), in this job or in several jobs whose parts are
+gathered here. DPO runs that differ only in beta, loss or learning rate share the result, and no DPO run loads a reference
+model. `training.reference.logps_table` describes the table, `training.reference.cache_key` its cache key.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ from snaketune.stages.job import result_at
 from snaketune.stages.outcome import Outcome
 from snaketune.stages.specs import RefLogpsSpec
 from snaketune.tables import read_table, write_table
-from snaketune.training.reference.cache_key import family
-from snaketune.training.reference.compute import compute_logps, stack_of
-from snaketune.training.reference.logps_table import FILE, check_finite, in_order, schema, splits_of
+from snaketune.training.reference.cache_key import kernel_family
+from snaketune.training.reference.compute import compute_logps, reference_stack
+from snaketune.training.reference.logps_table import FILE, check_finite, reference_splits, schema, sort_rows
 
 
 def gather_logps(
@@ -39,26 +39,28 @@ def gather_logps(
     base: Sequence[Path] = (),
     operation: Execution | None = None,
 ) -> Outcome:
-    """Fill `work.payload` with `logps.arrow`.
+    """Write `logps.arrow` to `work.payload`.
 
     Args:
-        model, base_layers, base: the reference, and its base layers if it is an adapter alone; without a model, the base.
-        tokenizer: that of the pairs, for a model from outside.
-        operation: with the parts' manifests, if there are parts.
+        model: the reference's result; empty for an external reference, which `spec.base` names.
+        base_layers: the base layers of a reference that is an adapter alone.
+        tokenizer: tokenizer of the pairs; only for an external reference.
+        base: folder of a local base model; unused, as `spec` has its path.
+        operation: with the pattern of the parts' manifests, if there are parts.
     Raises:
-        SnaketuneError: a log-probability that isn't finite, or parts that aren't of this reference.
+        SnaketuneError: a log-probability isn't finite, or parts are missing or belong to another reference.
     """
     results = (*model, *base_layers)
     if operation is None or not operation.parts:
         return compute_logps(spec, work, pack, results, tokenizer)
     pattern = Path(operation.parts)
-    found = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
-    parts = [result_at(path) for path in sorted(found)]
-    compute = suited(resolve_compute(spec.precision), stack_of(spec, results, tokenizer).config(), dropout=False)
+    manifests = pattern.parent.parent.glob(f"{pattern.parent.name}/{pattern.name}")
+    parts = [result_at(path) for path in sorted(manifests)]
+    compute = suited(resolve_compute(spec.precision), reference_stack(spec, results, tokenizer).config(), dropout=False)
     _check_parts(parts, spec, results, pack, operation, compute)
     names = schema(spec.token_logps).names
     tables = [read_table(part.file(FILE)).select(names) for part in parts]
-    table = in_order(pa.concat_tables([schema(spec.token_logps).empty_table(), *tables]))
+    table = sort_rows(pa.concat_tables([schema(spec.token_logps).empty_table(), *tables]))
     _check_complete(table, pack, operation.parts)
     check_finite(table, operation.parts)
     write_table(work.payload / FILE, table)
@@ -80,35 +82,35 @@ def _check_parts(
         "rows": [pack.content],
         "dtype": compute.about()["dtype"],
         "spec": spec.model_dump(mode="json"),
-        "kernel": family(compute.kernel),
+        "kernel": kernel_family(compute.kernel),
     }
     if operation.share_kernels:
         del expected["kernel"]
     for part in parts:
-        made = part.manifest
-        found = {
-            "model": made["inputs"]["model"] + made["inputs"]["base_layers"],
-            "rows": made["inputs"]["pack"],
-            "dtype": made["dtype"],
-            "spec": {key: value for key, value in made["spec"].items() if key not in ("part", "parts")},
-            "kernel": family(made["kernel"]),
+        manifest = part.manifest
+        actual = {
+            "model": manifest["inputs"]["model"] + manifest["inputs"]["base_layers"],
+            "rows": manifest["inputs"]["pack"],
+            "dtype": manifest["dtype"],
+            "spec": {key: value for key, value in manifest["spec"].items() if key not in ("part", "parts")},
+            "kernel": kernel_family(manifest["kernel"]),
         }
-        if differs := [
-            f"{key}: {found[key]} there, {value} here" for key, value in expected.items() if found[key] != value
+        if differences := [
+            f"{key}: {actual[key]} there, {value} here" for key, value in expected.items() if actual[key] != value
         ]:
             hint = ""
-            if [one.partition(":")[0] for one in differs] == ["kernel"]:
-                hint = "; `reference_pass.share_kernels: true` takes it as it is"
+            if [one.partition(":")[0] for one in differences] == ["kernel"]:
+                hint = "; `reference_pass.share_kernels: true` accepts it"
             raise SnaketuneError(
-                f"{part.manifest_path} is no part of this reference ({'; '.join(differs)}){hint}; make it again with: "
+                f"{part.manifest_path} is not a part of this reference ({'; '.join(differences)}){hint}; rebuild it with: "
                 f"{rebuild_command(part.manifest_path)}"
             )
 
 
 def _check_complete(table: pa.Table, pack: Artifact, parts: str) -> None:
-    there = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
-    wanted = {(split, document["id"]) for split in splits_of(pack) for document in documents(pack, split)}
-    if missing := sorted(wanted - there):
+    computed = set(zip(table["split"].to_pylist(), table["id"].to_pylist()))
+    expected = {(split, document["id"]) for split in reference_splits(pack) for document in documents(pack, split)}
+    if missing := sorted(expected - computed):
         raise SnaketuneError(
-            f"{parts}: {len(missing)} of {len(wanted)} pairs are in no part, for instance {missing[0][1]}; make the parts again"
+            f"{parts}: {len(missing)} of {len(expected)} pairs are in no part, for instance {missing[0][1]}; rebuild the parts"
         )
