@@ -114,7 +114,7 @@ def wrong_values() -> list[Input]:
 
 def wrong_turns() -> list[Input]:
     """Turns that make no conversation, in each spelling of them."""
-    spoken = {
+    reasons = {
         "S s": "no_assistant_turn",
         "U a": "no_assistant_turn",
         "A a": "turn_out_of_order",
@@ -135,7 +135,7 @@ def wrong_turns() -> list[Input]:
         "S  |U a|A b": "empty_turn",
     }
     made = []
-    for spelled, reason in spoken.items():
+    for spelled, reason in reasons.items():
         messages = turns(*spelled.split("|"))
         made.append(_between("messages", line({"messages": messages}), reason))
         said = [{"from": turn["role"], "value": turn["content"]} for turn in messages]

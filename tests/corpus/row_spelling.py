@@ -46,12 +46,12 @@ ALPACA = "Below is an instruction that describes a task. Write a response.\n\n##
 SHAREGPT = {"human": "U", "gpt": "A", "system": "S"}
 
 
-def said(*spelled_turns):
+def said(*parse_turns):
     """The same as `turns`, in ShareGPT's names."""
     names = {short: name for name, short in SHAREGPT.items()}
-    return [{"from": names[turn[0]], "value": turn[2:]} for turn in spelled_turns]
+    return [{"from": names[turn[0]], "value": turn[2:]} for turn in parse_turns]
 
 
-def typed(*spelled_turns, key="value"):
+def typed(*parse_turns, key="value"):
     """The same as `turns`, as typed parts."""
-    return [turn | {"content": [{"type": "text", key: turn["content"]}]} for turn in turns(*spelled_turns)]
+    return [turn | {"content": [{"type": "text", key: turn["content"]}]} for turn in turns(*parse_turns)]

@@ -75,7 +75,7 @@ def test_a_row_with_a_reason_or_an_error_that_names_the_file(tmp_path, given):
             if isinstance(row, Malformed):
                 assert row.detail and len(row.detail) < 500
                 # It says what was found, or the row can still be shown.
-                assert row.excerpt if isinstance(raw.found, Malformed) else excerpt(raw.found)
+                assert row.excerpt if isinstance(raw.value, Malformed) else excerpt(raw.value)
         # But for layouts where a row needs others, the sound rows beside the damaged one come through.
         if len(made) == 3 and given.layout not in ("unpaired", "message-tree"):
             assert len(bad) == 1
@@ -89,7 +89,7 @@ def test_what_the_damage_is_done_to_was_sound(tmp_path, layout):
     # One message is no conversation, and one completion no pair.
     left_out = {"unpaired": "unpaired", "message-tree": "unanswered"}
     assert getattr(found, "reason", None) == left_out.get(layout)
-    assert raw.found == row
+    assert raw.value == row
 
 
 WHOLE = [given for given in whole_files() for _ in range(12)]

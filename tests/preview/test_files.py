@@ -16,8 +16,8 @@ from snaketune.corpus.reading.sources import read_files
 from snaketune.errors import SnaketuneError
 from snaketune.preview import sample
 from snaketune.preview.config_corpora import corpora_of
-from snaketune.preview.rendered_rows import Piece, shortened, writer_of
-from snaketune.preview.source_preview import look_at_file
+from snaketune.preview.rendered_rows import TextSpan, load_renderer, shortened
+from snaketune.preview.source_preview import preview_file
 from snaketune.preview.terminal import as_text
 from snaketune.stages.graph import JobGraph
 
@@ -27,11 +27,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def said_of(file: Path | str, *, colour: bool = False, **chosen) -> str:
-    writer = writer_of(chosen.get("template"), chosen.get("tokenizer"))
-    return "\n".join(as_text(look_at_file(str(file), writer), colour=colour))
+    renderer = load_renderer(chosen.get("template"), chosen.get("tokenizer"))
+    return "\n".join(as_text(preview_file(str(file), renderer), colour=colour))
 
 
-def unwrapped(text: str) -> str:
+def strip_template(text: str) -> str:
     """Facts that go on in another line in one."""
     return re.sub(r"\n {14}(?=\S)", " ", text)
 
@@ -39,7 +39,7 @@ def unwrapped(text: str) -> str:
 @pytest.mark.parametrize("name", AWKWARD)
 def test_what_is_said_of_an_awkward_file(name, tmp_path):
     make, expected = AWKWARD[name]
-    said = unwrapped(said_of(make(tmp_path)))
+    said = strip_template(said_of(make(tmp_path)))
     for part in expected:
         assert part in said, said
 
@@ -71,7 +71,7 @@ def test_what_is_said_of_an_awkward_file(name, tmp_path):
     ],
 )
 def test_what_is_said_of_the_demo(name, expected):
-    said = unwrapped(said_of(ROOT / f"resources/demo/{name}.jsonl"))
+    said = strip_template(said_of(ROOT / f"resources/demo/{name}.jsonl"))
     for part in expected:
         assert part in said, said
     assert "quarantined" not in said
@@ -79,27 +79,27 @@ def test_what_is_said_of_the_demo(name, expected):
 
 
 def entry_of(file: Path) -> str:
-    return look_at_file(str(file), writer_of(None, None)).entry
+    return preview_file(str(file), load_renderer(None, None)).entry
 
 
 @pytest.mark.parametrize("name", AWKWARD)
 def test_lines_for_the_config_are_a_config(name, tmp_path):
     file = AWKWARD[name][0](tmp_path)
-    written = entry_of(file)
+    rendered = entry_of(file)
     if name in ("one column missing", "pairs of which none is sound", "no data", "not there"):
-        assert written == ""
+        assert rendered == ""
         return
-    config, _ = load(yaml.safe_load(written))
+    config, _ = load(yaml.safe_load(rendered))
     (corpus,) = config.corpora.values()
     assert corpus.sources[0].files == (str(file),)
     # What stands in comments can be taken over as it is.
-    decided = re.sub(r"(?m)^( +)# ", r"\1", written)
+    decided = re.sub(r"(?m)^( +)# ", r"\1", rendered)
     config, _ = load(yaml.safe_load(decided))
-    assert len(decided.splitlines()) == 5 + ("fields" in written) + ("encoding" in written) + written.count("#") // 2
+    assert len(decided.splitlines()) == 5 + ("fields" in rendered) + ("encoding" in rendered) + rendered.count("#") // 2
 
 
 def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "MOST_ROWS", 30)
+    monkeypatch.setattr(sample, "MAX_ROWS", 30)
     conversations = [{"messages": turns(f"q{i}", "a" * 50)} for i in range(3000)]
     pairs = [{"prompt": "p", "chosen": str(i), "rejected": "r"} for i in range(3000)]
     file = write_lines(tmp_path / "large.jsonl", [*conversations, *pairs])
@@ -114,20 +114,20 @@ def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monk
         return ((name, counted(rows)) for name, rows in read_files(*args, **kwargs))
 
     monkeypatch.setattr(sample, "read_files", counted_files)
-    look = look_at_file(str(file), writer_of(None, None))
+    preview = preview_file(str(file), load_renderer(None, None))
     assert len(read) == 31
-    assert look.looked_at == 30
-    said = unwrapped("\n".join(as_text(look, colour=False)))
+    assert preview.rows_read == 30
+    said = strip_template("\n".join(as_text(preview, colour=False)))
     assert "about 6,000 rows, of which the first 30 are looked at" in said
     assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", said)
     assert "wrong kind; about line" in said
 
 
 def test_long_rows_end_the_look_early(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample, "MOST_CHARACTERS", 10_000)
+    monkeypatch.setattr(sample, "MAX_CHARACTERS", 10_000)
     file = write_lines(tmp_path / "long.jsonl", [{"messages": turns(f"{i}", "long " * 400)} for i in range(100)])
-    look = look_at_file(str(file), writer_of(None, None))
-    assert look.looked_at == 5
+    preview = preview_file(str(file), load_renderer(None, None))
+    assert preview.rows_read == 5
 
 
 def test_long_turns_are_shortened_and_say_by_how_much(tmp_path):
@@ -135,8 +135,8 @@ def test_long_turns_are_shortened_and_say_by_how_much(tmp_path):
     said = said_of(file)
     assert "[… 4,555 characters …]" in said
     assert len(said) < 3000
-    many = shortened([Piece(text=str(number % 10), supervised=False) for number in range(500)])
-    assert sum(piece.left_out for piece in many) == 500 - (len(many) - 1)
+    many = shortened([TextSpan(text=str(number % 10), supervised=False) for number in range(500)])
+    assert sum(span.omitted for span in many) == 500 - (len(many) - 1)
 
 
 def test_colours_show_what_is_supervised_and_hide_nothing(tmp_path):
@@ -156,7 +156,7 @@ def test_a_template_that_refuses_a_row_is_said_with_row_and_reason(tmp_path):
         encoding="utf-8",
     )
     rows = [*GOOD, {"messages": [{"role": "system", "content": "s"}, *turns("q", "a")]}]
-    said = unwrapped(said_of(write_lines(tmp_path / "some.jsonl", rows), template=template))
+    said = strip_template(said_of(write_lines(tmp_path / "some.jsonl", rows), template=template))
     assert f"template    {template}" in said
     told = "line 21: the chat template refuses a conversation: no system turn please"
     assert "refused     1 of 21 rows by the chat template" in said
@@ -169,12 +169,12 @@ def test_a_tokenizer_counts_tokens(tmp_path):
 
     folder = byte_level(tmp_path / "tokenizer")
     file = write_lines(tmp_path / "some.jsonl", GOOD)
-    look = look_at_file(str(file), writer_of(None, folder))
-    expected = [len(ids.ids) for ids in writer_of(None, folder).chat.encode([row["messages"] for row in GOOD])]
-    assert look.written.lengths.tolist() == expected
-    said = "\n".join(as_text(look, colour=False))
+    preview = preview_file(str(file), load_renderer(None, folder))
+    expected = [len(ids.ids) for ids in load_renderer(None, folder).chat.encode([row["messages"] for row in GOOD])]
+    assert preview.rendered.lengths.tolist() == expected
+    said = "\n".join(as_text(preview, colour=False))
     assert "estimated" not in said
-    assert f"template    {folder}'s own" in unwrapped(said)
+    assert f"template    {folder}'s own" in strip_template(said)
     assert "<|user|>" in said
 
 
@@ -211,7 +211,7 @@ def test_a_parquet_file_that_is_cut_off_is_said_to_be(tmp_path):
     file = tmp_path / "cut.parquet"
     write_table(pa.table({"question": [f"q{i}" for i in range(5000)], "answer": ["a"] * 5000}), file)
     file.write_bytes(file.read_bytes()[:6000])
-    assert "cut.parquet can't be read" in unwrapped(said_of(file))
+    assert "cut.parquet can't be read" in strip_template(said_of(file))
 
 
 def test_a_corpus_of_two_tokenizers_is_looked_at_with_each(tmp_path, monkeypatch):

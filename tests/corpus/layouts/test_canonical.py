@@ -292,24 +292,24 @@ def test_every_instance_is_a_row():
 
 
 def test_speakers_give_roles():
-    spoken = [{"from": "Caller", "value": "hi"}, {"from": "Agent", "value": "x"}]
+    messages = [{"from": "Caller", "value": "hi"}, {"from": "Agent", "value": "x"}]
     speakers = {"Caller": "user", "Agent": "assistant"}
     for raw in (
-        {"conversations": spoken},
-        {"messages": spoken},
-        {"turns": spoken},
+        {"conversations": messages},
+        {"messages": messages},
+        {"turns": messages},
         {"chat": "Caller: hi\nAgent: x"},
         {"chat": "caller: hi\nAGENT: x"},
     ):
         assert read(raw, speakers=speakers)[1].messages == turns("U hi", "A x")
     with pytest.raises(Malformed, match=r"unknown_role.*Caller.*speakers"):
-        read({"conversations": spoken})
+        read({"conversations": messages})
 
 
 def test_speakers_override_what_a_name_means():
-    spoken = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "x"}]
+    messages = [{"role": "assistant", "content": "hi"}, {"role": "user", "content": "x"}]
     swapped = {"assistant": "user", "user": "assistant"}
-    assert read({"messages": spoken}, speakers=swapped)[1].messages == turns("U hi", "A x")
+    assert read({"messages": messages}, speakers=swapped)[1].messages == turns("U hi", "A x")
     asked = [{"speaker": "USER", "utterance": "hi"}, {"speaker": "SYSTEM", "utterance": "x"}]
     with pytest.raises(Malformed, match="no_assistant_turn"):
         read({"turns": asked}, speakers={"SYSTEM": "system"})

@@ -49,8 +49,8 @@ def pairs(made):
 def test_the_best_path_of_a_flat_tree_in_any_order(seed):
     rows = TREE if seed is None else random.Random(seed).sample(TREE, len(TREE))
     made = read_all(rows)
-    assert [m.raw.found for m in made] == rows
-    by_id = {m.raw.found["message_id"]: m.row for m in made}
+    assert [m.raw.value for m in made] == rows
+    by_id = {m.raw.value["message_id"]: m.row for m in made}
     assert spelled(by_id["1"].messages) == "U q1|A a3|U q6|A a8"
     assert {id_ for id_, row in by_id.items() if row is None} == {"3", "6", "8"}
     assert {row.reason for row in by_id.values() if isinstance(row, Dropped)} == {"other_branch"}
@@ -61,7 +61,7 @@ def test_ranked_pairs_of_a_flat_tree_in_any_order(seed):
     rows = TREE if seed is None else random.Random(seed).sample(TREE, len(TREE))
     made = read_all(rows, PREFERENCES)
     assert pairs(made) == PAIRS
-    by_id = {m.raw.found["message_id"]: m.row for m in made}
+    by_id = {m.raw.value["message_id"]: m.row for m in made}
     assert {id_ for id_, row in by_id.items() if isinstance(row, Preference)} == {"2", "7"}
     assert {id_ for id_, row in by_id.items() if row is None} == {"1", "3", "6", "8"}
     assert {row.reason for row in by_id.values() if isinstance(row, Dropped)} == {"unpaired"}

@@ -88,14 +88,14 @@ def test_content_that_is_no_text(turn, reason, says):
 
 
 def test_calls_and_results_in_sharegpt():
-    spoken = [
+    messages = [
         {"from": "system", "value": "s"},
         {"from": "human", "value": "1 + 1?"},
         {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1, "b": "ä"}}'},
         {"from": "observation", "value": "2"},
         {"from": "gpt", "value": "It is 2."},
     ]
-    assert read({"conversations": spoken})[1].messages == turns("S s", "U 1 + 1?", f"A {CALLED}", "T 2", "A It is 2.")
+    assert read({"conversations": messages})[1].messages == turns("S s", "U 1 + 1?", f"A {CALLED}", "T 2", "A It is 2.")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_calls_and_results_in_sharegpt():
     ],
 )
 def test_spellings_of_a_call(value, content):
-    spoken = [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]
-    assert content in read({"conversations": spoken})[1].messages[1]["content"]
+    messages = [{"from": "human", "value": "hi"}, {"from": "function_call", "value": value}]
+    assert content in read({"conversations": messages})[1].messages[1]["content"]
 
 
 @pytest.mark.parametrize("value", ["add(1, 1)", "", None, "3", "[1]", "{}"])

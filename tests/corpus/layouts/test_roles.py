@@ -13,5 +13,5 @@ def test_names_of_roles(name, role, spelling):
     at = {"system": 0, "user": 2, "assistant": 3, "tool": 2}[role]
     tail = {"user": turns("A z"), "tool": turns("A z"), "assistant": [], "system": []}[role]
     before = asked + turns("U y") if role == "assistant" else asked
-    spoken = [*before[:at], {"role": spelling(name), "content": "y"}, *before[at:], *tail]
-    assert read({"messages": spoken})[1].messages[at] == {"role": role, "content": "y"}
+    messages = [*before[:at], {"role": spelling(name), "content": "y"}, *before[at:], *tail]
+    assert read({"messages": messages})[1].messages[at] == {"role": role, "content": "y"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.layouts.strip_templates import conversation_in, unwrapped
+from snaketune.corpus.layouts.strip_templates import strip_template, templated_conversation
 from snaketune.corpus.layouts.templates import TEMPLATES
 from snaketune.corpus.rows import Malformed
 from tests.corpus.row_spelling import ALPACA, PREFERENCES, read, spelled, turns
@@ -69,7 +69,7 @@ def test_taken_off(name, prompt, inside):
 def test_a_text_about_a_template_stays(name, prompt, inside, around):
     text = around.format(prompt)
     try:
-        assert unwrapped(text) is None
+        assert strip_template(text) is None
     except Malformed as error:
         # Marks that nobody writes by chance, at the very beginning: refused rather than templated twice.
         assert text.startswith(prompt) and error.reason == "baked_in_template"
@@ -139,7 +139,7 @@ def test_a_dialogue_that_a_user_shows_among_turns_stays():
     ],
 )
 def test_ordinary_prompts_stay_as_they_are(text):
-    assert unwrapped(text) is None
+    assert strip_template(text) is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_ordinary_prompts_stay_as_they_are(text):
 )
 def test_refused_rather_than_templated_twice(prompt):
     with pytest.raises(Malformed, match=r"baked_in_template: .*template"):
-        unwrapped(prompt)
+        strip_template(prompt)
 
 
 @pytest.mark.parametrize(
@@ -224,15 +224,15 @@ def test_an_instruction_in_a_template(name, prompt, inside):
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_a_users_turn_in_a_template(name, prompt, inside):
     notes = (f"unwrapped_{name}_template",)
-    spoken = [{"from": "human", "value": prompt}, {"from": "gpt", "value": "x</s>"}]
+    messages = [{"from": "human", "value": prompt}, {"from": "gpt", "value": "x</s>"}]
     for raw in (
         {"messages": turns(f"U {prompt}", "A x</s>")},
-        {"conversations": spoken},
+        {"conversations": messages},
         {"turns": [{"speaker": "USER", "utterance": prompt}, {"speaker": "SYSTEM", "utterance": "x</s>"}]},
     ):
         row = read(raw)[1]
         assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (*notes, "removed_end_of_turn"))
-    assert spelled(read({"prompt": spoken[:1], "response": "x"})[1].messages) == f"{inside}|A x"
+    assert spelled(read({"prompt": messages[:1], "response": "x"})[1].messages) == f"{inside}|A x"
     whole = {"chosen": turns(f"U {prompt}", "A x"), "rejected": turns(f"U {prompt}", "A y</s>")}
     row = read(whole, PREFERENCES)[1]
     assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == (inside, "A x", "A y")
@@ -267,12 +267,12 @@ def test_a_template_inside_a_template_stays():
 def test_a_whole_conversation_in_a_template(name, prompt, inside):
     ends = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "transcript": ""}
     if prompt.rstrip().endswith(("<|im_end|>", "<|eot_id|>")):
-        assert conversation_in(prompt) is None
+        assert templated_conversation(prompt) is None
         return
     gap = "\n" if prompt.endswith(("assistant", "model", "<|assistant|>")) else " " * (prompt[-1] not in " \n")
     text = f"{prompt}{gap}x{ends.get(name, '</s>')}"
-    assert spelled(conversation_in(text)) == f"{inside}|A x"
-    assert read({"text": text}) == ("dialogue", read({"messages": conversation_in(text)})[1])
+    assert spelled(templated_conversation(text)) == f"{inside}|A x"
+    assert read({"text": text}) == ("dialogue", read({"messages": templated_conversation(text)})[1])
 
 
 @given(
@@ -304,7 +304,7 @@ def test_a_whole_conversation_in_a_template(name, prompt, inside):
 @settings(deadline=None, max_examples=500)
 def test_any_text_is_taken_apart_left_or_refused(text):
     try:
-        found = unwrapped(text)
+        found = strip_template(text)
     except Malformed as error:
         assert error.reason == "baked_in_template"
         return

@@ -60,15 +60,15 @@ def test_text_that_is_not_utf8_is_quarantined(make):
 @pytest.mark.parametrize("breaking", ["\n\n", "\n", " ", ""])
 @pytest.mark.parametrize("as_file", [True, False])
 def test_long_documents_are_cut_at_their_breaks_and_lose_nothing(make, monkeypatch, breaking, as_file):
-    monkeypatch.setattr(plain_text, "LONGEST", 100)
+    monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 100)
     whole = breaking.join(f"é{'x' * (i % 40 + 3)}{i}" for i in range(60))
     content = whole.encode() if as_file else [{"text": whole}]
     built = make(content, kind="text", suffix=".txt" if as_file else ".jsonl")
-    pieces = texts(built.train)
-    assert "".join(pieces) == whole
-    assert len(pieces) > 1 and max(map(len, pieces)) <= 100
-    assert all(piece.endswith(breaking) for piece in pieces[:-1])
-    assert built.counts["read"] + built.counts["extra"] == len(pieces)
+    chunks = texts(built.train)
+    assert "".join(chunks) == whole
+    assert len(chunks) > 1 and max(map(len, chunks)) <= 100
+    assert all(chunk.endswith(breaking) for chunk in chunks[:-1])
+    assert built.counts["read"] + built.counts["extra"] == len(chunks)
 
 
 def test_a_hundred_megabytes_in_one_line(make, tmp_path):

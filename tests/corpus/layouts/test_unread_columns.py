@@ -146,8 +146,11 @@ def test_each_source_names_what_it_ignores_once(make, capsys):
 
 def test_tools_and_weights_are_read_and_documents_name_what_is_beside_them():
     tools = [{"name": "f", "parameters": {}}]
-    spoken = [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "r", "train": True}]
-    assert ignored({"messages": spoken, "tools": tools, "weight": 2}) == [("weight",)]
+    messages = [
+        {"role": "user", "content": "q", "weight": 0},
+        {"role": "assistant", "content": "r", "train": True},
+    ]
+    assert ignored({"messages": messages, "tools": tools, "weight": 2}) == [("weight",)]
     assert ignored({"text": "a", "url": "u", "meta": {}}, "text") == [("url",)]
     assert ignored({"text": "a" * 300_000, "url": "u"}, "text") == [("url",), ()]
     assert ignored({"body": "a", "text": "b"}, "text", text="body") == [("text",)]

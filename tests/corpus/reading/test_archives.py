@@ -66,7 +66,7 @@ ARCHIVES = {
 def read(tmp_path, content: bytes, name: str = "a.bin", **keys):
     (tmp_path / name).write_bytes(content)
     files = [(shown, list(raws)) for shown, raws in read_files(tmp_path / name, f"data/{name}", **keys)]
-    return {shown: [getattr(raw.found, "reason", raw.found) for raw in raws] for shown, raws in files}
+    return {shown: [getattr(raw.value, "reason", raw.value) for raw in raws] for shown, raws in files}
 
 
 def prompts(files) -> list[str]:
@@ -107,11 +107,11 @@ def test_members_are_files_of_the_source_in_order_of_name(tmp_path, capsys, arch
 
 @pytest.mark.parametrize("archive", ARCHIVES)
 def test_the_order_and_size_of_members_do_not_matter(tmp_path, monkeypatch, archive):
-    monkeypatch.setattr(archives, "HELD", 1000)
+    monkeypatch.setattr(archives, "BUFFER_BYTES", 1000)
     names = [f"{i * 7 % 30:02}" for i in range(30)]
     members = {f"{name}.jsonl": lines(*[name] * (60 if int(name) % 5 == 0 else 3)) for name in names}
-    found = prompts(read(tmp_path, ARCHIVES[archive](members)))
-    assert found == [name for name in sorted(names) for _ in range(60 if int(name) % 5 == 0 else 3)]
+    rows = prompts(read(tmp_path, ARCHIVES[archive](members)))
+    assert rows == [name for name in sorted(names) for _ in range(60 if int(name) % 5 == 0 else 3)]
 
 
 @pytest.mark.parametrize("archive", ARCHIVES)
@@ -174,7 +174,7 @@ def test_a_damaged_directory_of_a_zip_hides_no_member(tmp_path):
 
 
 def test_a_zip_of_more_members_than_it_can_say(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MANY", 2)
+    monkeypatch.setattr(archives, "COUNT_OVERFLOW", 2)
     content = bytearray(zipped({f"{i}.jsonl": lines(str(i)) for i in range(5)}))
     content[content.rindex(b"PK\5\6") + 10] = 2
     assert prompts(read(tmp_path, bytes(content))) == list("01234")
@@ -216,7 +216,7 @@ def test_an_archive_in_an_archive(tmp_path, capsys):
 
 @pytest.mark.parametrize("packed", [gzip.compress, lzma.compress, lambda data: zipped({"a.parquet": data})])
 def test_a_table_that_is_too_large_to_unpack_in_memory(tmp_path, monkeypatch, packed):
-    monkeypatch.setattr(parquet_arrow, "LARGEST_UNPACKED", 100)
+    monkeypatch.setattr(parquet_arrow, "MAX_DECOMPRESSED", 100)
     with pytest.raises(SnaketuneError, match=r"data/a\.bin\S* .*unpack it"):
         read(tmp_path, packed(table()))
     assert prompts(read(tmp_path, table(), "a.parquet")) == ["p"]

@@ -17,7 +17,7 @@ ROWS = [{"prompt": "Sum, of; a|b", "response": "x"}, {"prompt": "Größe?", "res
 def read(tmp_path, name, content, *, plain=False, **keys):
     path = tmp_path / name
     path.write_bytes(content)
-    return [raw.found for raw in read_file(path, f"data/{name}", plain=plain, keys=TextKeys(**keys))]
+    return [raw.value for raw in read_file(path, f"data/{name}", plain=plain, keys=TextKeys(**keys))]
 
 
 def spelled(delimiter, header="prompt{}response\n"):
@@ -50,8 +50,8 @@ def test_the_delimiter_is_recognised(tmp_path, delimiter, called):
     ],
 )
 def test_a_delimiter_is_one_where_header_and_rows_agree(tmp_path, content, columns):
-    found = read(tmp_path, "a.csv", content)
-    assert next(list(row) for row in found if isinstance(row, dict)) == columns
+    rows = read(tmp_path, "a.csv", content)
+    assert next(list(row) for row in rows if isinstance(row, dict)) == columns
 
 
 def test_prose_is_no_table(tmp_path):
@@ -102,14 +102,14 @@ def test_text_in_another_encoding(tmp_path, encoding, name, packed):
         "a.json": '[{"prompt": "Größe, ä?",\n "response": "é"}]',
         "a.txt": "Größe, ä?\n\né\n",
     }
-    found = read(tmp_path, name, packed(texts[name].encode(encoding)), encoding=encoding, plain=name == "a.txt")
-    assert found == [{"text": texts[name]} if name == "a.txt" else {"prompt": "Größe, ä?", "response": "é"}]
+    rows = read(tmp_path, name, packed(texts[name].encode(encoding)), encoding=encoding, plain=name == "a.txt")
+    assert rows == [{"text": texts[name]} if name == "a.txt" else {"prompt": "Größe, ä?", "response": "é"}]
 
 
 def test_long_text_in_another_encoding(tmp_path):
     rows = [f'{{"prompt": "ä{i}", "response": "€"}}\n' for i in range(100_000)]
-    found = read(tmp_path, "a.jsonl", "".join(rows).encode("utf-16"), encoding="utf-16")
-    assert len(found) == 100_000 and found[-1] == {"prompt": "ä99999", "response": "€"}
+    rows = read(tmp_path, "a.jsonl", "".join(rows).encode("utf-16"), encoding="utf-16")
+    assert len(rows) == 100_000 and rows[-1] == {"prompt": "ä99999", "response": "€"}
 
 
 def test_what_the_encoding_has_no_character_for_costs_its_row(make):

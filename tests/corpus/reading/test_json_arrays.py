@@ -26,15 +26,15 @@ MARK = b"\xef\xbb\xbf"
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(json_arrays, "BLOCK", 16)
-    monkeypatch.setattr(json_files, "LONGEST_HEAD", 16)
+    monkeypatch.setattr(json_files, "MAX_HEAD", 16)
 
 
 def read(content: bytes, name: str = "a.json"):
     return list(read_json(lambda: io.BytesIO(content), name))
 
 
-def found(content: bytes, name: str = "a.json"):
-    return [getattr(raw.found, "reason", raw.found) for raw in read(content, name)]
+def read_rows(content: bytes, name: str = "a.json"):
+    return [getattr(raw.value, "reason", raw.value) for raw in read(content, name)]
 
 
 @given(ROWS, st.none() | st.integers(0, 2), st.booleans(), st.booleans())
@@ -44,7 +44,7 @@ def test_the_elements_are_those_of_the_whole(rows, indent, ascii_only, mark):
         content = MARK * mark + json.dumps(rows, indent=indent, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         return
-    assert found(content) == [row if isinstance(row, dict) else "not_an_object" for row in rows]
+    assert read_rows(content) == [row if isinstance(row, dict) else "not_an_object" for row in rows]
     assert [(raw.unit, raw.number) for raw in read(content)] == [("row", n) for n in range(1, len(rows) + 1)]
 
 
@@ -55,7 +55,7 @@ def test_the_elements_of_a_wrapped_array(rows, indent):
     # The array has to begin within the block for the object to be known by it.
     json_arrays.BLOCK = 64
     try:
-        assert found(json.dumps(document, indent=indent).encode()) == rows
+        assert read_rows(json.dumps(document, indent=indent).encode()) == rows
     except UnicodeEncodeError:
         return
     finally:
@@ -65,7 +65,7 @@ def test_the_elements_of_a_wrapped_array(rows, indent):
 @pytest.mark.parametrize("tail", [b"", b"\n", b" " * 50, b"\n" * 50])
 def test_space_around(tail):
     rows = [{"a": "x" * 30}, {"a": 2}]
-    assert found(b" \n" + json.dumps(rows).encode() + tail) == rows
+    assert read_rows(b" \n" + json.dumps(rows).encode() + tail) == rows
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -83,12 +83,12 @@ def test_long_lines_of_objects_are_lines_where_they_are_called_so(name):
     "row", [{"messages": [{"role": "user", "content": "x" * 40}]}, {"a": "x" * 40, "tags": ["y"]}, {"a": {"b": [1]}}]
 )
 def test_an_object_that_wraps_no_rows_is_one(row):
-    assert found(json.dumps(row).encode()) == [row]
+    assert read_rows(json.dumps(row).encode()) == [row]
 
 
 def test_a_key_twice_costs_its_row():
     content = b'[{"prompt": "x"},\n {"a": "long enough for a block", "a": 1},\n {"b": [{"c": 1, "c": 2}]}, {}]'
-    assert found(content) == [{"prompt": "x"}, "duplicate_key", "duplicate_key", {}]
+    assert read_rows(content) == [{"prompt": "x"}, "duplicate_key", "duplicate_key", {}]
 
 
 ROW = b'{"prompt": "a text", "n": 1}'
@@ -131,7 +131,7 @@ def test_bytes_that_are_not_utf8_are_no_sign_of_a_file_cut_off():
 def test_an_object_with_two_arrays_of_rows(capsys):
     with pytest.raises(SnaketuneError, match=r"a\.json holds several arrays \(first, second\); write each"):
         read(b'{"first": [' + ROW + b'], "second": [' + ROW + b"]}")
-    assert found(b'{"train": [' + ROW + b'], "test": [' + ROW + b"]}") == [json.loads(ROW)]
+    assert read_rows(b'{"train": [' + ROW + b'], "test": [' + ROW + b"]}") == [json.loads(ROW)]
     assert "a.json: of its splits, train is read; not read: test (1 rows)" in capsys.readouterr().out
 
 
@@ -165,7 +165,7 @@ def test_the_first_row_comes_before_the_file_was_read_whole(monkeypatch, around)
         assert sum(file.length for file in opened) <= 2 * json_arrays.BLOCK < len(content) / 8
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        assert sum(not isinstance(raw.found, Malformed) for raw in made) == rows - 1
+        assert sum(not isinstance(raw.value, Malformed) for raw in made) == rows - 1
         assert tracemalloc.get_traced_memory()[1] - before < 20 * json_arrays.BLOCK < len(content) / 1.5
     finally:
         tracemalloc.stop()

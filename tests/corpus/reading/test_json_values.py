@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.reading.json_values import malformed_in, parse, parse_document
+from snaketune.corpus.reading.json_values import first_malformed, parse, parse_document
 from snaketune.corpus.rows import Malformed
 
 KEYS = st.sampled_from(["a", "b", 'a"', "a\\\\", '\\\\"', ":", '":', " :", "\\", "", "ä"])
@@ -26,8 +26,8 @@ def test_what_json_reads(value, spaces, ascii_only):
         data = json.dumps(value, separators=spaces, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         return
-    found = parse(data)
-    assert found == value and json.dumps(found) == json.dumps(value)
+    rows = parse(data)
+    assert rows == value and json.dumps(rows) == json.dumps(value)
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5), SPACES, st.integers(0, 3))
@@ -69,7 +69,7 @@ def test_a_key_twice(data):
 def test_the_object_with_the_key_twice_is_marked_in_a_document():
     document, twice = parse_document(b'[{"a": 1}, {"b": {"c": 1, "c": 2}}]')
     assert twice and document[0] == {"a": 1}
-    assert malformed_in(document[0]) is None and malformed_in(document[1]).reason == "duplicate_key"
+    assert first_malformed(document[0]) is None and first_malformed(document[1]).reason == "duplicate_key"
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63), 2**64, 10**30, -(10**40), 2**63 - 1, 2**53 + 1])

@@ -80,8 +80,8 @@ def read(tmp_path: Path, name: str, content: bytes):
 )
 @pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
 def test_json_in_every_disguise(tmp_path, name, content, unit, packed):
-    found = read(tmp_path, name + packed, PACK[packed](content))
-    assert found == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
+    rows = read(tmp_path, name + packed, PACK[packed](content))
+    assert rows == [(unit, number, row) for number, row in enumerate(FULL, start=1)]
 
 
 @pytest.mark.parametrize("packed", PACK)
@@ -120,7 +120,7 @@ def test_a_folder_and_a_pipe_are_no_files(tmp_path):
 @pytest.mark.parametrize("row", [{"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x", "tags": ["a"]}])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_single_row_is_no_wrapper(tmp_path, row, indent):
-    assert [found for _, _, found in read(tmp_path, "one.json", json.dumps(row, indent=indent).encode())] == [row]
+    assert [rows for _, _, rows in read(tmp_path, "one.json", json.dumps(row, indent=indent).encode())] == [row]
 
 
 def test_one_line_of_jsonl_is_a_row_whatever_it_holds(tmp_path):
@@ -141,18 +141,18 @@ def test_csv_with_cells_over_lines(tmp_path):
 
 def test_csv_bad_rows_cost_themselves(tmp_path):
     content = b'prompt,response\nfine,row\ntoo,many,cells\nbad \xff,bytes\n"a"b,c\nlong,' + b"x" * 200_000 + b"\n"
-    found = {
+    rows = {
         number: raw.reason if isinstance(raw, Malformed) else "ok"
         for _, number, raw in read(tmp_path, "a.csv", content)
     }
-    assert found == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
+    assert rows == {2: "ok", 3: "wrong_number_of_cells", 4: "not_utf8", 5: "not_csv", 6: "ok"}
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.parquet.gz", "a.arrow.gz"])
 def test_tables(tmp_path, name):
     content = table(tmp_path / f"plain.{name.split('.')[1]}")
-    found = read(tmp_path, name, zipped(content) if name.endswith(".gz") else content)
-    assert found == [("row", number, row) for number, row in enumerate(FULL, start=1)]
+    rows = read(tmp_path, name, zipped(content) if name.endswith(".gz") else content)
+    assert rows == [("row", number, row) for number, row in enumerate(FULL, start=1)]
 
 
 def test_arrow_streams_as_datasets_writes_them(tmp_path):
@@ -163,9 +163,9 @@ def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
     raw = pa.array([b"fine", b"\xff\xfe", b"fine too"], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     write_table(tmp_path / "made.arrow", pa.table({"prompt": texts}))
-    found = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
-    assert found[0] == {"prompt": "fine"} and found[2] == {"prompt": "fine too"}
-    assert found[1].reason == "not_utf8"
+    rows = [raw for _, _, raw in read(tmp_path, "a.arrow", (tmp_path / "made.arrow").read_bytes())]
+    assert rows[0] == {"prompt": "fine"} and rows[2] == {"prompt": "fine too"}
+    assert rows[1].reason == "not_utf8"
 
 
 @pytest.mark.parametrize(
@@ -192,16 +192,16 @@ def test_bytes_that_are_no_text_in_a_table_cost_their_row(tmp_path):
 def test_bad_lines_cost_themselves(tmp_path, line, reason, place, suffix):
     parts = [lines([row]) for row in FULL]
     parts.insert(place, line + b"\n\n")
-    found = read(tmp_path, f"a{suffix}", b"".join(parts))
-    good = [raw for _, _, raw in found if not isinstance(raw, Malformed)]
-    (bad,) = [(number, raw) for _, number, raw in found if isinstance(raw, Malformed)]
+    rows = read(tmp_path, f"a{suffix}", b"".join(parts))
+    good = [raw for _, _, raw in rows if not isinstance(raw, Malformed)]
+    (bad,) = [(number, raw) for _, number, raw in rows if isinstance(raw, Malformed)]
     assert good == FULL
     assert bad[0] == place + 1 and bad[1].reason == reason and 0 < len(bad[1].excerpt) <= 201
 
 
 def test_elements_of_an_array_that_are_no_objects(tmp_path):
-    found = read(tmp_path, "a.json", b'[{"prompt": "x"}, 3, "y"]')
-    assert [getattr(raw, "reason", raw) for _, _, raw in found] == [{"prompt": "x"}, "not_an_object", "not_an_object"]
+    rows = read(tmp_path, "a.json", b'[{"prompt": "x"}, 3, "y"]')
+    assert [getattr(raw, "reason", raw) for _, _, raw in rows] == [{"prompt": "x"}, "not_an_object", "not_an_object"]
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_a_table_with_a_column_twice_names_the_file(tmp_path):
 
 def test_a_key_twice_in_an_array_costs_its_row(tmp_path):
     content = b'[{"prompt": "x"},\n {"messages": [{"role": "user", "role": "x"}]},\n {"prompt": "y"}]'
-    found = [getattr(raw, "reason", raw) for _, _, raw in read(tmp_path, "a.json", content)]
-    assert found == [{"prompt": "x"}, "duplicate_key", {"prompt": "y"}]
+    rows = [getattr(raw, "reason", raw) for _, _, raw in read(tmp_path, "a.json", content)]
+    assert rows == [{"prompt": "x"}, "duplicate_key", {"prompt": "y"}]
 
 
 def test_a_missing_file(tmp_path):
@@ -331,7 +331,7 @@ def test_rows_of_the_hub_have_no_nulls_inside(monkeypatch):
     rows = [{"messages": [{"role": "user", "tool_calls": None, "arguments": {"a": "1", "b": None}}], "label": None}]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     (raw,) = read_hub(HubDataset(path="openai/gsm8k", revision="abc"))
-    assert raw.found == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
+    assert raw.value == {"messages": [{"role": "user", "arguments": {"a": "1"}}], "label": None}
 
 
 def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
@@ -342,7 +342,7 @@ def test_nan_in_rows_of_the_hub_is_null(monkeypatch):
     ]
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: rows))
     raws = list(read_hub(HubDataset(path="openai/gsm8k", revision="abc")))
-    assert [raw.found for raw in raws] == [
+    assert [raw.value for raw in raws] == [
         {"score": 0.5, "turns": [{"y": 1}]},
         {"score": None, "turns": []},
         {"score": 1.0},

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from snaketune.corpus.selecting.contamination import OWN
+from snaketune.corpus.selecting.contamination import OWN_HELD_OUT
 from snaketune.errors import SnaketuneError
 
 RNG = random.Random(0)
@@ -179,7 +179,7 @@ def test_held_out_rows_of_the_same_prompts_stay(make, chat):
     assert len(built.held_out) == len(exam.held_out) > 5
     assert built.prompts("held_out") == exam.prompts("held_out")
     assert built.counts["dropped"] == {"duplicate": 0} and built.record("contamination") == []
-    assert built.outcome.about["contamination"]["hits"] == {"exam": 0, OWN: 0}
+    assert built.outcome.about["contamination"]["hits"] == {"exam": 0, OWN_HELD_OUT: 0}
 
 
 def held_out_and_train(make, rows, **spec):
@@ -200,14 +200,14 @@ def test_train_rows_that_quote_held_out_rows_are_dropped(make, chat, near):
     train[6]["messages"][1]["content"] = " ".join(question.split()[:12])
     built = make([*train, *held], held_out=0.5, decontamination={}, near_duplicates=near)
     assert built.counts["dropped"]["contaminated"] == 3
-    assert built.outcome.about["contamination"]["hits"] == {OWN: 3}
+    assert built.outcome.about["contamination"]["hits"] == {OWN_HELD_OUT: 3}
     assert len(built.held_out) == len(held) and len(built.train) == len(train) - 3
     hits = built.record("contamination")
     ids = {row["messages"][0]["content"]: row["id"] for row in built.held_out}
     assert [(hit["line"], hit["evaluated"], hit["evaluated_row"]) for hit in hits] == [
-        (1, OWN, ids[question]),
-        (3, OWN, ids[question]),
-        (5, OWN, ids[held[5]["messages"][0]["content"]]),
+        (1, OWN_HELD_OUT, ids[question]),
+        (3, OWN_HELD_OUT, ids[question]),
+        (5, OWN_HELD_OUT, ids[held[5]["messages"][0]["content"]]),
     ]
     assert hits[0]["ngram"] == " ".join(question.split()[:13]) and hits[0]["file"] == "data/0.jsonl"
 
@@ -219,14 +219,16 @@ def test_templates_and_sayings_of_a_corpus_give_nothing_away(make, chat):
         for i in range(40)
     ]
     built = make(rows, held_out=0.5, decontamination={})
-    assert built.counts["dropped"] == {"duplicate": 0} and built.outcome.about["contamination"]["hits"] == {OWN: 0}
+    assert built.counts["dropped"] == {"duplicate": 0} and built.outcome.about["contamination"]["hits"] == {
+        OWN_HELD_OUT: 0
+    }
     # Two answers to one held-out prompt are no template: the prompt is.
     rows = [chat(words(20), str(i)) for i in range(40)]
     held, train = held_out_and_train(make, rows)
     question = held[0]["messages"][0]["content"]
     train[0]["messages"][1]["content"] = question
     built = make([*train, *held, chat(question, "another")], held_out=0.5, decontamination={})
-    assert built.outcome.about["contamination"]["hits"] == {OWN: 1}
+    assert built.outcome.about["contamination"]["hits"] == {OWN_HELD_OUT: 1}
 
 
 def test_a_short_turn_counts_only_as_the_prompt(make, chat):

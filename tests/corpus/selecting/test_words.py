@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaketune.corpus.selecting.words import Runs, split_words, windows, words_of
+from snaketune.corpus.selecting.words import TextHashes, split_words, windows, words_of
 
 
 @settings(deadline=None)
@@ -24,4 +24,4 @@ def test_windows_are_all_runs_of_words(texts, n):
 
 def test_a_batch_without_texts_has_no_windows():
     assert windows(words_of([]), 3).lengths.tolist() == []
-    assert windows(Runs(np.empty(0, np.uint64), np.array([0, 0])), 3).lengths.tolist() == [0]
+    assert windows(TextHashes(np.empty(0, np.uint64), np.array([0, 0])), 3).lengths.tolist() == [0]

@@ -26,7 +26,7 @@ from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.rows import SCHEMAS
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
-from snaketune.corpus.selecting.evaluation_ngrams import all_evaluated
+from snaketune.corpus.selecting.evaluation_ngrams import load_evaluations
 from snaketune.corpus.selecting.near_duplicates import NearDuplicates
 from snaketune.corpus.selecting.spool import Spool
 from snaketune.errors import SnaketuneError
@@ -66,9 +66,9 @@ def assemble(
                 NearDuplicates(work.state, threshold=near.threshold, shingle=near.shingle)
             )
         if spec.decontamination:
-            evaluated = all_evaluated(against, against_files, spec.decontamination.ngram)
+            evaluations = load_evaluations(against, against_files, spec.decontamination.ngram)
             contamination = stack.enter_context(
-                Contamination(work.state, evaluated, n=spec.decontamination.ngram, own=0 < spec.held_out < 1)
+                Contamination(work.state, evaluations, n=spec.decontamination.ngram, own_held_out=0 < spec.held_out < 1)
             )
         scan = Scan(
             spec,
@@ -80,19 +80,19 @@ def assemble(
         )
         sources = [scan.read(source, paths) for source, paths in _with_files(spec, files)]
         scan.finish()
-    found = sum(source.read + source.extra for source in sources)
-    quarantine.judge(found, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
+    total_rows = sum(source.read + source.extra for source in sources)
+    quarantine.check_limit(total_rows, len(scan.hashes), spec.max_quarantined_fraction, work.folder / QUARANTINE)
     decisions = decide(spec, scan, sources, contamination_record=work.payload / CONTAMINATION)
     counts = counts_of(spec, scan, sources, decisions, quarantine)
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         raise SnaketuneError(
-            f"none of the {found} rows is left; dropped:{dropped}\n{_put_aside(work)}Ask for less, or add rows"
+            f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}Ask for less, or add rows"
         )
     hashes = np.frombuffer(scan.hashes, np.uint64)
     rows_of = [source.rows.stop - source.rows.start for source in sources]
     from_source = np.repeat(np.arange(len(sources), dtype=np.int16), rows_of)
-    write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.times, decisions.held_out)
+    write_rows(spool, work.payload, SCHEMAS[spec.kind], hashes, from_source, decisions.copies, decisions.held_out)
     if decisions.group is not None:
         write_duplicates(spool, work.payload / DUPLICATES, hashes, decisions.group)
     about = {}
@@ -109,14 +109,14 @@ def assemble(
     )
 
 
-def _put_aside(work: WorkFolder) -> str:
+def _save_records(work: WorkFolder) -> str:
     """Move the records that hold anything out of the payload, which the next attempt empties; say where they are."""
-    said = ""
+    message = ""
     for name in (QUARANTINE, CONTAMINATION):
         record = work.payload / name
         if record.is_file() and record.stat().st_size:
-            said += f"See {record.replace(work.folder / name)}\n"
-    return said
+            message += f"See {record.replace(work.folder / name)}\n"
+    return message
 
 
 def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.corpus.first_pass import Scan, SourceCounts
-from snaketune.corpus.selecting.duplicates import but_first, first_of
-from snaketune.corpus.selecting.mixing import over_cap, times_used
+from snaketune.corpus.selecting.duplicates import first_occurrence, not_first
+from snaketune.corpus.selecting.mixing import copies_by_weight, over_cap
 from snaketune.corpus.selecting.splits import is_held_out
 from snaketune.stages.specs import CorpusSpec
 
@@ -33,7 +33,7 @@ class Decisions:
 
     dropped: np.ndarray
     held_out: np.ndarray
-    times: np.ndarray
+    copies: np.ndarray
     group: np.ndarray | None
     evaluations: dict[str, int]
 
@@ -44,30 +44,35 @@ def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contami
     Args:
         contamination_record: the file for the hits of what is dropped as contaminated.
     """
-    hashes, drawn = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.drawn, np.uint64)
+    hashes, prompt_hashes = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.prompt_hashes, np.uint64)
     dropped = np.zeros(len(hashes), np.uint8)
-    dropped[but_first(first_of(hashes))] = REASONS.index("duplicate")
+    dropped[not_first(first_occurrence(hashes))] = REASONS.index("duplicate")
     group = None
     if scan.near_duplicates:
         group = scan.near_duplicates.groups(dropped == 0)
-        drawn = drawn[scan.near_duplicates.sides(drawn, group, dropped == 0)]
+        prompt_hashes = prompt_hashes[scan.near_duplicates.split_groups(prompt_hashes, group, dropped == 0)]
         if spec.near_duplicates.drop:
-            dropped[but_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
-    held_out = is_held_out(drawn, spec.held_out)
+            dropped[not_first(group) & (dropped == 0)] = REASONS.index("near_duplicate")
+    held_out = is_held_out(prompt_hashes, spec.held_out)
     evaluations: dict[str, int] = {}
     if scan.contamination:
         contaminated, evaluations = scan.contamination.confirm(
-            dropped == 0, held_out, spool=scan.spool, hashes=hashes, drawn=drawn, record=contamination_record
+            dropped == 0,
+            held_out,
+            spool=scan.spool,
+            hashes=hashes,
+            prompt_hashes=prompt_hashes,
+            record=contamination_record,
         )
         dropped[contaminated] = REASONS.index("contaminated")
     for source, counts in zip(spec.sources, sources):
         if source.max_rows:
-            kept = np.flatnonzero(dropped[counts.rows] == 0) + counts.rows.start
-            dropped[kept[over_cap(hashes[kept], source.max_rows)]] = REASONS.index("over_cap")
-    times = (dropped == 0).astype(np.uint8)
+            remaining = np.flatnonzero(dropped[counts.rows] == 0) + counts.rows.start
+            dropped[remaining[over_cap(hashes[remaining], source.max_rows)]] = REASONS.index("over_cap")
+    copies = (dropped == 0).astype(np.uint8)
     for source, counts in zip(spec.sources, sources):
         if source.weight != 1:
             train = np.flatnonzero((dropped[counts.rows] == 0) & ~held_out[counts.rows]) + counts.rows.start
-            times[train] = times_used(hashes[train], source.weight)
-    dropped[(dropped == 0) & (times == 0)] = REASONS.index("under_weight")
-    return Decisions(dropped=dropped, held_out=held_out, times=times, group=group, evaluations=evaluations)
+            copies[train] = copies_by_weight(hashes[train], source.weight)
+    dropped[(dropped == 0) & (copies == 0)] = REASONS.index("under_weight")
+    return Decisions(dropped=dropped, held_out=held_out, copies=copies, group=group, evaluations=evaluations)

@@ -10,10 +10,10 @@ EXCERPT_LENGTH = 200
 def excerpt(value: Any) -> str:
     """The beginning of any value as JSON, for people."""
     try:
-        spelled = json.dumps(value, ensure_ascii=False, default=str)
+        serialized = json.dumps(value, ensure_ascii=False, default=str)
     except (ValueError, TypeError, RecursionError):
         return "…"
-    return spelled if len(spelled) <= EXCERPT_LENGTH else spelled[:EXCERPT_LENGTH] + "…"
+    return serialized if len(serialized) <= EXCERPT_LENGTH else serialized[:EXCERPT_LENGTH] + "…"
 
 
 def printable(text: str) -> str:

@@ -18,14 +18,14 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import say
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.quarantine import Quarantine
-from snaketune.corpus.raw_rows import Made, RawRow
+from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.reading.formats import TextKeys
 from snaketune.corpus.reading.sources import hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.corpus.selecting.contamination import Contamination
 from snaketune.corpus.selecting.near_duplicates import NearDuplicates
-from snaketune.corpus.selecting.splits import draw, split_key
+from snaketune.corpus.selecting.splits import prompt_hash, split_key
 from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts
 from snaketune.errors import SnaketuneError
@@ -33,8 +33,8 @@ from snaketune.patterns import TooSlow, search
 from snaketune.stages.progress import progress
 from snaketune.stages.specs import CorpusSpec
 
-LONGEST = 2**32 - 1
-MOST_NAMES = 200
+MAX_CHARACTERS = 2**32 - 1
+MAX_NAMES = 200
 OTHER_NAMES = "…"
 OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
@@ -85,11 +85,11 @@ class Scan:
         """Args: near_duplicates, contamination: what looks at the words of rows, where it is asked for."""
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
         self.near_duplicates, self.contamination = near_duplicates, contamination
-        self.hashes, self.drawn = array("Q"), array("Q")
+        self.hashes, self.prompt_hashes = array("Q"), array("Q")
         self.characters, self.origins = array("I"), array("I")
         self.known_origins: dict[tuple[str, tuple[str, ...]], int] = {}
         self.batch: list[Row] = []
-        self.places: list[tuple[str, RawRow]] = []
+        self.locations: list[tuple[str, RawRow]] = []
 
     def read(self, source: Source, paths: list[Path]) -> SourceCounts:
         """Scan all rows of a source.
@@ -121,7 +121,7 @@ class Scan:
     def _read(self, name: str, raws: Iterable[RawRow], source: Source, counts: SourceCounts) -> None:
         seed, pattern = self.spec.split_seed, self.spec.answer_pattern
         clean = self.cleaner.clean if self.cleaner.active else None
-        hashes, drawn, origins, known = self.hashes, self.drawn, self.origins, self.known_origins
+        hashes, prompt_hashes, origins, known = self.hashes, self.prompt_hashes, self.origins, self.known_origins
         made_rows, read = 0, counts.read
         counted = _counted(progress(raws, name, "rows"), counts)
         for made in _named(name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)):
@@ -153,33 +153,33 @@ class Scan:
             _count(made.ignored, counts.ignored)
             _count(made.marks, counts.marked)
             hashes.append(content)
-            drawn.append(draw(split_key(row.opening), seed))
+            prompt_hashes.append(prompt_hash(split_key(row.opening), seed))
             origin = made.layout, row.notes
             origins.append(known[origin] if origin in known else known.setdefault(origin, len(known)))
             self.batch.append(row)
-            self.places.append((name, made.raw))
+            self.locations.append((name, made.raw))
             if len(self.batch) == ROWS_PER_BATCH:
                 self._flush()
         counts.extra += made_rows - (counts.read - read)
 
     def _flush(self) -> None:
         characters = self.spool.append(self.batch)
-        self.characters.frombytes(np.minimum(characters, LONGEST).astype(np.uint32).tobytes())
+        self.characters.frombytes(np.minimum(characters, MAX_CHARACTERS).astype(np.uint32).tobytes())
         if self.near_duplicates:
             self.near_duplicates.append(self.batch)
         if self.contamination:
             turns = [compared_texts(row.turns) for row in self.batch]
-            places = [{"file": name, raw.unit: raw.number} for name, raw in self.places]
+            locations = [{"file": name, raw.unit: raw.number} for name, raw in self.locations]
             first = len(self.hashes) - len(self.batch)
-            self.contamination.append(turns, places, np.array(self.hashes[first:], np.uint64), first)
+            self.contamination.append(turns, locations, np.array(self.hashes[first:], np.uint64), first)
         # New ones: the old are shared with nobody, but a cleared list would keep its memory.
-        self.batch, self.places = [], []
+        self.batch, self.locations = [], []
 
 
 def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
     for name in names:
         # Where keys are data (an id each), there are as many as rows.
-        ignored[name if name in ignored or len(ignored) < MOST_NAMES else OTHER_NAMES] += 1
+        ignored[name if name in ignored or len(ignored) < MAX_NAMES else OTHER_NAMES] += 1
 
 
 def _name(source: Source) -> str:
@@ -219,7 +219,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _named(name: str, rows: Iterable[Made]) -> Iterator[Made]:
+def _named(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
     """`rows`; what is wrong with the file as a whole names it."""
     try:
         yield from rows

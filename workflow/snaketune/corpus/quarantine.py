@@ -45,13 +45,13 @@ class Quarantine:
         line = printable(json.dumps(record, ensure_ascii=False))
         self.file.write(line + "\n")
         self.reasons[error.reason] += 1
-        place = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
-        self.examples.setdefault(error.reason, printable(f"{place}: {record['detail']}"))
+        location = f"{file}:{raw.number}" if raw.unit == "line" else f"{file}, row {raw.number}"
+        self.examples.setdefault(error.reason, printable(f"{location}: {record['detail']}"))
         if len(self.first) < ROWS_SHOWN:
             self.first.append(line)
 
     def _excerpt(self, raw: RawRow, error: Malformed) -> str:
-        if isinstance(raw.found, Malformed):
+        if isinstance(raw.value, Malformed):
             text = self._masked_text(error.excerpt)
             return (
                 LAST_WORD_OR_NUMBER.sub("…", text, count=1)
@@ -59,10 +59,10 @@ class Quarantine:
                 else text
             )
         if not self.mask:
-            return excerpt(raw.found)
+            return excerpt(raw.value)
         try:
             # Before it is cut, while all is still whole.
-            return excerpt(self._masked(raw.found))
+            return excerpt(self._masked(raw.value))
         except RecursionError:
             return "…"
 
@@ -76,11 +76,11 @@ class Quarantine:
             case list():
                 return [self._masked(part) for part in value]
             case _:
-                spelled = str(value)
-                masked = self.mask(spelled)
-                return value if masked == spelled else masked
+                text = str(value)
+                masked = self.mask(text)
+                return value if masked == text else masked
 
-    def judge(self, rows: int, sound: int, limit: float, kept_at: Path) -> None:
+    def check_limit(self, rows: int, sound: int, limit: float, saved_path: Path) -> None:
         """End the stage if too many of the rows are here.
 
         Args:
@@ -95,7 +95,7 @@ class Quarantine:
         if not bad or (sound and bad / rows <= limit):
             return
         # The next attempt begins with an empty payload. The first rows are in the log too, wherever that is read.
-        Path(self.file.name).replace(kept_at)
+        Path(self.file.name).replace(saved_path)
         for line in self.first:
             say(f"quarantined: {line}")
         reasons = "".join(
@@ -105,9 +105,9 @@ class Quarantine:
         if not sound:
             raise SnaketuneError(
                 f"none of the {rows} rows can be used:{reasons}\n"
-                f"All are listed in {kept_at}\nCheck `layout` and `fields` of the source"
+                f"All are listed in {saved_path}\nCheck `layout` and `fields` of the source"
             )
         raise SnaketuneError(
             f"{bad} of {rows} rows ({bad / rows:.2%}) are malformed, more than the {limit:.2%} "
-            f"allowed:{reasons}\nAll are listed in {kept_at}\nFix these rows, or raise corpora.<name>.max_quarantined_fraction"
+            f"allowed:{reasons}\nAll are listed in {saved_path}\nFix these rows, or raise corpora.<name>.max_quarantined_fraction"
         )

@@ -15,18 +15,18 @@ class RawRow(NamedTuple):
 
     unit: Literal["line", "row"]
     number: int
-    found: dict[str, Any] | Malformed
+    value: dict[str, Any] | Malformed
     notes: tuple[str, ...] = ()
 
 
 class Noted(NamedTuple):
     """A value that was changed on reading, and the notes of its row."""
 
-    found: Any
+    value: Any
     notes: tuple[str, ...] = NAN_AS_NULL
 
 
-class Made(NamedTuple):
+class RowResult(NamedTuple):
     """What became of a raw row.
 
     Attributes:
@@ -53,9 +53,9 @@ def without_nulls(value: Any) -> Any:
     """
     match value:
         case dict():
-            return {key: without_nulls(part) for key, part in value.items() if part is not None}
+            return {key: without_nulls(item) for key, item in value.items() if item is not None}
         case list():
-            return [without_nulls(part) for part in value]
+            return [without_nulls(item) for item in value]
     return value
 
 
@@ -69,15 +69,15 @@ def nan_as_null(value: Any) -> Any:
         case float():
             return value if value == value else None
         case dict():
-            made = {key: nan_as_null(part) for key, part in value.items()}
-            return made if any(made[key] is not part for key, part in value.items()) else value
+            cleaned = {key: nan_as_null(item) for key, item in value.items()}
+            return cleaned if any(cleaned[key] is not item for key, item in value.items()) else value
         case list():
-            parts = [nan_as_null(part) for part in value]
-            return parts if any(part is not old for part, old in zip(parts, value)) else value
+            items = [nan_as_null(item) for item in value]
+            return items if any(item is not old for item, old in zip(items, value)) else value
     return value
 
 
-def noted(row: Any) -> Any:
+def without_nan(row: Any) -> Any:
     """`row`, or what it is without the NaN in it."""
-    made = nan_as_null(row)
-    return row if made is row else Noted(made)
+    cleaned = nan_as_null(row)
+    return row if cleaned is row else Noted(cleaned)

@@ -21,15 +21,22 @@ Message = dict[str, Any]
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("supervised", pa.bool_())]))
 # What a row knows besides its turns: the tools that its prompt offers (see `tools`), and the checkable answer.
-BESIDE = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
+LABEL_FIELDS = [("tools", pa.string()), ("answer", pa.string()), ("task", pa.string())]
 SOURCE = pa.field("source", pa.int16())
 SCHEMAS = {
-    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *BESIDE]),
+    "conversations": pa.schema([("id", pa.string()), ("messages", MESSAGES), *LABEL_FIELDS]),
     "preferences": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *BESIDE, SOURCE]
+        [("id", pa.string()), ("prompt", MESSAGES), ("chosen", MESSAGES), ("rejected", MESSAGES), *LABEL_FIELDS, SOURCE]
     ),
     "unpaired": pa.schema(
-        [("id", pa.string()), ("prompt", MESSAGES), ("completion", MESSAGES), ("label", pa.bool_()), *BESIDE, SOURCE]
+        [
+            ("id", pa.string()),
+            ("prompt", MESSAGES),
+            ("completion", MESSAGES),
+            ("label", pa.bool_()),
+            *LABEL_FIELDS,
+            SOURCE,
+        ]
     ),
 }
 SCHEMAS["text"] = SCHEMAS["conversations"]
@@ -167,25 +174,25 @@ def content_hash(row: Row) -> int:
     Raises:
         Malformed: a text that UTF-8 can't hold.
     """
-    spelled = "".join(
+    serialized = "".join(
         [
             f"{turn['role']}{'' if turn.get('supervised', True) else '!'}:{len(content := turn['content'])}:{content}"
             for turn in row.turns
         ]
     )
     if isinstance(row, Preference):
-        spelled = f"{len(row.prompt)}:{len(row.chosen)}:{spelled}"
+        serialized = f"{len(row.prompt)}:{len(row.chosen)}:{serialized}"
     elif isinstance(row, Unpaired):
-        spelled = f"{len(row.prompt)}:{'good' if row.label else 'bad'}:{spelled}"
+        serialized = f"{len(row.prompt)}:{'good' if row.label else 'bad'}:{serialized}"
     if row.tools:
-        tools = _sorted(row.tools)
-        spelled = f"tools:{len(tools)}:{tools}{spelled}"
+        tools = _sorted_json(row.tools)
+        serialized = f"tools:{len(tools)}:{tools}{serialized}"
     try:
         if row.answer is not None:
             row.answer.encode()
         if row.task is not None:
             row.task.encode()
-        return xxhash.xxh3_64_intdigest(spelled.encode())
+        return xxhash.xxh3_64_intdigest(serialized.encode())
     except UnicodeEncodeError as error:
         raise Malformed(
             "lone_surrogate", f"holds {error.object[error.start]!a}, half of a character, which UTF-8 can't spell"
@@ -193,12 +200,12 @@ def content_hash(row: Row) -> int:
 
 
 @lru_cache(maxsize=256)
-def _sorted(spelled: str) -> str:
+def _sorted_json(serialized: str) -> str:
     """JSON with its keys in order, so that their order makes no other row."""
-    return json.dumps(json.loads(spelled), sort_keys=True, ensure_ascii=False)
+    return json.dumps(json.loads(serialized), sort_keys=True, ensure_ascii=False)
 
 
-def spoken(turns: list[Message]) -> list[tuple[str, str]]:
+def roles_and_texts(turns: list[Message]) -> list[tuple[str, str]]:
     """Who says what, whether or not it is supervised."""
     return [(turn["role"], turn["content"]) for turn in turns]
 

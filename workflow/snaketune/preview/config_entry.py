@@ -16,10 +16,10 @@ DATA_SUFFIXES = re.compile(
     r"(\.(jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md|gz|xz|zst|zip|tar|tgz|txz))+$", re.IGNORECASE
 )
 # What a corpus may quarantine where its config doesn't say it.
-MOST_QUARANTINED = CorpusContent.model_fields["max_quarantined_fraction"].default
+MAX_QUARANTINED = CorpusContent.model_fields["max_quarantined_fraction"].default
 
 
-def entry(file: str, source: Source, reading: Reading, looked_at: int, repairs: dict[str, int], repaired: int) -> str:
+def entry(file: str, source: Source, reading: Reading, rows_read: int, repairs: dict[str, int], repaired: int) -> str:
     """
     Args:
         looked_at: rows that were looked at.
@@ -32,15 +32,15 @@ def entry(file: str, source: Source, reading: Reading, looked_at: int, repairs: 
         {"corpora": corpora}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
     ).splitlines()
     for where, count in conditions(reading):
-        lines.append(f"      # where: {where}   # leaves out {count:,} of the {looked_at:,} rows looked at")
+        lines.append(f"      # where: {where}   # leaves out {count:,} of the {rows_read:,} rows looked at")
     if repaired:
         steps = ", ".join(repairs)
-        lines.append(f"    # repair: [{steps}]   # mends {repaired:,} of the {looked_at:,} rows looked at")
-    share = reading.quarantined.total() / max(1, looked_at)
-    if share > MOST_QUARANTINED:
+        lines.append(f"    # repair: [{steps}]   # mends {repaired:,} of the {rows_read:,} rows looked at")
+    share = reading.quarantined.total() / max(1, rows_read)
+    if share > MAX_QUARANTINED:
         lines.append(
             f"    # max_quarantined_fraction: {min(1.0, round(1.5 * share + 0.005, 2))}   # {share:.1%} of the rows looked at "
-            f"can't be read, and more than {MOST_QUARANTINED:.0%} ends the corpus stage"
+            f"can't be read, and more than {MAX_QUARANTINED:.0%} ends the corpus stage"
         )
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from snaketune.config.corpus_sources import Cleaning, Repair, Source
 from snaketune.corpus.layouts.canonical import canonical_rows
-from snaketune.corpus.raw_rows import Made, RawRow
+from snaketune.corpus.raw_rows import RawRow, RowResult
 from snaketune.corpus.rows import TEXT, Dropped, Malformed, Row, content_hash
 from snaketune.corpus.selecting.cleaning import Cleaner
 from snaketune.patterns import TooSlow
@@ -26,7 +26,7 @@ UNKNOWN_LAYOUT = "unknown_layout"
 class Example:
     """One row that stands for others: where it is, and what is to be said of it."""
 
-    place: str
+    location: str
     detail: str = ""
 
 
@@ -62,7 +62,7 @@ class Reading:
     trouble: list[str] = field(default_factory=list)
 
     @property
-    def suits(self) -> tuple[int, int]:
+    def score(self) -> tuple[int, int]:
         """How many rows are read, and how few aren't even of this kind."""
         return self.used, -self.quarantined[UNKNOWN_LAYOUT] - self.quarantined["wrong_kind"]
 
@@ -83,7 +83,7 @@ def read_as(
         try:
             for made in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
                 name = sample.name if len(samples) > 1 else ""
-                if _add(reading, made, place_of(made.raw, name), cleaner, first):
+                if _add(reading, made, location_of(made.raw, name), cleaner, first):
                     used.add(made.raw.number)
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
@@ -101,7 +101,7 @@ def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[s
     for kind in reversed(KINDS):
         reading = read_as(kind, source, samples)
         counts[kind] = reading.used
-        if best is documents or reading.suits >= best.suits:
+        if best is documents or reading.score >= best.score:
             best = reading
     rows = sum(len(sample.raws) for sample in samples)
     return documents if 2 * best.used < rows and documents.used > best.used else best, counts
@@ -124,12 +124,12 @@ def repairs_that_help(reading: Reading, source: Source, samples: list[Sample]) -
     return dict(mended.repairs), max(0, mended.used - reading.used)
 
 
-def place_of(raw: RawRow, name: str) -> str:
+def location_of(raw: RawRow, name: str) -> str:
     """Where a row is, for people; Args: name: of its file, where there are several."""
     return f"{name}, {raw.unit} {raw.number}" if name else f"{raw.unit} {raw.number}"
 
 
-def _add(reading: Reading, made: Made, place: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
+def _add(reading: Reading, made: RowResult, location: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
     """Count a row; whether it is used."""
     row = made.row
     try:
@@ -140,19 +140,19 @@ def _add(reading: Reading, made: Made, place: str, cleaner: Cleaner, first: dict
             content = content_hash(row)
     except Malformed as error:
         reading.quarantined[error.reason] += 1
-        reading.examples.setdefault(error.reason, Example(place=place, detail=error.detail))
+        reading.examples.setdefault(error.reason, Example(location=location, detail=error.detail))
         return False
     except TooSlow as error:
-        reading.trouble.append(f"{place}: {error}")
+        reading.trouble.append(f"{location}: {error}")
         return False
     except Dropped as error:
         reading.dropped[error.reason] += 1
-        reading.examples.setdefault(error.reason, Example(place=place))
+        reading.examples.setdefault(error.reason, Example(location=location))
         return False
     for name in made.ignored:
         reading.ignored[name] += 1
-        if name not in reading.values and isinstance(made.raw.found, dict):
-            reading.values[name] = value_at(made.raw.found, name)
+        if name not in reading.values and isinstance(made.raw.value, dict):
+            reading.values[name] = value_at(made.raw.value, name)
     reading.marked.update(made.marks)
     if row is None:
         return True
@@ -162,10 +162,10 @@ def _add(reading: Reading, made: Made, place: str, cleaner: Cleaner, first: dict
     )
     if content in first:
         reading.repeated += 1
-        reading.repeats = reading.repeats or Example(place=place, detail=first[content])
+        reading.repeats = reading.repeats or Example(location=location, detail=first[content])
     else:
-        first[content] = place
-        reading.rows.append((place, row))
+        first[content] = location
+        reading.rows.append((location, row))
     return True
 
 

@@ -15,19 +15,19 @@ from snaketune.config.corpus_sources import Source
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.raw_rows import Noted, RawRow
 from snaketune.corpus.reading.archives import is_tar, is_zip
-from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_unpacked
+from snaketune.corpus.reading.decompression import GZIP_MAGIC, XZ_MAGIC, ZSTD_MAGIC, open_decompressed
 from snaketune.corpus.reading.encodings import UTF_8, may_be_western, other_unicode
 from snaketune.corpus.reading.formats import HEAD_LENGTH, TextKeys, format_of, suffix_of
 from snaketune.corpus.reading.json_values import parse
-from snaketune.corpus.reading.sources import NOT_THERE_OR_BROKEN, hub_name, read_files, read_hub
+from snaketune.corpus.reading.sources import READ_ERRORS, hub_name, read_files, read_hub
 from snaketune.corpus.rows import TEXT, Malformed
 from snaketune.errors import SnaketuneError
 
-MOST_ROWS = 2000
-MOST_CHARACTERS = 2_500_000
+MAX_ROWS = 2000
+MAX_CHARACTERS = 2_500_000
 # Of one file in an archive, so that others are seen too.
-MOST_ROWS_OF_A_MEMBER = 500
-FURTHER_ROWS, LONGEST_FURTHER = 50, 100_000
+MAX_ROWS_PER_MEMBER = 500
+FURTHER_ROWS, MAX_LINE = 50, 100_000
 COMPRESSION = {GZIP_MAGIC: "gzip", XZ_MAGIC: "xz", ZSTD_MAGIC: "zstd"}
 FORMATS = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", TEXT: "plain text"}
 
@@ -64,12 +64,12 @@ def samples_of(source: Source, kind: str | None) -> list[Sample]:
         kind: what the corpus holds, where that is known.
     """
     if source.hub:
-        raws, whole, trouble = _taken(read_hub(source.hub), MOST_ROWS, MOST_CHARACTERS)
+        raws, whole, trouble = _taken(read_hub(source.hub), MAX_ROWS, MAX_CHARACTERS)
         name = hub_name(source.hub)
         rows = len(raws) if whole else None
         return [Sample(name=name, format="Hub dataset", raws=raws, whole=whole, rows=rows, trouble=trouble)]
     keys = TextKeys(source.encoding, source.delimiter, source.header)
-    limits = (max(1, whole // len(source.files)) for whole in (MOST_ROWS, MOST_CHARACTERS))
+    limits = (max(1, whole // len(source.files)) for whole in (MAX_ROWS, MAX_CHARACTERS))
     most_rows, most_characters = limits
     return [sample for file in source.files for sample in _of_file(Path(file), kind, keys, most_rows, most_characters)]
 
@@ -78,7 +78,7 @@ def encoding_of(path: Path) -> str:
     """The encoding that a text file is in, as far as its first bytes give it away."""
     try:
         head = _head(path)
-    except NOT_THERE_OR_BROKEN:
+    except READ_ERRORS:
         return UTF_8
     if encoding := other_unicode(head):
         return encoding
@@ -101,12 +101,12 @@ def _of_file(path: Path, kind: str | None, keys: TextKeys, most_rows: int, most_
                 if not archive:
                     yield _sample(path, form, keys, *_taken(rows, most_rows, most_characters))
                     continue
-                raws, whole, trouble = _taken(rows, min(most_rows, MOST_ROWS_OF_A_MEMBER), most_characters)
+                raws, whole, trouble = _taken(rows, min(most_rows, MAX_ROWS_PER_MEMBER), most_characters)
                 shown = f"{suffix_of(member)[1:] or 'file'} in a {archive}"
                 count = len(raws) if whole else None
                 yield Sample(name=member, format=shown, raws=raws, whole=whole, rows=count, trouble=trouble)
                 most_rows -= len(raws)
-                most_characters -= sum(_length(raw.found) for raw in raws)
+                most_characters -= sum(_length(raw.value) for raw in raws)
                 if most_rows <= 0 or most_characters <= 0:
                     return
     except SnaketuneError as error:
@@ -141,7 +141,7 @@ def _archive(path: Path) -> str | None:
     """What kind of archive a file is, if it is one."""
     try:
         return "zip" if is_zip(path) else "tar" if is_tar(_head(path)) else None
-    except NOT_THERE_OR_BROKEN:
+    except READ_ERRORS:
         return None
 
 
@@ -151,7 +151,7 @@ def _format(path: Path, kind: str | None, keys: TextKeys) -> str | None:
         head = _head(path)
         if keys.encoding != UTF_8:
             head = head.decode(keys.encoding, "ignore").encode()
-    except NOT_THERE_OR_BROKEN:
+    except READ_ERRORS:
         return None
     # A text in no other format is a document, of a corpus of kind text.
     for plain in (kind == TEXT, kind in (None, TEXT) and b"\x00" not in head):
@@ -163,7 +163,7 @@ def _format(path: Path, kind: str | None, keys: TextKeys) -> str | None:
 
 
 def _head(path: Path) -> bytes:
-    with open_unpacked(path) as file:
+    with open_decompressed(path) as file:
         return file.read(HEAD_LENGTH)
 
 
@@ -184,7 +184,7 @@ def _taken(rows: Iterable[RawRow], most_rows: int, most_characters: int) -> tupl
                 if len(taken) == most_rows or characters > most_characters:
                     return taken, False, None
                 taken.append(raw)
-                characters += _length(raw.found)
+                characters += _length(raw.value)
     except SnaketuneError as error:
         return taken, False, str(error)
     return taken, True, None
@@ -212,12 +212,12 @@ def _rows_in_all(path: Path, form: str, compression: str | None, raws: list[RawR
     if compression is None and form == "parquet":
         from pyarrow.parquet import read_metadata
 
-        with suppress(*NOT_THERE_OR_BROKEN):
+        with suppress(*READ_ERRORS):
             return read_metadata(path).num_rows, False
         return None, False
     if compression is None and raws and raws[-1].unit == "line" and form != TEXT:
         with path.open("rb") as file:
-            head = file.read(MOST_CHARACTERS)
+            head = file.read(MAX_CHARACTERS)
         lines = head.count(b"\n")
         return (max(raws[-1].number, round(path.stat().st_size / len(head) * lines)), True) if lines else (None, False)
     return None, False
@@ -237,10 +237,10 @@ def _further(path: Path, rows: int, read: int) -> list[RawRow]:
         for number in numbers:
             file.seek(size * number // rows)
             # Where the line begins that is met first isn't known.
-            if file.readline(LONGEST_FURTHER).endswith(b"\n"):
-                lines[number] = file.readline(LONGEST_FURTHER)
-        file.seek(max(0, size - LONGEST_FURTHER))
-        *before, last = file.read(LONGEST_FURTHER).rstrip().split(b"\n")
+            if file.readline(MAX_LINE).endswith(b"\n"):
+                lines[number] = file.readline(MAX_LINE)
+        file.seek(max(0, size - MAX_LINE))
+        *before, last = file.read(MAX_LINE).rstrip().split(b"\n")
     found = [_row(number, line) for number, line in lines.items() if line.endswith(b"\n")]
     return [*found, _row(rows, last)] if before else found
 
@@ -250,7 +250,7 @@ def _row(number: int, line: bytes) -> RawRow:
         value = parse(line)
     except Malformed as error:
         value = error
-    found, notes = (value.found, value.notes) if isinstance(value, Noted) else (value, ())
+    found, notes = (value.value, value.notes) if isinstance(value, Noted) else (value, ())
     if not isinstance(found, dict | Malformed):
         found = Malformed("not_an_object", f"found {excerpt(found)}")
     return RawRow("line", number, found, notes)

@@ -15,13 +15,13 @@ from snaketune.corpus.reading.sources import hub_name
 from snaketune.corpus.rows import TEXT
 from snaketune.preview.config_entry import entry
 from snaketune.preview.reading import UNKNOWN_LAYOUT, Reading, best_reading, read_as, read_further, repairs_that_help
-from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, Writer, Written, write
+from snaketune.preview.rendered_rows import BYTES_PER_TOKEN, LENGTHS, RenderedRows, Renderer, render
 from snaketune.preview.sample import FORMATS, Sample, encoding_of, samples_of
 from snaketune.preview.suggested_fields import suggested
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class SourcePreview:
     """What is known of a source after its first rows.
 
     Attributes:
@@ -46,20 +46,20 @@ class Look:
     further: Reading | None = None
     repairs: dict[str, int] = field(default_factory=dict)
     repaired: int = 0
-    written: Written | None = None
+    rendered: RenderedRows | None = None
     entry: str = ""
     configured: bool = False
     lengths: tuple[int, ...] = LENGTHS
 
     @property
-    def looked_at(self) -> int:
+    def rows_read(self) -> int:
         """Raw rows that were looked at."""
         return sum(len(sample.raws) for sample in self.samples)
 
     @property
     def estimated(self) -> str:
         """How tokens are estimated, and what would count them; nothing where they are counted."""
-        if not self.written or self.written.exact:
+        if not self.rendered or self.rendered.exact:
             return ""
         counted = "until the tokenizer is made" if self.configured else "--tokenizer FOLDER counts them"
         return f"estimated: UTF-8 bytes / {BYTES_PER_TOKEN}; {counted}"
@@ -70,19 +70,19 @@ class Look:
         return [sample.trouble for sample in self.samples if sample.trouble] + self.reading.trouble
 
 
-def look_at_file(file: str, writer: Writer) -> Look:
+def preview_file(file: str, renderer: Renderer) -> SourcePreview:
     """A file that no config names."""
     source = Source(files=(file,), encoding=encoding_of(Path(file)))
     samples = samples_of(source, None)
-    looked_at = sum(len(sample.raws) for sample in samples)
+    rows_read = sum(len(sample.raws) for sample in samples)
     reading, counts = best_reading(source, samples)
     if samples and not reading.used and samples[0].format.startswith(FORMATS["csv"]):
         # Prose with commas, perhaps: of a corpus of kind text, only what is called .csv is a table.
         as_document = samples_of(source, TEXT)
         if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):
-            samples, looked_at = as_document, len(as_document[0].raws)
+            samples, rows_read = as_document, len(as_document[0].raws)
             reading, counts = best_reading(source, samples)
-    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > looked_at else ("", {})
+    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > rows_read else ("", {})
     if columns and (found := suggested(samples)):
         kind, fields = found
         mapped = source.model_copy(update={"fields": fields})
@@ -90,24 +90,24 @@ def look_at_file(file: str, writer: Writer) -> Look:
         if by_fields.used > reading.used:
             reading, source = by_fields, mapped
     repairs, repaired = repairs_that_help(reading, source, samples)
-    return Look(
+    return SourcePreview(
         name=file,
         samples=samples,
         reading=reading,
-        why=_why(reading, counts, looked_at, by_fields=source.fields != Fields()),
+        why=_why(reading, counts, rows_read, by_fields=source.fields != Fields()),
         nearest=near,
         columns=columns,
         further=read_further(reading, source, samples),
         repairs=repairs,
         repaired=repaired,
-        written=write(writer, reading.kind, reading.rows) if reading.rows else None,
-        entry=entry(file, source, reading, looked_at, repairs, repaired) if reading.used else "",
+        rendered=render(renderer, reading.kind, reading.rows) if reading.rows else None,
+        entry=entry(file, source, reading, rows_read, repairs, repaired) if reading.used else "",
     )
 
 
-def look_at_source(
-    corpus: str, number: int, content: CorpusContent, writer: Writer, train_on: str, lengths: tuple[int, ...]
-) -> Look:
+def preview_source(
+    corpus: str, number: int, content: CorpusContent, renderer: Renderer, train_on: str, lengths: tuple[int, ...]
+) -> SourcePreview:
     """A source of a config's corpus, numbered from 1.
 
     Args:
@@ -117,38 +117,38 @@ def look_at_source(
     source = content.sources[number - 1]
     samples = samples_of(source, content.kind)
     reading = read_as(content.kind, source, samples, content.repair, content.cleaning)
-    looked_at = sum(len(sample.raws) for sample in samples)
+    rows_read = sum(len(sample.raws) for sample in samples)
     whole = f"{corpus}, source {number}" if len(content.sources) > 1 else corpus
     named = hub_name(source.hub) if source.hub else source.files[0]
     more = f" and {len(source.files) - 1} more" if len(source.files) > 1 else ""
-    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > looked_at else ("", {})
+    near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > rows_read else ("", {})
     repairs, repaired = repairs_that_help(reading, source, samples)
-    return Look(
+    return SourcePreview(
         name=f"{whole}: {named}{more}",
         samples=samples,
         reading=reading,
-        why=f"as the config says; reads {_of(reading.used, looked_at)}",
+        why=f"as the config says; reads {_of(reading.used, rows_read)}",
         nearest=near,
         columns=columns,
         further=read_further(reading, source, samples),
         repairs={name: count for name, count in repairs.items() if name not in content.repair},
         repaired=repaired,
-        written=write(writer, reading.kind, reading.rows, train_on) if reading.rows else None,
+        rendered=render(renderer, reading.kind, reading.rows, train_on) if reading.rows else None,
         configured=True,
         lengths=lengths or LENGTHS,
     )
 
 
-def _why(reading: Reading, counts: dict[str, int], looked_at: int, *, by_fields: bool) -> str:
+def _why(reading: Reading, counts: dict[str, int], rows_read: int, *, by_fields: bool) -> str:
     """Why a file is read as this kind, in words."""
     if by_fields:
-        return f"reads {_of(reading.used, looked_at)} with the `fields` suggested below; no layout is known"
+        return f"reads {_of(reading.used, rows_read)} with the `fields` suggested below; no layout is known"
     others = {kind: count for kind, count in counts.items() if kind not in (reading.kind, TEXT)}
     reads = [f"{kind}: {count:,}" for kind, count in others.items() if count]
     reads_too = ", ".join(reads) if reads else "no other kind reads any" if others else ""
     mixed = reading.quarantined.get("wrong_kind", 0) and reads
     advice = "; a corpus holds one kind, so split the file" if mixed else ""
-    return f"reads {_of(reading.used, looked_at)}" + (f" ({reads_too})" if reads_too else "") + advice
+    return f"reads {_of(reading.used, rows_read)}" + (f" ({reads_too})" if reads_too else "") + advice
 
 
 def _of(count: int, rows: int) -> str:
@@ -159,7 +159,7 @@ def _of(count: int, rows: int) -> str:
 
 def _nearest(samples: list[Sample]) -> tuple[str, dict[str, object]]:
     """The nearest layout of any kind, and the commonest set of columns, each with a value."""
-    rows = [raw.found for sample in samples for raw in sample.raws if isinstance(raw.found, dict)]
+    rows = [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]
     commonest = Counter(tuple(name for name, value in row.items() if value is not None) for row in rows).most_common(1)
     if not commonest:
         return "", {}

@@ -55,7 +55,7 @@ def suggested(samples: list[Sample]) -> tuple[str, Fields] | None:
 
 def _column_of_turns(samples: list[Sample]) -> str | None:
     """The first column that holds turns, as lists of objects that name a speaker."""
-    rows = (raw.found for sample in samples for raw in sample.raws if isinstance(raw.found, dict))
+    rows = (raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict))
     return next((column for row in rows for column, value in row.items() if _are_turns(value)), None)
 
 
@@ -70,7 +70,7 @@ def _are_turns(value: Any) -> bool:
 def _text_columns(samples: list[Sample]) -> dict[str, float]:
     """Columns that hold texts in at least half of the rows, in order, with how long these are on average."""
     lengths: dict[str, list[int]] = {}
-    rows = [raw.found for sample in samples for raw in sample.raws if isinstance(raw.found, dict)]
+    rows = [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]
     for row in rows:
         for column, value in row.items():
             if column and isinstance(value, str) and value.strip():

@@ -12,10 +12,10 @@ from snaketune.corpus.rows import Malformed
 
 COLUMNS = ("answers", "ground_truth")
 # What a value that may be left out is, among those that count as right.
-LEFT_OUT = ""
+OMITTED = ""
 
 
-def called(value: Any, column: str) -> str:
+def calls_as_text(value: Any, column: str) -> str:
     """The calls of a response as text.
 
     Raises:
@@ -31,17 +31,17 @@ def called(value: Any, column: str) -> str:
         raise Malformed(
             "bad_tool_call", f"{column} holds {kind_of(value)} that is no list of calls; map columns with `fields`"
         )
-    return calls_text([call if "name" in call else _of_values(call) for call in calls], column)
+    return calls_text([call if "name" in call else _first_values(call) for call in calls], column)
 
 
 def _is_call(call: Any) -> bool:
     if not isinstance(call, dict):
         return False
-    named = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS_KEYS)
-    return named or (len(call) == 1 and all(isinstance(values, dict) for values in call.values()))
+    has_name = isinstance(call.get("name"), str) and any(key in call for key in ARGUMENTS_KEYS)
+    return has_name or (len(call) == 1 and all(isinstance(values, dict) for values in call.values()))
 
 
-def _of_values(call: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _first_values(call: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ((name, values),) = call.items()
     first = {key: value[0] if isinstance(value, list) and value else value for key, value in values.items()}
-    return {"name": name, "arguments": {key: value for key, value in first.items() if value != LEFT_OUT}}
+    return {"name": name, "arguments": {key: value for key, value in first.items() if value != OMITTED}}

@@ -7,7 +7,7 @@ from typing import Any
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.rows import Malformed
 
-NOTHING = re.compile(
+BLANK = re.compile(
     r"\s*(?:nan|none|null|n/?a|-+|true|false|[-+]?\d[\d.,]*(?:e[-+]?\d+)?|https?://\S+)?\s*", re.IGNORECASE
 )
 
@@ -40,23 +40,23 @@ def text_if_number(value: Any) -> Any:
     return plain_text(value) if is_number and plain_text(value) is not None else value
 
 
-def note_read(raw: dict[str, Any], column: str) -> None:
+def mark_read(raw: dict[str, Any], column: str) -> None:
     """Note that a column which was looked at is read."""
     if isinstance(raw, Columns):
         raw.read.append(column)
 
 
-def says_nothing(value: Any) -> bool:
+def is_blank(value: Any) -> bool:
     """Whether a cell holds no text for a prompt: null, nothing, a number also as a text, or a link.
 
-    >>> [says_nothing(value) for value in (None, 4, "4", " nan", [], [1, 2], "https://a.b", "4 cats", ["a"], {"a": 1})]
+    >>> [is_blank(value) for value in (None, 4, "4", " nan", [], [1, 2], "https://a.b", "4 cats", ["a"], {"a": 1})]
     [True, True, True, True, True, True, True, False, False, False]
     """
     if isinstance(value, list):
         return all(item is None or isinstance(item, (bool, int, float)) for item in value)
     if not isinstance(value, str):
         return not value or isinstance(value, (bool, int, float))
-    return NOTHING.fullmatch(value) is not None
+    return BLANK.fullmatch(value) is not None
 
 
 def column_of(raw: dict[str, Any], column: str) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 
 from snaketune.corpus.layouts.columns import text_if_number
 from snaketune.corpus.layouts.content_parts import text_of
-from snaketune.corpus.layouts.messages import SPEAKER_KEYS, may_spell_turns, turns_of
+from snaketune.corpus.layouts.messages import SPEAKER_KEYS, may_be_serialized_turns, turns_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
-from snaketune.corpus.layouts.strip_templates import unwrapped
-from snaketune.corpus.layouts.templates import without_end
+from snaketune.corpus.layouts.strip_templates import strip_template
+from snaketune.corpus.layouts.templates import strip_end_of_turn
 from snaketune.corpus.rows import Malformed, Message
 
 
@@ -24,19 +24,19 @@ def exchange(
         completions: by the column that each comes from.
     """
     prompt = text_if_number(prompt)
-    spelled = not isinstance(prompt, str) or may_spell_turns(prompt)
-    answers = [completion_turns(value, where, speakers, spelled=spelled) for where, value in completions.items()]
-    if spelled:
+    serialized = not isinstance(prompt, str) or may_be_serialized_turns(prompt)
+    answers = [completion_turns(value, where, speakers, serialized=serialized) for where, value in completions.items()]
+    if serialized:
         return turns_of(prompt, "prompt", speakers), answers, ()
-    found = unwrapped(prompt, alone=True)
-    if found is None:
+    stripped = strip_template(prompt, whole_prompt=True)
+    if stripped is None:
         return [{"role": "user", "content": prompt}], answers, ()
-    turns, note = found
+    turns, note = stripped
     notes = (note,)
     for answer in answers:
-        bare = without_end(answer[-1]["content"])
-        if bare != answer[-1]["content"]:
-            answer[-1]["content"], notes = bare, (note, "removed_end_of_turn")
+        text = strip_end_of_turn(answer[-1]["content"])
+        if text != answer[-1]["content"]:
+            answer[-1]["content"], notes = text, (note, "removed_end_of_turn")
         if not prompt[-1].isspace():
             # After "ASSISTANT:", the space belongs to the template.
             answer[0]["content"] = answer[0]["content"].removeprefix(" ")
@@ -44,7 +44,7 @@ def exchange(
 
 
 def completion_turns(
-    value: Any, where: str, speakers: Speakers = NO_SPEAKERS, *, spelled: bool = False
+    value: Any, where: str, speakers: Speakers = NO_SPEAKERS, *, serialized: bool = False
 ) -> list[Message]:
     """A completion, given as the assistant's text, as {text: …}, as one turn, or as turns.
 
@@ -52,7 +52,7 @@ def completion_turns(
         spelled: whether a text that spells turns is taken for them. An answer may well be some JSON with roles in it.
     """
     value = text_if_number(value)
-    if isinstance(value, str) and not (spelled and may_spell_turns(value)):
+    if isinstance(value, str) and not (serialized and may_be_serialized_turns(value)):
         return [{"role": "assistant", "content": value}]
     if value == []:
         raise Malformed("empty_completion", f"{where} has no turns")

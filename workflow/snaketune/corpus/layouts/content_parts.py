@@ -43,7 +43,7 @@ def content_of(turn: dict[str, Any], content: Any, role: str, where: str) -> str
         raise Malformed("unsupported_part", f"{where} ({role}) has reasoning or tool calls, which are the assistant's")
     text = "" if content is None else text_of(content, where)
     if reasoning is not None and not text.lstrip().startswith("<think>"):
-        text = thought(reasoning, where) + text
+        text = think_block(reasoning, where) + text
     return _joined(text, calls_text(calls, where)) if calls else text
 
 
@@ -70,9 +70,9 @@ def text_of(content: Any, where: str) -> str:
         if kind in TEXT_TYPES:
             refuse_media(part, f"{where}: ")
         if kind in TEXT_TYPES:
-            text += _string(part, TEXT_KEYS, where)
+            text += _part_text(part, TEXT_KEYS, where)
         elif kind in ("reasoning", "thinking"):
-            text += thought(_string(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
+            text += think_block(_part_text(part, (*TEXT_KEYS, *REASONING_KEYS), where), where)
         elif kind in CALL_TYPES:
             text = _joined(text, calls_text(part.get(kind) or part.get("value") or part, where))
         elif kind == "tool_calls":
@@ -96,18 +96,18 @@ def calls_text(calls: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> str:
-    said = call.get("function") or call if isinstance(call, dict) else None
-    name = said.get("name") if isinstance(said, dict) else None
+    function = call.get("function") or call if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise Malformed("bad_tool_call", f"{where}: a tool call without a name")
-    arguments = next((said[key] for key in ARGUMENTS_KEYS if said.get(key) is not None), {})
+    arguments = next((function[key] for key in ARGUMENTS_KEYS if function.get(key) is not None), {})
     if isinstance(arguments, str):
         arguments = _loads(arguments, where)
     try:
-        spelled = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
+        serialized = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise Malformed("bad_tool_call", f"{where}: {str(error)[:EXCERPT_LENGTH]}") from None
-    return f"<tool_call>\n{spelled}\n</tool_call>"
+    return f"<tool_call>\n{serialized}\n</tool_call>"
 
 
 def _loads(text: str, where: str) -> Any:
@@ -117,7 +117,7 @@ def _loads(text: str, where: str) -> Any:
         raise Malformed("bad_tool_call", f"{where}: a tool call that is no JSON: {error}") from None
 
 
-def thought(reasoning: Any, where: str) -> str:
+def think_block(reasoning: Any, where: str) -> str:
     """Reasoning in the tags that most chat models are trained on, as it stands before the answer; empty if there is none."""
     if not isinstance(reasoning, str):
         raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
@@ -129,7 +129,7 @@ def _joined(text: str, calls: str) -> str:
     return f"{text}\n{calls}" if text and not text.endswith("\n") else text + calls
 
 
-def _string(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
+def _part_text(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
     value = next((part[key] for key in keys if part.get(key) is not None), None)
     if not isinstance(value, str):
         raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}")

@@ -12,31 +12,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from snaketune.corpus.layouts.choices import CHOICES_COLUMNS, choices_text
-from snaketune.corpus.layouts.columns import note_read, says_nothing
-from snaketune.corpus.layouts.content_parts import kind_of, thought
-from snaketune.corpus.layouts.messages import SPEAKER_KEYS, may_spell_turns, turns_of
-from snaketune.corpus.layouts.ratings import JUDGES
-from snaketune.corpus.rows import Malformed, Message, spoken
+from snaketune.corpus.layouts.columns import is_blank, mark_read
+from snaketune.corpus.layouts.content_parts import kind_of, think_block
+from snaketune.corpus.layouts.messages import SPEAKER_KEYS, may_be_serialized_turns, turns_of
+from snaketune.corpus.layouts.ratings import JUDGE_COLUMNS
+from snaketune.corpus.rows import Malformed, Message, roles_and_texts
 
 # Where `fields` say which column it is.
-NAMED_CONTEXT, NAMED_REASONING = "fields.context", "fields.reasoning"
+MAPPED_CONTEXT, MAPPED_REASONING = "fields.context", "fields.reasoning"
 CONTEXT_COLUMNS = ("context", "contexts", "passage", "article", "paragraph")
 # These are as often a number or a name: of the article in a magazine, say.
-DOUBTFUL = {"article", "paragraph"}
+AMBIGUOUS = {"article", "paragraph"}
 # A judge's reasoning is called so too.
-JUDGED = ("reasoning", "thinking", "cot")
-REASONING_COLUMNS = ("reasoning_content", *JUDGED, "chain_of_thought", "thinking_trajectories")
-COLUMNS = frozenset((NAMED_CONTEXT, NAMED_REASONING, *CONTEXT_COLUMNS, *CHOICES_COLUMNS, *REASONING_COLUMNS, "A"))
+JUDGE_REASONING = ("reasoning", "thinking", "cot")
+REASONING_COLUMNS = ("reasoning_content", *JUDGE_REASONING, "chain_of_thought", "thinking_trajectories")
+COLUMNS = frozenset((MAPPED_CONTEXT, MAPPED_REASONING, *CONTEXT_COLUMNS, *CHOICES_COLUMNS, *REASONING_COLUMNS, "A"))
 # Columns that may hold the context already.
-ELSEWHERE = ("system", "system_prompt", "system_message", "history")
+OTHER_CONTEXT_COLUMNS = ("system", "system_prompt", "system_message", "history")
 STEP_BY_STEP = "let's think step by step"
 THOUGHT_MARKS = ("<think>", "<thinking>", "<reasoning>", "[THINK]")
 # Settings of a model that reasons.
-EFFORT = {"effort", "summary", "enabled", "exclude", "max_tokens", "budget_tokens", "type"}
+REASONING_SETTINGS = {"effort", "summary", "enabled", "exclude", "max_tokens", "budget_tokens", "type"}
 TITLES, PASSAGES = ("title", "name"), ("text", "content", "contents", "passage", "paragraph_text", "snippet", "body")
 # So much of a context at its beginning shows that the prompt holds it, in part or in other line breaks.
-SHOWN = 200
-OTHERWISE = "name it under `fields`, or map prompt and response there, which reads no others"
+PREFIX_LENGTH = 200
+ADVICE = "name it under `fields`, or map prompt and response there, which reads no others"
 
 
 def add_to_prompt(raw: dict[str, Any], prompt: list[Message], response: str = "") -> None:
@@ -62,46 +62,46 @@ def add_to_response(raw: dict[str, Any], response: list[Message]) -> None:
     """
     if COLUMNS.isdisjoint(raw):
         return
-    for column in (NAMED_REASONING,) if NAMED_REASONING in raw else REASONING_COLUMNS:
+    for column in (MAPPED_REASONING,) if MAPPED_REASONING in raw else REASONING_COLUMNS:
         value = raw.get(column)
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
         if not _is_reasoning(value, column):
             continue
-        if column in JUDGED and not JUDGES.isdisjoint(raw):
-            judge = next(name for name in raw if name in JUDGES)
-            raise Malformed("unread_reasoning", f"{column} beside {judge} may be a judge's; {OTHERWISE}")
-        note_read(raw, column)
+        if column in JUDGE_REASONING and not JUDGE_COLUMNS.isdisjoint(raw):
+            judge = next(name for name in raw if name in JUDGE_COLUMNS)
+            raise Malformed("unread_reasoning", f"{column} beside {judge} may be a judge's; {ADVICE}")
+        mark_read(raw, column)
         text = response[0]["content"]
         if value.strip() not in text and "</think>" not in text and not text.lstrip().startswith(THOUGHT_MARKS):
-            response[0] = response[0] | {"content": thought(value, column) + text}
+            response[0] = response[0] | {"content": think_block(value, column) + text}
         return
 
 
 def _is_reasoning(value: Any, column: str) -> bool:
-    if says_nothing(value) or (isinstance(value, dict) and value.keys() <= EFFORT):
+    if is_blank(value) or (isinstance(value, dict) and value.keys() <= REASONING_SETTINGS):
         return False
     if not isinstance(value, str):
-        held = f"{len(value)} items" if isinstance(value, list) else kind_of(value)
-        raise Malformed("unread_reasoning", f"{column} holds {held}, expected a text; {OTHERWISE}")
+        actual = f"{len(value)} items" if isinstance(value, list) else kind_of(value)
+        raise Malformed("unread_reasoning", f"{column} holds {actual}, expected a text; {ADVICE}")
     # One word says how to think: on, high, enabled.
     text = value.strip()
-    return column == NAMED_REASONING or (
+    return column == MAPPED_REASONING or (
         any(map(str.isspace, text))
         and not (text.lower().startswith(STEP_BY_STEP) and len(text) < 2 * len(STEP_BY_STEP))
     )
 
 
 def _contexts(raw: dict[str, Any], prompt: list[Message], response: str) -> Iterator[str]:
-    for column in (NAMED_CONTEXT,) if NAMED_CONTEXT in raw else CONTEXT_COLUMNS:
+    for column in (MAPPED_CONTEXT,) if MAPPED_CONTEXT in raw else CONTEXT_COLUMNS:
         value = raw.get(column)
-        if says_nothing(value) or (column in DOUBTFUL and not (isinstance(value, str) and " " in value.strip())):
+        if is_blank(value) or (column in AMBIGUOUS and not (isinstance(value, str) and " " in value.strip())):
             continue
         if _are_turns(value):
             # The conversation that the completions of a pair continue may be called so.
-            note_read(raw, column)
-            earlier = spoken(turns_of(value, column))
-            if spoken(prompt)[: len(earlier)] != earlier:
+            mark_read(raw, column)
+            earlier = roles_and_texts(turns_of(value, column))
+            if roles_and_texts(prompt)[: len(earlier)] != earlier:
                 raise Malformed(
                     "unread_context",
                     f"{column} holds turns that the prompt doesn't; call it history if they come before it",
@@ -109,23 +109,21 @@ def _contexts(raw: dict[str, Any], prompt: list[Message], response: str) -> Iter
             continue
         texts = _texts(value)
         if texts is None:
-            raise Malformed(
-                "unread_context", f"{column} holds {kind_of(value)}, expected a text or several; {OTHERWISE}"
-            )
+            raise Malformed("unread_context", f"{column} holds {kind_of(value)}, expected a text or several; {ADVICE}")
         text = "\n\n".join(texts)
         # What repeats the response is no context of it; that holds the response often.
-        if not text or (column != NAMED_CONTEXT and response.strip() and _plain(text) in _plain(response)):
+        if not text or (column != MAPPED_CONTEXT and response.strip() and _plain(text) in _plain(response)):
             continue
-        note_read(raw, column)
+        mark_read(raw, column)
         elsewhere = [turn["content"] for turn in prompt] + [
-            raw[name] for name in ELSEWHERE if isinstance(raw.get(name), str)
+            raw[name] for name in OTHER_CONTEXT_COLUMNS if isinstance(raw.get(name), str)
         ]
-        if not any(_plain(text)[:SHOWN] in _plain(said) for said in elsewhere):
+        if not any(_plain(text)[:PREFIX_LENGTH] in _plain(text_) for text_ in elsewhere):
             yield text
 
 
 def _are_turns(value: Any) -> bool:
-    return may_spell_turns(value) or (
+    return may_be_serialized_turns(value) or (
         isinstance(value, list)
         and all(isinstance(item, dict) and any(item.get(key) is not None for key in SPEAKER_KEYS) for item in value)
     )
@@ -141,8 +139,8 @@ def _texts(value: Any) -> list[str] | None:
         case {"contexts": list(texts)}:
             return _texts(texts)
         case list():
-            found = [_passage(item) for item in value if item is not None]
-            return None if None in found else [text for text in found if text.strip()]
+            passages = [_passage(item) for item in value if item is not None]
+            return None if None in passages else [text for text in passages if text.strip()]
     return None
 
 

@@ -15,9 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.layouts.roles import IN_DIALOGUES, Speakers, role_of
-from snaketune.corpus.layouts.strip_templates import conversation_in, take_ends_off
-from snaketune.corpus.layouts.transcripts import cut, cut_at_marks
+from snaketune.corpus.layouts.roles import DIALOGUE_SPEAKERS, Speakers, role_of
+from snaketune.corpus.layouts.strip_templates import strip_end_of_turns, templated_conversation
+from snaketune.corpus.layouts.transcripts import split_at_marks, split_at_speakers
 from snaketune.corpus.rows import Malformed, Message
 
 # Lines between turns: a rule of asterisks, or a remark in brackets or in italics.
@@ -42,46 +42,46 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
     """
     if not isinstance(text, str):
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
-    framed = conversation_in(text)
+    framed = templated_conversation(text)
     if framed:
-        return framed, take_ends_off(framed)
-    before, spoken = _cut(text, speakers)
-    if _without_remarks(before) or not spoken:
+        return framed, strip_end_of_turns(framed)
+    before, roles_and_texts = _split_dialogue(text, speakers)
+    if _without_remarks(before) or not roles_and_texts:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
-    roles = _roles([name for name, _ in spoken], where, speakers)
+    roles = _roles([name for name, _ in roles_and_texts], where, speakers)
     turns, notes = [], ()
-    for number, (name, said) in enumerate(spoken, start=1):
+    for number, (name, text) in enumerate(roles_and_texts, start=1):
         # After the last turn it may be the last thing said.
-        bare = _without_remarks(said, keep=1) if number < len(spoken) else said
-        if bare != said:
+        bare = _without_remarks(text, keep=1) if number < len(roles_and_texts) else text
+        if bare != text:
             notes = ("removed_stage_direction",)
         turns.append({"role": roles[name], "content": bare})
-    return turns, notes + take_ends_off(turns)
+    return turns, notes + strip_end_of_turns(turns)
 
 
 def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
     """The first column whose text begins with one speaker and goes on with another."""
     for column, value in raw.items():
         if isinstance(value, str):
-            before, spoken = _cut(value, speakers)
-            names = {name for name, _ in spoken if not _is_tool(name)}
-            if (len(names) > 1 and not _without_remarks(before)) or conversation_in(value):
+            before, roles_and_texts = _split_dialogue(value, speakers)
+            names = {name for name, _ in roles_and_texts if not _is_tool(name)}
+            if (len(names) > 1 and not _without_remarks(before)) or templated_conversation(value):
                 return column
     return None
 
 
-def _cut(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
+def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
     """What stands before the first speaker, and then each speaker, in small letters, with what they say.
 
     `Tool:` is a tag between two turns of the same speaker; elsewhere it is a part of what is said.
     """
     tag = _tag(tuple(speakers))
     if not speakers and any(_is_tool(mark["speaker"]) for mark in tag.finditer(text)):
-        marks = _between_others(list(tag.finditer(text)))
-        before, spoken = cut_at_marks(text, marks)
+        marks = _without_quoted_tools(list(tag.finditer(text)))
+        before, roles_and_texts = split_at_marks(text, marks)
     else:
-        before, spoken = cut(text, tag)
-    return before, [(name.casefold(), content.strip()) for name, content in spoken]
+        before, roles_and_texts = split_at_speakers(text, tag)
+    return before, [(name.casefold(), content.strip()) for name, content in roles_and_texts]
 
 
 def _is_tool(speaker: str) -> bool:
@@ -89,39 +89,39 @@ def _is_tool(speaker: str) -> bool:
     return speaker.casefold() in ("tool", "function", "observation")
 
 
-def _between_others(marks: list[re.Match[str]]) -> list[re.Match[str]]:
-    kept: list[re.Match[str]] = []
+def _without_quoted_tools(marks: list[re.Match[str]]) -> list[re.Match[str]]:
+    tags: list[re.Match[str]] = []
     for number, mark in enumerate(marks):
         if _is_tool(mark["speaker"]):
             after = next((other["speaker"] for other in marks[number:] if role_of(other["speaker"]) != "tool"), None)
-            before = next((other["speaker"] for other in reversed(kept) if role_of(other["speaker"]) != "tool"), None)
+            before = next((other["speaker"] for other in reversed(tags) if role_of(other["speaker"]) != "tool"), None)
             if before is None or after is None or before.casefold() != after.casefold():
                 continue
-        kept.append(mark)
-    return kept
+        tags.append(mark)
+    return tags
 
 
 def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
-    given = {name.casefold(): role for name, role in speakers.items()}
+    roles_by_name = {name.casefold(): role for name, role in speakers.items()}
     roles: dict[str, str] = {}
     for name in dict.fromkeys(names):
         free = [role for role in ("user", "assistant") if role not in roles.values()]
-        role = given.get(name) or role_of(name) or (free[0] if free else None)
+        role = roles_by_name.get(name) or role_of(name) or (free[0] if free else None)
         if role is None:
             raise Malformed("unknown_role", f"{where} has a third speaker, {name[:40]!r}; map it with `speakers`")
         roles[name] = role
     return roles
 
 
-def _without_remarks(said: str, *, keep: int = 0) -> str:
+def _without_remarks(text: str, *, keep: int = 0) -> str:
     """`said` without the lines at its end that belong to no speaker; the first `keep` lines are what somebody says."""
-    lines = said.split("\n")
+    lines = text.split("\n")
     end = len(lines)
     while end > keep and (not lines[end - 1].strip() or _is_between_turns(lines[end - 1].strip())):
         end -= 1
     before, after = "\n".join(lines[:end]), [line.strip() for line in lines[end:]]
     if before.strip() and any(line and not RULE.fullmatch(line) for line in after):
-        return before if BEFORE_REMARK[after[0] == ""].search(before.rstrip()) else said
+        return before if BEFORE_REMARK[after[0] == ""].search(before.rstrip()) else text
     return before
 
 
@@ -135,7 +135,7 @@ def _is_between_turns(line: str) -> bool:
 @lru_cache(maxsize=64)
 def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
     """A speaker at the beginning of a line, also in bold or italics, and in bold as it looks with spaces put in."""
-    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), IN_DIALOGUES])
+    known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), DIALOGUE_SPEAKERS])
     stars = r"(\* \* |\*\*?)?"
     return re.compile(
         rf"^[ \t]*{stars}(?P<speaker>{known})(?(1)(?::\*\*?|\*\*?:|: \* \*)|:)", re.MULTILINE | re.IGNORECASE

@@ -5,17 +5,17 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.calls import COLUMNS as CALLS_COLUMNS
-from snaketune.corpus.layouts.calls import called
+from snaketune.corpus.layouts.calls import calls_as_text
 from snaketune.corpus.layouts.choices import letter_of
 from snaketune.corpus.layouts.columns import column_of, columns_of, plain_text, text_if_number
 from snaketune.corpus.layouts.completions import exchange
 from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.context_columns import add_to_prompt, add_to_response
-from snaketune.corpus.layouts.messages import may_spell_turns, turns_of
-from snaketune.corpus.layouts.preference_pairs import completed_pair
+from snaketune.corpus.layouts.messages import may_be_serialized_turns, turns_of
+from snaketune.corpus.layouts.preference_pairs import pair_of_completions
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
-from snaketune.corpus.layouts.strip_templates import unwrapped
-from snaketune.corpus.layouts.templates import may_be_framed
+from snaketune.corpus.layouts.strip_templates import strip_template
+from snaketune.corpus.layouts.templates import may_be_templated
 from snaketune.corpus.rows import Malformed, Message, Preference
 
 PROMPT_AND_RESPONSE = (
@@ -68,20 +68,33 @@ def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
     if columns is None:
         raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
     prompt, response = columns
-    said, answer = raw[prompt], raw[response]
+    question, answer = raw[prompt], raw[response]
     if isinstance(answer, bool) and response == "answer":
         # Of a question with yes or no.
         answer = plain_text(answer)
     elif isinstance(answer, int):
         answer = letter_of(raw, answer)
     if response in CALLS_COLUMNS:
-        answer = called(answer, response)
+        answer = calls_as_text(answer, response)
         # Conversations in a list of their own.
-        said = said[0] if isinstance(said, list) and len(said) == 1 and isinstance(said[0], list) else said
-    if type(said) is str and type(answer) is str and not may_be_framed(said) and not may_spell_turns(said):
-        turns, completion, notes = [{"role": "user", "content": said}], [{"role": "assistant", "content": answer}], ()
+        question = (
+            question[0]
+            if isinstance(question, list) and len(question) == 1 and isinstance(question[0], list)
+            else question
+        )
+    if (
+        type(question) is str
+        and type(answer) is str
+        and not may_be_templated(question)
+        and not may_be_serialized_turns(question)
+    ):
+        turns, completion, notes = (
+            [{"role": "user", "content": question}],
+            [{"role": "assistant", "content": answer}],
+            (),
+        )
     else:
-        turns, (completion,), notes = exchange(said, {response: answer}, speakers)
+        turns, (completion,), notes = exchange(question, {response: answer}, speakers)
     add_to_prompt(raw, turns, completion[0]["content"])
     add_to_response(raw, completion)
     return earlier_turns(raw, speakers) + turns, completion, notes
@@ -100,14 +113,14 @@ def conversation_exchange(raw: Raw, column: str, speakers: Speakers = NO_SPEAKER
 def instruction_of(raw: Raw) -> tuple[str, tuple[str, ...]]:
     """Instruction and its input as one prompt, and what there is to note."""
     instruction = _text(raw, "instruction")
-    given = _text(raw, "input") if "input" in raw else ""
-    if NO_INPUT.fullmatch(given):
+    input_text = _text(raw, "input") if "input" in raw else ""
+    if NO_INPUT.fullmatch(input_text):
         return instruction, ("noinput_placeholder",)
-    if not given or given.isspace():
+    if not input_text or input_text.isspace():
         return instruction, ()
-    if unwrapped(instruction):
+    if strip_template(instruction):
         raise Malformed("baked_in_template", "a template frames the instruction, and the input stands outside of it")
-    return (f"{instruction}\n\n{given}" if instruction.strip() else given), ()
+    return (f"{instruction}\n\n{input_text}" if instruction.strip() else input_text), ()
 
 
 def earlier_turns(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> list[Message]:
@@ -124,14 +137,14 @@ def earlier_turns(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> list[Message]:
     if isinstance(history[0], dict):
         return turns_of(history, "history", speakers)
     turns: list[Message] = []
-    for number, said in enumerate(history, start=1):
-        if not isinstance(said, list) or len(said) != 2 or not all(isinstance(text, str) for text in said):
+    for number, texts in enumerate(history, start=1):
+        if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise Malformed("wrong_type", f"history, item {number}, is no pair of texts")
-        turns += ({"role": role, "content": text} for role, text in zip(("user", "assistant"), said))
+        turns += ({"role": role, "content": text} for role, text in zip(("user", "assistant"), texts))
     return turns
 
 
-def asked(raw: Raw) -> tuple[Any, tuple[str, ...]]:
+def prompt_of(raw: Raw) -> tuple[Any, tuple[str, ...]]:
     """The text (or turns) of the column that names the prompt of a pair, None without one; and what there is to note."""
     for column in ("prompt", "question"):
         if column in raw:
@@ -141,20 +154,22 @@ def asked(raw: Raw) -> tuple[Any, tuple[str, ...]]:
     return instruction_of(raw) if "instruction" in raw else (None, ())
 
 
-def pair_beside(raw: Raw, prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
+def pair_with_context(
+    raw: Raw, prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS
+) -> Preference:
     """A pair of completions with all that its row says of the prompt.
 
     Args:
         prompt: what `asked` found.
     """
-    row = completed_pair(conversation_asked(raw, prompt, speakers), chosen, rejected, speakers)
+    row = pair_of_completions(prompt_conversation(raw, prompt, speakers), chosen, rejected, speakers)
     add_to_prompt(raw, row.prompt, row.chosen[0]["content"])
     if not isinstance(raw.get("history"), str) or prompt is not None:
         row.prompt[:0] = earlier_turns(raw, speakers)
     return row
 
 
-def conversation_asked(raw: Raw, prompt: Any, speakers: Speakers = NO_SPEAKERS) -> Any:
+def prompt_conversation(raw: Raw, prompt: Any, speakers: Speakers = NO_SPEAKERS) -> Any:
     """The prompt that completions answer: `prompt`, or the conversation in another column that ends on it.
 
     Args:
@@ -163,7 +178,7 @@ def conversation_asked(raw: Raw, prompt: Any, speakers: Speakers = NO_SPEAKERS) 
         A text or turns; None if no column holds any.
     """
     for column in PROMPT_TURNS:
-        if isinstance(raw.get(column), list) or (prompt is None and may_spell_turns(raw.get(column))):
+        if isinstance(raw.get(column), list) or (prompt is None and may_be_serialized_turns(raw.get(column))):
             if prompt is None:
                 return turns_of(raw[column], column, speakers)
             if isinstance(prompt, str) and _ends_on(raw.get(column), prompt, speakers):

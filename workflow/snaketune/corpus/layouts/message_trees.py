@@ -18,7 +18,7 @@ from snaketune.corpus.layouts.content_parts import kind_of
 from snaketune.corpus.layouts.roles import role_of
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Message, Preference, Row
 
-Outcome = Row | Malformed | Dropped | None
+MessageResult = Row | Malformed | Dropped | None
 # What is read of a message.
 MESSAGE_KEYS = {"message_id", "parent_id", "role", "text", "rank", "deleted", "synthetic", "replies"}
 
@@ -62,14 +62,14 @@ def rows_of_tree(raw: dict[str, Any], kind: str, speakers: dict[str, str]) -> li
     return pairs or [Dropped("unpaired")]
 
 
-def rows_of_messages(raws: list[dict[str, Any]], kind: str, speakers: dict[str, str]) -> list[Outcome]:
+def rows_of_flat_tree(raws: list[dict[str, Any]], kind: str, speakers: dict[str, str]) -> list[MessageResult]:
     """What becomes of each message, in order.
 
     A conversation stands in the place of its root and a pair in that of its rejected reply; the other messages in them
     are None, and those in none are Dropped.
     """
-    outcomes, roots = _linked(raws, speakers)
-    for node in _walk(roots, through_deleted=True):
+    outcomes, roots = _link(raws, speakers)
+    for node in _walk(roots, include_deleted=True):
         outcomes[node.number] = Dropped("deleted")
     for node in _walk(roots):
         outcomes[node.number] = Dropped("other_branch" if kind == "conversations" else "unpaired")
@@ -89,9 +89,9 @@ def rows_of_messages(raws: list[dict[str, Any]], kind: str, speakers: dict[str, 
     return outcomes
 
 
-def _linked(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[Outcome], list[Node]]:
+def _link(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[MessageResult], list[Node]]:
     """What is wrong with each message, or None, and the roots of the sound ones."""
-    outcomes: list[Outcome] = []
+    outcomes: list[MessageResult] = []
     by_id: dict[str | int, Node] = {}
     for number, raw in enumerate(raws):
         try:
@@ -114,21 +114,23 @@ def _linked(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[
             (roots if parent_id is None else orphans).append(node)
     for orphan in orphans:
         missing = str(raws[orphan.number]["parent_id"])[:40]
-        for node in _walk([orphan], through_deleted=True):
-            place = "its parent" if node is orphan else "a message that it hangs from"
-            outcomes[node.number] = Malformed("orphan_node", f"{place}, {missing!r}, isn't in the file, or isn't sound")
-    tied = {node.number for node in _walk(roots + orphans, through_deleted=True)}
+        for node in _walk([orphan], include_deleted=True):
+            missing_node = "its parent" if node is orphan else "a message that it hangs from"
+            outcomes[node.number] = Malformed(
+                "orphan_node", f"{missing_node}, {missing!r}, isn't in the file, or isn't sound"
+            )
+    reachable = {node.number for node in _walk(roots + orphans, include_deleted=True)}
     for node in by_id.values():
-        if node.number not in tied:
+        if node.number not in reachable:
             outcomes[node.number] = Malformed("cyclic_tree", "following parent_id from here leads round in a circle")
     return outcomes, roots
 
 
 def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
     top = _node(root, speakers)
-    waiting = [(top, root)]
-    while waiting:
-        node, raw = waiting.pop()
+    pending = [(top, root)]
+    while pending:
+        node, raw = pending.pop()
         replies = raw.get("replies")
         if replies is not None and not isinstance(replies, list):
             raise Malformed("wrong_type", f"replies holds {kind_of(replies)}, expected a list of messages")
@@ -136,7 +138,7 @@ def _nested(root: dict[str, Any], speakers: dict[str, str]) -> Node:
             below = _node(reply, speakers)
             below.parent = node
             node.replies.append(below)
-            waiting.append((below, reply))
+            pending.append((below, reply))
     return top
 
 
@@ -169,14 +171,14 @@ def _identifier(raw: dict[str, Any], column: str) -> str | int:
     return value
 
 
-def _walk(roots: list[Node], *, through_deleted: bool = False) -> Iterator[Node]:
+def _walk(roots: list[Node], *, include_deleted: bool = False) -> Iterator[Node]:
     """All messages of these trees, parents first."""
-    waiting = roots[::-1]
-    while waiting:
-        node = waiting.pop()
-        if through_deleted or not node.deleted:
+    pending = roots[::-1]
+    while pending:
+        node = pending.pop()
+        if include_deleted or not node.deleted:
             yield node
-            waiting.extend(reversed(node.replies))
+            pending.extend(reversed(node.replies))
 
 
 def _best_path(root: Node) -> list[Node]:
@@ -195,8 +197,8 @@ def _best_path(root: Node) -> list[Node]:
 
 def _ranked_first(node: Node) -> list[Node]:
     """The replies that aren't deleted, by rank."""
-    living = [reply for reply in node.replies if not reply.deleted]
-    return sorted(living, key=lambda reply: math.inf if reply.rank is None else reply.rank)
+    replies = [reply for reply in node.replies if not reply.deleted]
+    return sorted(replies, key=lambda reply: math.inf if reply.rank is None else reply.rank)
 
 
 def _ranked_pairs(root: Node) -> Iterator[tuple[Node, Node]]:

@@ -11,7 +11,7 @@ from snaketune.corpus.layouts.loss_flags import KEYS as WEIGHT_KEYS
 from snaketune.corpus.layouts.loss_flags import is_supervised
 from snaketune.corpus.layouts.media import refuse_media
 from snaketune.corpus.layouts.roles import CALLERS, NO_SPEAKERS, ROLES, Speakers, role_of
-from snaketune.corpus.layouts.vendor_turns import holds_results, with_results_apart
+from snaketune.corpus.layouts.vendor_turns import has_tool_results, split_tool_results
 from snaketune.corpus.rows import Malformed, Message
 
 SPEAKER_KEYS = ("role", "from", "speaker")
@@ -19,7 +19,7 @@ CONTENT_KEYS = ("content", "value", "utterance", "text")
 # Items that are two turns: what the user says, and the answer.
 EXCHANGE_KEYS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
 # Turns written into a text, as a CSV has to: as JSON, or in Python's spelling.
-SPELLED_TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|speaker|content|value|weight)["']\s*:""")
+SERIALIZED_TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|speaker|content|value|weight)["']\s*:""")
 
 
 def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[Message]:
@@ -31,14 +31,14 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
     Args:
         speakers: roles of further speakers, or other roles of known ones.
     """
-    if may_spell_turns(value):
-        value = spelled_turns(value, where)
+    if may_be_serialized_turns(value):
+        value = parse_turns(value, where)
     if not isinstance(value, list):
         raise Malformed("wrong_type", f"{where} holds {kind_of(value)}, expected turns")
     if not value:
         raise Malformed("empty_turn", f"{where} has no turns")
     turns: list[Message] = []
-    identified = False
+    has_result_ids = False
     for number, item in enumerate(value, start=1):
         # Nearly every turn there is, at a third of the cost.
         if type(item) is dict and len(item) == 2 and not speakers:
@@ -48,30 +48,30 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
             if type(speaker) is str and type(content) is str and speaker in ROLES:
                 turns.append({"role": ROLES[speaker], "content": content})
                 continue
-        if both := exchange_keys(item):
+        if pair_keys := exchange_keys(item):
             system = item.get("system")
             # Each item may repeat the system turn of the first.
             if system and {"role": "system", "content": system} != (turns[0] if turns else None):
                 turns.append({"role": "system", "content": text_of(system, f"{where}, item {number}, system")})
-            for key, role in zip(both, ("user", "assistant")):
+            for key, role in zip(pair_keys, ("user", "assistant")):
                 turns.append({"role": role, "content": text_of(item[key], f"{where}, item {number}, {key}")})
             if not is_supervised(item, f"{where}, item {number}"):
                 turns[-1]["supervised"] = False
             continue
-        if holds_results(item):
-            return turns_of(with_results_apart(value), where, speakers)
+        if has_tool_results(item):
+            return turns_of(split_tool_results(value), where, speakers)
         turn = _turn(item, f"{where}, turn {number}", speakers)
         turns.append(turn if is_supervised(item, f"{where}, turn {number}") else turn | {"supervised": False})
-        identified = identified or (turn["role"] == "tool" and RESULT_KEY in item)
-    return in_call_order(value, turns, where) if identified else turns
+        has_result_ids = has_result_ids or (turn["role"] == "tool" and RESULT_KEY in item)
+    return in_call_order(value, turns, where) if has_result_ids else turns
 
 
-def may_spell_turns(value: Any) -> bool:
+def may_be_serialized_turns(value: Any) -> bool:
     """Whether a value is a text with a list of turns in it, going by how it begins."""
-    return type(value) is str and value[:1] in "[ \n" and SPELLED_TURNS.match(value) is not None
+    return type(value) is str and value[:1] in "[ \n" and SERIALIZED_TURNS.match(value) is not None
 
 
-def spelled_turns(text: str, where: str) -> list[Any]:
+def parse_turns(text: str, where: str) -> list[Any]:
     """The list of turns that is written into a text, as JSON.
 
     Raises:

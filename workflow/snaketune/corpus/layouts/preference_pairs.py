@@ -4,10 +4,10 @@ from functools import lru_cache
 from typing import Any
 
 from snaketune.corpus.layouts.completions import completion_turns, exchange
-from snaketune.corpus.layouts.messages import may_spell_turns, turns_of
+from snaketune.corpus.layouts.messages import may_be_serialized_turns, turns_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.layouts.transcripts import is_transcript, transcript_turns
-from snaketune.corpus.rows import Malformed, Message, Preference, spoken
+from snaketune.corpus.rows import Malformed, Message, Preference, roles_and_texts
 
 # The first is better. Columns of whole conversations or of completions alike.
 PAIR_COLUMNS = (
@@ -29,25 +29,29 @@ def pair_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
 
 def pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
     """A preference from its three columns; `prompt` may be None where the other two are whole conversations."""
-    row = whole_pair(chosen, rejected, speakers)
-    return completed_pair(prompt, chosen, rejected, speakers) if row is None else about(row, prompt, speakers)
+    row = pair_of_conversations(chosen, rejected, speakers)
+    return (
+        pair_of_completions(prompt, chosen, rejected, speakers)
+        if row is None
+        else require_prompt(row, prompt, speakers)
+    )
 
 
-def whole_pair(chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference | None:
+def pair_of_conversations(chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference | None:
     """A preference from two whole conversations; None if these are completions."""
     if is_transcript(chosen) and is_transcript(rejected):
         return transcript_pair(chosen, rejected)
-    spelled = may_spell_turns(chosen) and may_spell_turns(rejected)
-    if isinstance(chosen, str) and isinstance(rejected, str) and not spelled:
+    serialized = may_be_serialized_turns(chosen) and may_be_serialized_turns(rejected)
+    if isinstance(chosen, str) and isinstance(rejected, str) and not serialized:
         return None
     turns = [
-        completion_turns(value, where, speakers, spelled=spelled)
+        completion_turns(value, where, speakers, serialized=serialized)
         for where, value in (("chosen", chosen), ("rejected", rejected))
     ]
-    return _split(*turns) if all(said[0]["role"] != "assistant" for said in turns) else None
+    return _split_at_difference(*turns) if all(found[0]["role"] != "assistant" for found in turns) else None
 
 
-def completed_pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
+def pair_of_completions(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
     """A preference from a prompt and two completions."""
     if prompt is None:
         raise Malformed(
@@ -59,7 +63,7 @@ def completed_pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers =
     return Preference(prompt=turns, chosen=chosen, rejected=rejected, notes=notes)
 
 
-def other_answer(messages: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
+def pair_with_rejected_answer(messages: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
     """A preference from a conversation and another, worse text for its last turn."""
     turns = turns_of(messages, "messages", speakers)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
@@ -70,20 +74,20 @@ def other_answer(messages: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS)
 
 def transcript_pair(chosen: Any, rejected: Any) -> Preference:
     """A preference from two transcripts."""
-    return _split(transcript_turns(chosen, "chosen"), transcript_turns(rejected, "rejected"))
+    return _split_at_difference(transcript_turns(chosen, "chosen"), transcript_turns(rejected, "rejected"))
 
 
-def _split(chosen: list[Message], rejected: list[Message]) -> Preference:
+def _split_at_difference(chosen: list[Message], rejected: list[Message]) -> Preference:
     """Split two conversations after the last turn that they share.
 
     chosen    user A   assistant B   user C │ assistant D
     rejected  user A   assistant B   user C │ assistant E   user F   assistant G
               └────────── prompt ─────────┘
     """
-    if spoken(chosen) == spoken(rejected):
+    if roles_and_texts(chosen) == roles_and_texts(rejected):
         raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
     shared = 0
-    for ours, theirs in zip(spoken(chosen), spoken(rejected)):
+    for ours, theirs in zip(roles_and_texts(chosen), roles_and_texts(rejected)):
         if ours != theirs:
             break
         shared += 1
@@ -92,15 +96,15 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Preference:
     return Preference(prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:])
 
 
-def about(row: Preference, prompt: Any, speakers: Speakers) -> Preference:
+def require_prompt(row: Preference, prompt: Any, speakers: Speakers) -> Preference:
     """`row`, if `prompt` is None or among its turns."""
     if isinstance(prompt, str):
-        said = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)
-        if not said and is_transcript(prompt):
-            said = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
+        found = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)
+        if not found and is_transcript(prompt):
+            found = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
     else:
         wanted = [] if prompt is None else turns_of(prompt, "prompt", speakers)
-        said = spoken(row.prompt)[: len(wanted)] == spoken(wanted)
-    if not said:
+        found = roles_and_texts(row.prompt)[: len(wanted)] == roles_and_texts(wanted)
+    if not found:
         raise Malformed("different_prompts", "chosen and rejected are whole conversations without `prompt` in them")
     return row

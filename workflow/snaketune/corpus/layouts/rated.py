@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snaketune.corpus.layouts.content_parts import kind_of
-from snaketune.corpus.layouts.exchanges import asked, pair_beside
+from snaketune.corpus.layouts.exchanges import pair_with_context, prompt_of
 from snaketune.corpus.layouts.ratings import number_of
 from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.rows import Dropped, Malformed, Row
@@ -51,14 +51,14 @@ def rated_pairs(
         return [Dropped("tie")]
     if pairing == "worst":
         lower = lower[:1]
-    prompt, notes = asked(raw)
+    prompt, notes = prompt_of(raw)
     pairs: list[Row | Malformed | Dropped] = []
     for text, rating in lower:
         if best - rating < margin:
             pairs.append(Dropped("below_margin"))
             continue
         try:
-            row = pair_beside(raw, prompt, first, text, speakers)
+            row = pair_with_context(raw, prompt, first, text, speakers)
         except Malformed as error:
             pairs.append(error)
             continue

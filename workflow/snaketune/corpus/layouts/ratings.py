@@ -5,17 +5,17 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from snaketune.corpus.layouts.columns import note_read
+from snaketune.corpus.layouts.columns import mark_read
 from snaketune.corpus.rows import Dropped, Malformed
 
 # Beside these, a text about a completion is often a judge's.
-JUDGES = frozenset(
+JUDGE_COLUMNS = frozenset(
     ("score", "rating", "grade", "label", "verdict", "judge", "judge_model", "critique", "feedback", "kto_tag")
 )
 SIDE = re.compile(r"(?:^|(?<=[-_. ]))(chosen|rejected)(?=$|[-_. ])")
 RATING = re.compile(r"(?:^|[-_. ])(?:rating|score|reward|grade)s?(?:$|[-_. ])")
 # Ratings of something else, and those of which a lower one is better.
-OTHER = re.compile(r"rank|num|count|toxic|harm|unsafe|bias|length", re.IGNORECASE)
+NOT_RATINGS = re.compile(r"rank|num|count|toxic|harm|unsafe|bias|length", re.IGNORECASE)
 UNRATED = -1
 DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 STATUS, TIE = "status", "tie"
@@ -40,8 +40,8 @@ def check_ratings(raw: dict[str, Any], margin: float = 0) -> None:
         higher, lower = number_of(raw.get(better)), number_of(raw.get(worse))
         if higher is None or lower is None:
             continue
-        note_read(raw, better)
-        note_read(raw, worse)
+        mark_read(raw, better)
+        mark_read(raw, worse)
         if not higher == lower == UNRATED:
             differences.append((higher - lower, better, worse))
     if not differences:
@@ -67,7 +67,9 @@ def rated_columns(columns: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     >>> rated_columns(("chosen", "rejected", "score_rejected", "score_chosen", "chosen_length"))
     (('score_chosen', 'score_rejected'),)
     """
-    rated = (column for column in columns if "chosen" in column and RATING.search(column) and not OTHER.search(column))
+    rated = (
+        column for column in columns if "chosen" in column and RATING.search(column) and not NOT_RATINGS.search(column)
+    )
     pairs = ((column, SIDE.sub("rejected", column)) for column in rated)
     return tuple((better, worse) for better, worse in pairs if worse != better and worse in columns)
 

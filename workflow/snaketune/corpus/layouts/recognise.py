@@ -8,19 +8,19 @@ from snaketune.corpus.layouts.columns import columns_of
 from snaketune.corpus.layouts.dialogues import dialogue_column
 from snaketune.corpus.layouts.exchanges import INSTRUCTION_RESPONSES, prompt_and_response
 from snaketune.corpus.layouts.message_trees import is_message, is_nested_tree
-from snaketune.corpus.layouts.messages import may_spell_turns
+from snaketune.corpus.layouts.messages import may_be_serialized_turns
 from snaketune.corpus.layouts.nearest_layout import nearest
 from snaketune.corpus.layouts.preference_pairs import pair_columns
 from snaketune.corpus.layouts.rated import is_rated
 from snaketune.corpus.layouts.readers import LAYOUTS
 from snaketune.corpus.layouts.transcripts import is_transcript
-from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, verdict
+from snaketune.corpus.layouts.unpaired import LABEL_COLUMNS, is_labelled, label_value
 from snaketune.corpus.layouts.vendor_turns import is_contents
 from snaketune.corpus.layouts.votes import answer_columns, only_scored
 from snaketune.corpus.rows import Malformed
 
 # Beside these, a text that looks like a dialogue is what the row asks about.
-ASKS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
+PROMPT_COLUMNS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
 
 
 def recognise(
@@ -42,7 +42,7 @@ def recognise(
     columns = tuple(raw)
     layout = _by_columns(columns)
     if layout == "sharegpt" and isinstance(raw.get("conversation"), str) and "conversations" not in raw:
-        layout = "sharegpt" if may_spell_turns(raw["conversation"]) else None
+        layout = "sharegpt" if may_be_serialized_turns(raw["conversation"]) else None
     elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
         # How many turns there are.
         layout = _by_columns(tuple(column for column in columns if column != "turns"))
@@ -50,14 +50,14 @@ def recognise(
         layout = _by_columns(tuple(column for column in columns if column not in only_scored(columns)))
     if layout == "contents" and not is_contents(raw["contents"]):
         layout = None
-    labelled = any(verdict(raw.get(column)) is not None for column in LABEL_COLUMNS)
+    labelled = any(label_value(raw.get(column)) is not None for column in LABEL_COLUMNS)
     if kind == "preferences" and layout not in ("pairs", "votes") and not labelled and is_rated(raw):
         return "rated"
     if layout is None:
         if is_nested_tree(raw):
             return "message-tree"
         if columns not in dialogues:
-            column = None if ASKS & raw.keys() else dialogue_column(raw, speakers)
+            column = None if PROMPT_COLUMNS & raw.keys() else dialogue_column(raw, speakers)
             if column is None:
                 raise Malformed("unknown_layout", f"{columns_of(raw)}; {nearest(columns, _of_kind(kind))}")
             dialogues[columns] = column

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from snaketune.corpus.rows import Conversation, Message, Row
 
 
-def mend(row: Row, repair: tuple[str, ...]) -> None:
+def repair_row(row: Row, repair: tuple[str, ...]) -> None:
     """Apply the repairs named to `row`, and note on it each that changed something.
 
     >>> row = Conversation(messages=[{"role": "user", "content": text} for text in ("a", "b")])
-    >>> mend(row, ("merge-same-role",))
+    >>> repair_row(row, ("merge-same-role",))
     >>> row.messages, row.notes
     ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
     """
@@ -23,9 +23,9 @@ def mend(row: Row, repair: tuple[str, ...]) -> None:
     for name, step in STEPS.items():
         if name not in repair or (name == "drop-trailing-user" and not whole):
             continue
-        mended = step(turns)
-        if len(mended) != len(turns):
-            turns = mended
+        repaired = step(turns)
+        if len(repaired) != len(turns):
+            turns = repaired
             row.notes += (f"repaired_{name.replace('-', '_')}",)
     if whole:
         row.messages = turns

@@ -36,8 +36,8 @@ CALLERS = ("function_call", "tool_call")
 # Between a user and a system, the system is who answers.
 SYSTEM_ANSWERS = {"SYSTEM": "assistant", "System": "assistant", "system": "assistant"}
 # In the marks of chat templates; a template with any other speaker can't be taken off.
-IN_TEMPLATES = {name: ROLES[name] for name in ("system", "user", "human", "assistant", "model", "bot", "ai")}
-IN_TEMPLATES |= {
+TEMPLATE_ROLES = {name: ROLES[name] for name in ("system", "user", "human", "assistant", "model", "bot", "ai")}
+TEMPLATE_ROLES |= {
     "chatbot": "assistant",
     "instruction": "user",
     "inst": "user",
@@ -47,9 +47,11 @@ IN_TEMPLATES |= {
 # Within the marks of templates that aren't known.
 ASSISTANTS_IN_MARKS = "assistant|chatbot|model|gpt|bot"
 # At the beginning of a line of a dialogue. Those that aren't among ROLES are the user and the assistant, as they come.
-IN_DIALOGUES = r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
+DIALOGUE_SPEAKERS = (
+    r"(?:User|Human|Speaker|Person|Participant|Character)[ _]?[12AB]|User|Human|Assistant|Chatbot|Bot|GPT|AI"
+)
 # Whoever else speaks, so that it isn't taken for what the speaker before says.
-IN_DIALOGUES += r"|(?:Function|Tool)(?:[ _](?:Response|Result|Output))?|Observation"
+DIALOGUE_SPEAKERS += r"|(?:Function|Tool)(?:[ _](?:Response|Result|Output))?|Observation"
 
 
 def role_of(speaker: str, speakers: Speakers = NO_SPEAKERS) -> str | None:

@@ -148,30 +148,30 @@ UNKNOWN_CLOSES = re.compile(
     r"(?:<[|｜]\w{1,40}[|｜]>\w*)*\s*\Z",
     re.IGNORECASE,
 )
-LONGEST_CLOSE = 200
+CLOSE_LENGTH = 200
 SYSTEM_PART = re.compile(r"<<SYS>>\n?(.*?)<</SYS>>\s*", re.DOTALL)
 ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<eos>")
 
 
-def may_be_framed(prompt: str) -> bool:
+def may_be_templated(prompt: str) -> bool:
     """Whether a template may be around `prompt`, told by its first characters: of nearly all prompts, that none is."""
     return prompt[:1] in "\t\n\r BA#<[UHuh" and MAY_OPEN.match(prompt) is not None
 
 
-def is_unknown(prompt: str) -> bool:
+def is_unknown_template(prompt: str) -> bool:
     """Whether a template frames `prompt` that looks like none of these."""
     return (
-        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-LONGEST_CLOSE:]) is not None
+        UNKNOWN_OPENS.match(prompt) is not None and UNKNOWN_CLOSES.search(prompt.rstrip()[-CLOSE_LENGTH:]) is not None
     )
 
 
-def without_end(completion: str) -> str:
+def strip_end_of_turn(completion: str) -> str:
     """A completion without the end-of-turn strings of a template.
 
-    >>> without_end("Hello.<|im_end|>\\n")
+    >>> strip_end_of_turn("Hello.<|im_end|>\\n")
     'Hello.'
     """
-    bare = completion
-    while (stripped := bare.rstrip()).endswith(ENDS_OF_TURN):
-        bare = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
-    return completion if bare == completion else bare.rstrip()
+    text = completion
+    while (stripped := text.rstrip()).endswith(ENDS_OF_TURN):
+        text = stripped[: -len(next(end for end in ENDS_OF_TURN if stripped.endswith(end)))]
+    return completion if text == completion else text.rstrip()

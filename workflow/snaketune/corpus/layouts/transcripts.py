@@ -11,22 +11,22 @@ from snaketune.corpus.rows import Malformed, Message
 TRANSCRIPT = re.compile(r"(?:\A\s*|\n\n)(?P<speaker>Human|Assistant): ?")
 
 
-def cut(text: str, marks: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
+def split_at_speakers(text: str, marks: re.Pattern[str]) -> tuple[str, list[tuple[str, str]]]:
     r"""What stands before the first mark, and then each speaker with what they say, as it stands there.
 
-    >>> cut("\n\nHuman: Hi\n\nAssistant:  Hello", TRANSCRIPT)
+    >>> split_at_speakers("\n\nHuman: Hi\n\nAssistant:  Hello", TRANSCRIPT)
     ('', [('Human', 'Hi'), ('Assistant', ' Hello')])
 
     Args:
         marks: what stands before a turn; its group `speaker` is who speaks.
     """
-    return cut_at_marks(text, list(marks.finditer(text)))
+    return split_at_marks(text, list(marks.finditer(text)))
 
 
-def cut_at_marks(text: str, marks: list[re.Match[str]]) -> tuple[str, list[tuple[str, str]]]:
+def split_at_marks(text: str, marks: list[re.Match[str]]) -> tuple[str, list[tuple[str, str]]]:
     """As `cut`, at marks that have been found."""
-    starts = [mark.start() for mark in marks] + [len(text)]
-    return text[: starts[0]], [(mark["speaker"], text[mark.end() : end]) for mark, end in zip(marks, starts[1:])]
+    ends = [mark.start() for mark in marks] + [len(text)]
+    return text[: ends[0]], [(mark["speaker"], text[mark.end() : end]) for mark, end in zip(marks, ends[1:])]
 
 
 def is_transcript(text: Any) -> bool:
@@ -42,7 +42,7 @@ def transcript_turns(text: Any, where: str) -> list[Message]:
     """
     if not isinstance(text, str):
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
-    before, spoken = cut(text, TRANSCRIPT)
-    if before.strip() or not spoken:
+    before, roles_and_texts = split_at_speakers(text, TRANSCRIPT)
+    if before.strip() or not roles_and_texts:
         raise Malformed("not_a_transcript", f"{where} doesn't begin with Human: or Assistant:")
-    return [{"role": role_of(speaker), "content": content} for speaker, content in spoken]
+    return [{"role": role_of(speaker), "content": content} for speaker, content in roles_and_texts]

@@ -20,11 +20,11 @@ from snaketune.corpus.layouts.exchanges import (
     question_exchange,
 )
 from snaketune.corpus.layouts.roles import Speakers
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Unpaired, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Unpaired, roles_and_texts
 
 LABEL_COLUMNS = ("label", "kto_tag")
 # What a label may be. True equals 1 and 1.0, so these stand for all three; texts are compared in lower case.
-VERDICTS: dict[Any, bool] = {
+LABEL_VALUES: dict[Any, bool] = {
     1: True,
     "true": True,
     "1": True,
@@ -52,18 +52,18 @@ class Labelled:
     completion: list[Message]
     good: bool
     notes: tuple[str, ...]
-    beside: str
+    context: str
 
 
-def verdict(label: Any) -> bool | None:
+def label_value(label: Any) -> bool | None:
     """Whether a label says good or bad; None for any other label, such as the name of a class.
 
-    >>> verdict(0), verdict("True"), verdict("greeting")
+    >>> label_value(0), label_value("True"), label_value("greeting")
     (False, True, None)
     """
     if isinstance(label, str):
-        return VERDICTS.get(label.strip().lower())
-    return VERDICTS.get(label) if isinstance(label, (bool, int, float)) else None
+        return LABEL_VALUES.get(label.strip().lower())
+    return LABEL_VALUES.get(label) if isinstance(label, (bool, int, float)) else None
 
 
 def is_labelled(raw: Raw, layout: str) -> bool:
@@ -72,10 +72,10 @@ def is_labelled(raw: Raw, layout: str) -> bool:
     Taken for a plain conversation, the bad ones would be trained on like the good ones. Beside an instruction or a
     question, a number is more often the name of a class, so only a truth value counts.
     """
-    if "kto_tag" in raw and verdict(raw.get("kto_tag")) is not None:
+    if "kto_tag" in raw and label_value(raw.get("kto_tag")) is not None:
         return True
     label = raw.get("label")
-    if verdict(label) is None:
+    if label_value(label) is None:
         return False
     if layout in ("messages", "sharegpt") or isinstance(label, bool):
         return True
@@ -83,27 +83,27 @@ def is_labelled(raw: Raw, layout: str) -> bool:
     return columns is not None and (columns[0] == "prompt" or columns[1] == "completion")
 
 
-def labelled(raw: Raw, speakers: Speakers, beside: str) -> Labelled:
+def read_labelled(raw: Raw, speakers: Speakers, context: str) -> Labelled:
     """What a row says, and whether it is good; Malformed if it doesn't tell."""
     column = next((column for column in LABEL_COLUMNS if column in raw), None)
     if column is None:
         raise Malformed("missing_column", f"no column label, or it is null; the row has {', '.join(raw)[:200]}")
     label = raw[column]
-    good = verdict(label)
+    good = label_value(label)
     if good is None:
         raise Malformed("wrong_type", f"{column} holds {excerpt(label)[:40]}, expected true or false, or 1 or 0")
     prompt, completion, notes = _exchange(raw, speakers)
-    return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, beside=beside)
+    return Labelled(prompt=prompt, completion=completion, good=good, notes=notes, context=context)
 
 
-def alone(row: Labelled | Malformed) -> Unpaired | Malformed:
+def unpaired_row(row: Labelled | Malformed) -> Unpaired | Malformed:
     """A completion as it is."""
     if isinstance(row, Malformed):
         return row
     return Unpaired(prompt=row.prompt, completion=row.completion, label=row.good, notes=row.notes)
 
 
-def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:
+def pair_up(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dropped | None]:
     """What becomes of each row, in order: the good one of a pair is the pair, the bad one None."""
     outcomes: list[Preference | Malformed | Dropped | None] = []
     by_prompt: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
@@ -112,7 +112,7 @@ def paired(rows: list[Labelled | Malformed]) -> list[Preference | Malformed | Dr
             outcomes.append(row)
             continue
         outcomes.append(Dropped("unpaired"))
-        by_prompt[repr((spoken(row.prompt), row.beside))][not row.good].append(number)
+        by_prompt[repr((roles_and_texts(row.prompt), row.context))][not row.good].append(number)
     for good, bad in by_prompt.values():
         for number, other in zip(good, bad):
             better, worse = rows[number], rows[other]

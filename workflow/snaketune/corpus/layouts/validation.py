@@ -1,7 +1,7 @@
 """What makes a canonical row sound: who may speak after whom, on whom it ends, and that something is said."""
 
 from snaketune.corpus.layouts.media import PLACEHOLDER, shows_media
-from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, spoken
+from snaketune.corpus.rows import Conversation, Malformed, Message, Preference, Row, Unpaired, roles_and_texts
 
 # Who may speak after whom; None is the beginning.
 MAY_FOLLOW = {
@@ -44,7 +44,7 @@ def _check_completions(row: Preference | Unpaired) -> None:
         _check_turns(row.prompt + turns, f"prompt + {name}: ")
         if turns[-1]["role"] != "assistant":
             raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
-    if isinstance(row, Preference) and spoken(row.chosen) == spoken(row.rejected):
+    if isinstance(row, Preference) and roles_and_texts(row.chosen) == roles_and_texts(row.rejected):
         raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
 
 
@@ -58,8 +58,8 @@ def _check_turns(turns: list[Message], where: str = "") -> None:
         if role not in MAY_FOLLOW[before]:
             if role == before:
                 raise Malformed("two_turns_in_a_row", f"{where}turns {number - 1} and {number} are both {role}")
-            place = f"follows {before}" if before else "comes first"
-            raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {place}")
+            position = f"follows {before}" if before else "comes first"
+            raise Malformed("turn_out_of_order", f"{where}turn {number} ({role}) {position}")
         if role == "user" and shows_media(content):
             raise Malformed(
                 "unsupported_part",

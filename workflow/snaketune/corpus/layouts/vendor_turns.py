@@ -40,7 +40,7 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
             raise Malformed("wrong_type", f"contents holds {kind_of(item)}, expected a role and parts")
         results = [part["functionResponse"] for part in parts if isinstance(part, dict) and "functionResponse" in part]
         if results:
-            messages += ({"role": "tool", "content": _spelled(result.get("response"))} for result in results)
+            messages += ({"role": "tool", "content": _as_text(result.get("response"))} for result in results)
             continue
         thoughts = "".join(part["text"] for part in parts if _is_thought(part))
         parts = [part for part in parts if not _is_thought(part)]
@@ -54,19 +54,21 @@ def messages_of_contents(contents: Any, system: Any) -> list[dict[str, Any]]:
 def messages_of_moss(chat: Any, system: Any) -> list[dict[str, Any]]:
     """A chat of MOSS as messages."""
     messages = [{"role": "system", "content": system}] if system else []
-    for turn in in_number(chat):
-        said = {key: _moss_text(value) for key, value in turn.items()} if isinstance(turn, dict) else {}
-        if "Human" not in said or "MOSS" not in said:
+    for turn in sorted_by_number(chat):
+        texts = {key: _moss_text(value) for key, value in turn.items()} if isinstance(turn, dict) else {}
+        if "Human" not in texts or "MOSS" not in texts:
             raise Malformed("wrong_type", f"chat holds {kind_of(turn)}, expected Human and MOSS")
-        messages.append({"role": "user", "content": said["Human"]})
-        if said.get("Commands"):
-            messages.append({"role": "assistant", "content": said["Commands"], "reasoning": said.get("Inner Thoughts")})
-            messages.append({"role": "tool", "content": said.get("Tool Responses", "")})
-        messages.append({"role": "assistant", "content": said["MOSS"]})
+        messages.append({"role": "user", "content": texts["Human"]})
+        if texts.get("Commands"):
+            messages.append(
+                {"role": "assistant", "content": texts["Commands"], "reasoning": texts.get("Inner Thoughts")}
+            )
+            messages.append({"role": "tool", "content": texts.get("Tool Responses", "")})
+        messages.append({"role": "assistant", "content": texts["MOSS"]})
     return messages
 
 
-def holds_results(item: Any) -> bool:
+def has_tool_results(item: Any) -> bool:
     """Whether a message of the user has results of tools among its parts."""
     content = item.get("content") if isinstance(item, dict) and item.get("role") != "tool" else None
     return isinstance(content, list) and any(
@@ -74,27 +76,27 @@ def holds_results(item: Any) -> bool:
     )
 
 
-def with_results_apart(items: Sequence[Any]) -> list[Any]:
+def split_tool_results(items: Sequence[Any]) -> list[Any]:
     """Messages in which each result of a tool is one of its own, before what else the user says."""
-    apart: list[Any] = []
+    messages: list[Any] = []
     for item in items:
-        if not holds_results(item):
-            apart.append(item)
+        if not has_tool_results(item):
+            messages.append(item)
             continue
         others = [part for part in item["content"] if not (isinstance(part, dict) and part.get("type") == TOOL_RESULT)]
-        apart += (
+        messages += (
             {"role": "tool", RESULT_KEY: part.get("tool_use_id"), "content": part.get("content") or ""}
             for part in item["content"]
             if isinstance(part, dict) and part.get("type") == TOOL_RESULT
         )
         if others:
-            apart.append(item | {"content": others})
-    return apart
+            messages.append(item | {"content": others})
+    return messages
 
 
-def loose_turns(value: Any) -> Any:
+def messages_of_field(value: Any) -> Any:
     """Texts that take turns, and numbered turns, as messages; anything else as it is."""
-    items = in_number(value) if isinstance(value, dict) else value
+    items = sorted_by_number(value) if isinstance(value, dict) else value
     if not isinstance(items, list) or not items:
         return value
     if all(isinstance(item, dict) for item in items):
@@ -108,13 +110,14 @@ def loose_turns(value: Any) -> Any:
     return items
 
 
-def in_number(turns: Any) -> list[Any]:
+def sorted_by_number(turns: Any) -> list[Any]:
     """The values of an object whose keys are numbered, by their numbers; Malformed if they aren't."""
     numbers = [NUMBER.fullmatch(key) for key in turns] if isinstance(turns, dict) else [None]
     if not numbers or None in numbers:
         raise Malformed("wrong_type", f"found {kind_of(turns)}, expected turns that are numbered: turn_1, turn_2")
     return [
-        turn for _, turn in sorted(zip((int(number[1]) for number in numbers), turns.values()), key=lambda one: one[0])
+        turn
+        for _, turn in sorted(zip((int(number[1]) for number in numbers), turns.values()), key=lambda item: item[0])
     ]
 
 
@@ -151,7 +154,7 @@ def _gemini_call(call: Any) -> Any:
     return {"name": call.get("name"), "arguments": call.get("args") or {}} if isinstance(call, dict) else call
 
 
-def _spelled(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from snaketune.corpus.excerpts import printable
-from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.reading.unreadable_formats import refuse_zipped
 from snaketune.errors import SnaketuneError
 
@@ -23,8 +23,8 @@ ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 ENCRYPTED = 1
 # The record at the end with the longest comment; and the number of members there that stands for that and more.
-LONGEST_END, MANY = 22 + 65535, 65535
-HELD = 64 << 20
+MAX_END_RECORD, COUNT_OVERFLOW = 22 + 65535, 65535
+BUFFER_BYTES = 64 << 20
 BYTES_PER_READ = 1 << 20
 
 
@@ -32,10 +32,10 @@ class Member(NamedTuple):
     """A file in an archive; `opening` is None for links and what else has no content of its own."""
 
     name: str
-    opening: Opening | None
+    opener: Opener | None
 
 
-class _Place(NamedTuple):
+class _TarEntry(NamedTuple):
     name: str
     offset: int
     size: int
@@ -58,16 +58,16 @@ class _Slice(io.RawIOBase):
     """The next `size` bytes of a file."""
 
     def __init__(self, file: BinaryIO, size: int):
-        self.file, self.left = file, size
+        self.file, self.remaining = file, size
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:
-        data = self.file.read(min(len(buffer), self.left))
-        if self.left and buffer and not data:
+        data = self.file.read(min(len(buffer), self.remaining))
+        if self.remaining and buffer and not data:
             raise EOFError("the archive ends within a file")
-        self.left -= len(data)
+        self.remaining -= len(data)
         buffer[: len(data)] = data
         return len(data)
 
@@ -91,7 +91,7 @@ def is_tar(head: bytes) -> bool:
     return True
 
 
-def zip_members(path: Path, shown: str) -> Iterator[Member]:
+def zip_members(path: Path, display_name: str) -> Iterator[Member]:
     """The files in a zip archive.
 
     Raises:
@@ -100,19 +100,21 @@ def zip_members(path: Path, shown: str) -> Iterator[Member]:
     try:
         archive = zipfile.ZipFile(path)
     except BadZipFile as error:
-        raise SnaketuneError(f"{shown} is a zip archive that is damaged or cut off: {error}; fetch it again") from None
+        raise SnaketuneError(
+            f"{display_name} is a zip archive that is damaged or cut off: {error}; fetch it again"
+        ) from None
     except NotImplementedError as error:
         raise SnaketuneError(
-            f"{shown} is a zip archive that isn't unpacked here: {error}; unpack it, and name its files"
+            f"{display_name} is a zip archive that isn't unpacked here: {error}; unpack it, and name its files"
         ) from None
     with archive:
-        if len(archive.infolist()) not in _numbers_of_members(path):
-            raise SnaketuneError(f"{shown} is a zip archive with a damaged directory; fetch it again")
-        refuse_zipped(archive.namelist(), shown)
+        if len(archive.infolist()) not in _recorded_counts(path):
+            raise SnaketuneError(f"{display_name} is a zip archive with a damaged directory; fetch it again")
+        refuse_zipped(archive.namelist(), display_name)
         for info in sorted(archive.infolist(), key=lambda info: info.filename):
             if info.is_dir() and not info.file_size:
                 continue
-            name = f"{shown}/{printable(info.filename)}"
+            name = f"{display_name}/{printable(info.filename)}"
             if info.flag_bits & ENCRYPTED:
                 raise SnaketuneError(f"{name} is encrypted; unpack it, and name the files")
             if info.compress_type not in ZIP_METHODS:
@@ -123,13 +125,13 @@ def zip_members(path: Path, shown: str) -> Iterator[Member]:
             yield Member(info.filename, partial(_open_zipped, archive, info, name))
 
 
-def _numbers_of_members(path: Path) -> tuple[int, ...] | range:
+def _recorded_counts(path: Path) -> tuple[int, ...] | range:
     """How many members a zip archive says that it has, which zipfile doesn't look at; any number from MANY on."""
     with path.open("rb") as file:
-        file.seek(-min(path.stat().st_size, LONGEST_END), io.SEEK_END)
+        file.seek(-min(path.stat().st_size, MAX_END_RECORD), io.SEEK_END)
         end = file.read()
     number = int.from_bytes(end[end.rfind(ZIP_MAGIC[1]) :][10:12], "little")
-    return range(MANY, 1 << 62) if number == MANY else (number,)
+    return range(COUNT_OVERFLOW, 1 << 62) if number == COUNT_OVERFLOW else (number,)
 
 
 def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> BinaryIO:
@@ -139,7 +141,7 @@ def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
         raise SnaketuneError(f"{name} isn't unpacked here: {error}; unpack it, and name the files") from None
 
 
-def tar_members(opening: Opening, shown: str) -> Iterator[Member]:
+def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
     """The files in a tar.
 
     Args:
@@ -148,48 +150,48 @@ def tar_members(opening: Opening, shown: str) -> Iterator[Member]:
     Raises:
         SnaketuneError: it is damaged or cut off.
     """
-    with opening() as file:
-        places, others = _places(file, shown)
-        in_place = _lies_on_disk(file)
+    with opener() as file:
+        entries, others = _tar_entries(file, display_name)
+        on_disk = _is_on_disk(file)
     yield from (Member(name, None) for name in others)
-    ordered = sorted(places.values())
-    if in_place:
-        yield from (Member(place.name, partial(_open_at, opening, place)) for place in ordered)
+    ordered = sorted(entries.values())
+    if on_disk:
+        yield from (Member(entry.name, partial(_open_at, opener, entry)) for entry in ordered)
         return
-    file, position = opening(), 0
+    file, position = opener(), 0
     try:
         for batch in _batches(ordered):
-            if batch[0].size > HELD:
-                yield Member(batch[0].name, partial(_open_at, opening, batch[0]))
+            if batch[0].size > BUFFER_BYTES:
+                yield Member(batch[0].name, partial(_open_at, opener, batch[0]))
                 continue
-            held: dict[str, bytes] = {}
-            for name, offset, size in sorted(batch, key=lambda place: place.offset):
+            contents: dict[str, bytes] = {}
+            for name, offset, size in sorted(batch, key=lambda entry: entry.offset):
                 if offset < position:
                     file.close()
-                    file, position = opening(), 0
+                    file, position = opener(), 0
                 _skip(file, offset - position)
-                held[name] = _read(file, size)
+                contents[name] = _read(file, size)
                 position = offset + size
-            yield from (Member(place.name, partial(io.BytesIO, held.pop(place.name))) for place in batch)
+            yield from (Member(entry.name, partial(io.BytesIO, contents.pop(entry.name))) for entry in batch)
     finally:
         file.close()
 
 
-def _batches(places: list[_Place]) -> Iterator[list[_Place]]:
+def _batches(entries: list[_TarEntry]) -> Iterator[list[_TarEntry]]:
     """Places in their order, as many at once as HELD has room for, and at least one."""
-    batch: list[_Place] = []
-    for place in places:
-        if batch and sum(held.size for held in batch) + place.size > HELD:
+    batch: list[_TarEntry] = []
+    for entry in entries:
+        if batch and sum(contents.size for contents in batch) + entry.size > BUFFER_BYTES:
             yield batch
             batch = []
-        batch.append(place)
+        batch.append(entry)
     if batch:
         yield batch
 
 
-def _places(file: BinaryIO, shown: str) -> tuple[dict[str, _Place], list[str]]:
+def _tar_entries(file: BinaryIO, display_name: str) -> tuple[dict[str, _TarEntry], list[str]]:
     """Where the content of each file lies, and the names of links and the like. Of two with one name, the last counts."""
-    places: dict[str, _Place] = {}
+    entries: dict[str, _TarEntry] = {}
     others: list[str] = []
     last = ""
     try:
@@ -197,27 +199,27 @@ def _places(file: BinaryIO, shown: str) -> tuple[dict[str, _Place], list[str]]:
             for info in archive:
                 last = f" after {printable(info.name)}"
                 if info.isreg() and not info.issparse():
-                    places[info.name] = _Place(info.name, info.offset_data, info.size)
+                    entries[info.name] = _TarEntry(info.name, info.offset_data, info.size)
                 elif not info.isdir():
                     others.append(info.name)
     except tarfile.TarError as error:
         raise SnaketuneError(
-            f"{shown} is a tar archive that{last} is damaged or cut off: {error}; fetch it again"
+            f"{display_name} is a tar archive that{last} is damaged or cut off: {error}; fetch it again"
         ) from None
-    return places, [name for name in others if name not in places]
+    return entries, [name for name in others if name not in entries]
 
 
-def _lies_on_disk(file: BinaryIO) -> bool:
+def _is_on_disk(file: BinaryIO) -> bool:
     return isinstance(getattr(file, "raw", None), io.FileIO)
 
 
-def _open_at(opening: Opening, place: _Place) -> BinaryIO:
-    file = opening()
-    if _lies_on_disk(file):
-        file.seek(place.offset)
+def _open_at(opener: Opener, entry: _TarEntry) -> BinaryIO:
+    file = opener()
+    if _is_on_disk(file):
+        file.seek(entry.offset)
     else:
-        _skip(file, place.offset)
-    return io.BufferedReader(_Slice(file, place.size), BYTES_PER_READ)
+        _skip(file, entry.offset)
+    return io.BufferedReader(_Slice(file, entry.size), BYTES_PER_READ)
 
 
 def _skip(file: BinaryIO, size: int) -> None:

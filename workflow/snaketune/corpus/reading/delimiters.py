@@ -4,7 +4,7 @@ import csv
 import io
 
 DELIMITERS = (",", "\t", ";", "|")
-ROWS_LOOKED_AT = 5
+ROWS_CHECKED = 5
 
 
 def delimiter_of(head: bytes, *, whole: bool, tabs: bool = False, columns: int | None = None) -> str | None:
@@ -21,21 +21,21 @@ def delimiter_of(head: bytes, *, whole: bool, tabs: bool = False, columns: int |
     """
     text = (head if whole else head[: head.rfind(b"\n") + 1]).decode("utf-8-sig", "replace")
     for delimiter in ("\t", ",", ";", "|") if tabs else DELIMITERS:
-        cells = _numbers_of_cells(text, delimiter)
+        cells = _cell_counts(text, delimiter)
         enough = len(cells) > 1 if columns is None else cells[:1] == [columns]
         if enough and cells[0] > 1 and len(set(cells)) == 1:
             return delimiter
     return None
 
 
-def _numbers_of_cells(text: str, delimiter: str) -> list[int]:
-    found: list[int] = []
+def _cell_counts(text: str, delimiter: str) -> list[int]:
+    counts: list[int] = []
     try:
         for cells in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True):
             if cells:
-                found.append(len(cells))
-            if len(found) == ROWS_LOOKED_AT:
+                counts.append(len(cells))
+            if len(counts) == ROWS_CHECKED:
                 break
     except csv.Error:
         pass
-    return found
+    return counts

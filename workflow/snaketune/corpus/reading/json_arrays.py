@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from snaketune.corpus.excerpts import say
-from snaketune.corpus.reading.json_values import malformed_in, marked, parse_document
+from snaketune.corpus.reading.json_values import checked_row, first_malformed, parse_document
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
@@ -24,22 +24,22 @@ COLUMNS_OF_LISTS |= {"chosen_messages", "rejected_messages", "prompt", "completi
 SPLIT = "train"
 OTHER_SPLITS = {"test", "validation", "valid", "val", "dev", "eval", "evaluation"}
 
-QUOTE, COMMA, OPENS, CLOSES = 1, 2, 3, 4
-MARKS = bytes(
-    {34: QUOTE, 44: COMMA, 91: OPENS, 123: OPENS, 93: CLOSES, 125: CLOSES}.get(byte, 0) for byte in range(256)
+QUOTE, COMMA, OPEN, CLOSE = 1, 2, 3, 4
+STRUCTURAL_BYTES = bytes(
+    {34: QUOTE, 44: COMMA, 91: OPEN, 123: OPEN, 93: CLOSE, 125: CLOSE}.get(byte, 0) for byte in range(256)
 )
-STEPS = np.array([0, 0, 0, 1, -1], np.int64)
+DEPTH_CHANGES = np.array([0, 0, 0, 1, -1], np.int64)
 
 
 class Structure(NamedTuple):
     """The bytes that structure a piece of JSON: where they are, which of the four they are, and the depth after each."""
 
-    places: np.ndarray
+    positions: np.ndarray
     marks: np.ndarray
     depths: np.ndarray
 
 
-def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
+def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[Any]:
     """The elements of an array, alone or in an object; objects one after another; or the one value that the document is.
 
     An object of more than a block counts as such a wrapper by its beginning, before its end is known. Of several arrays in an
@@ -62,33 +62,33 @@ def document_rows(file: BinaryIO, shown: str, start: bytes) -> Iterator[Any]:
                 raise Malformed("not_json", "something stands after the end of the array")
             rest = file.read(BLOCK)
         return
-    before = None if whole else _before_the_array(window)
+    before = None if whole else _array_prefix(window)
     if before is None and window.startswith(b"{"):
-        yield from _objects(file, window, shown)
+        yield from _objects(file, window, display_name)
         return
     if before is None:
-        value, odd = parse_document(window + file.read())
-        yield _marked(value, odd)
+        value, irregular = parse_document(window + file.read())
+        yield _checked(value, irregular)
         return
     rest = yield from _elements(file, window[len(before) + 1 :])
-    around, odd = parse_document(before + b"[]" + rest + file.read())
-    if odd and malformed_in(around):
+    around, irregular = parse_document(before + b"[]" + rest + file.read())
+    if irregular and first_malformed(around):
         raise Malformed("not_json", "the object around the rows has a key twice")
     lists = {key: value for key, value in around.items() if isinstance(value, list)}
     if next(iter(lists)) == SPLIT:
-        _say_what_is_not_read(lists, shown)
+        _log_unread_splits(lists, display_name)
     elif len(lists) > 1:
         raise SnaketuneError(
-            f"{shown} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, or call one {SPLIT}"
+            f"{display_name} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, or call one {SPLIT}"
         )
 
 
-def _objects(file: BinaryIO, window: bytes, shown: str) -> Iterator[Any]:
+def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
     """The rows of the object that `window` begins with; or, where more follow without a comma, these objects."""
     number = 0
     while True:
-        found = _structure(window)
-        ends = (found.places[(found.depths == 0) & (found.marks == CLOSES)] + 1).tolist()
+        structure = _structure(window)
+        ends = (structure.positions[(structure.depths == 0) & (structure.marks == CLOSE)] + 1).tolist()
         alone = not number and len(ends) == 1 and not window[ends[0] :].strip()
         if not ends or alone:
             # Twice as much each time, as for elements of an array.
@@ -98,16 +98,16 @@ def _objects(file: BinaryIO, window: bytes, shown: str) -> Iterator[Any]:
                 continue
             if window.strip():
                 try:
-                    document, odd = parse_document(window)
+                    document, irregular = parse_document(window)
                 except Malformed as error:
                     row = f"row {number + 1}: " if number else ""
                     raise Malformed(error.reason, f"{row}{error.detail}", error.excerpt) from None
-                yield from (_marked(row, odd) for row in _rows_of(document, shown))
+                yield from (_checked(row, irregular) for row in _rows_of(document, display_name))
             return
-        pieces = [window[start:end] for start, end in zip([0, *ends], ends)]
-        commas = np.cumsum([len(piece) + 1 for piece in pieces[:-1]]) - 1
-        yield from _parsed(b",".join(pieces), commas, number)
-        number += len(pieces)
+        chunks = [window[start:end] for start, end in zip([0, *ends], ends)]
+        commas = np.cumsum([len(chunk) + 1 for chunk in chunks[:-1]]) - 1
+        yield from _parsed(b",".join(chunks), commas, number)
+        number += len(chunks)
         window = window[ends[-1] :] + file.read(BLOCK)
 
 
@@ -115,14 +115,14 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
     """The elements of an array that `window` begins within; returns what was read beyond its end."""
     number = 0
     while True:
-        found = _structure(window)
-        ends = np.flatnonzero((found.depths == 0) & (found.marks == COMMA))
-        closing = np.flatnonzero(found.depths < 0)[:1]
+        structure = _structure(window)
+        ends = np.flatnonzero((structure.depths == 0) & (structure.marks == COMMA))
+        closing = np.flatnonzero(structure.depths < 0)[:1]
         if closing.size:
             ends = ends[ends < closing[0]]
-            end = int(found.places[closing[0]])
+            end = int(structure.positions[closing[0]])
         elif ends.size:
-            end = int(found.places[ends[-1]])
+            end = int(structure.positions[ends[-1]])
         else:
             # Twice as much each time: an element that spans many blocks is looked through a few times only.
             more = file.read(max(BLOCK, len(window)))
@@ -131,7 +131,7 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
             window += more
             continue
         if number or ends.size or window[:end].strip():
-            for row in _parsed(window[:end], found.places[ends], number):
+            for row in _parsed(window[:end], structure.positions[ends], number):
                 number += 1
                 yield row
         if closing.size:
@@ -141,22 +141,22 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
         window = window[end + 1 :] + file.read(BLOCK)
 
 
-def _parsed(piece: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
+def _parsed(chunk: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
     """The elements in a piece of an array, parsed together; `before` of them came before."""
     try:
-        rows, odd = parse_document(b"[" + piece + b"]")
+        rows, irregular = parse_document(b"[" + chunk + b"]")
         if not rows:
             raise Malformed("not_json", "nothing stands there")
     except Malformed:
         start = 0
-        for number, end in enumerate((*commas[commas < len(piece)].tolist(), len(piece)), start=before + 1):
+        for number, end in enumerate((*commas[commas < len(chunk)].tolist(), len(chunk)), start=before + 1):
             try:
-                parse_document(piece[start:end])
+                parse_document(chunk[start:end])
             except Malformed as error:
                 raise Malformed(error.reason, f"row {number}: {error.detail}", error.excerpt) from None
             start = end + 1
         raise
-    return (_marked(row, odd) for row in rows)
+    return (_checked(row, irregular) for row in rows)
 
 
 def _structure(text: bytes) -> Structure:
@@ -168,22 +168,24 @@ def _structure(text: bytes) -> Structure:
     if b"\\" in text:
         # Two backslashes are one, and what follows them isn't escaped; same lengths, so that places stay.
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    codes = np.frombuffer(text.translate(MARKS), np.uint8)
-    places = np.flatnonzero(codes)
-    marks = codes[places]
+    codes = np.frombuffer(text.translate(STRUCTURAL_BYTES), np.uint8)
+    positions = np.flatnonzero(codes)
+    marks = codes[positions]
     outside = np.cumsum(marks == QUOTE) % 2 == 0
-    kept = outside | (marks == QUOTE)
-    places, marks = places[kept], marks[kept]
-    return Structure(places, marks, np.cumsum(STEPS[marks]))
+    structural = outside | (marks == QUOTE)
+    positions, marks = positions[structural], marks[structural]
+    return Structure(positions, marks, np.cumsum(DEPTH_CHANGES[marks]))
 
 
-def _before_the_array(window: bytes) -> bytes | None:
+def _array_prefix(window: bytes) -> bytes | None:
     """What stands before the array in an object that wraps rows; None if it isn't one."""
     if not window.startswith(b"{"):
         return None
-    found = _structure(window)
+    structure = _structure(window)
     arrays = [
-        place for place in found.places[(found.depths == 2) & (found.marks == OPENS)] if window[place] == ord("[")
+        position
+        for position in structure.positions[(structure.depths == 2) & (structure.marks == OPEN)]
+        if window[position] == ord("[")
     ]
     if not arrays:
         return None
@@ -198,7 +200,7 @@ def _before_the_array(window: bytes) -> bytes | None:
     return before if window[len(before) + 1 :].lstrip().startswith(b"{") else None
 
 
-def _rows_of(document: Any, shown: str) -> list[Any]:
+def _rows_of(document: Any, display_name: str) -> list[Any]:
     if isinstance(document, dict):
         arrays = {key: value for key, value in document.items() if isinstance(value, list)}
         alone = len(arrays) == 1
@@ -209,18 +211,18 @@ def _rows_of(document: Any, shown: str) -> list[Any]:
             and key not in COLUMNS_OF_LISTS
             and all(isinstance(item, (dict, Malformed)) for item in array)
         ):
-            _say_what_is_not_read(arrays, shown)
+            _log_unread_splits(arrays, display_name)
             return array
     return document if isinstance(document, list) else [document]
 
 
-def _say_what_is_not_read(arrays: dict[str, list[Any]], shown: str) -> None:
+def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:
     """Name the splits beside the one that is read, with their rows."""
     others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
     if SPLIT in arrays and others:
-        say(f"{shown}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
+        say(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
 
 
-def _marked(row: Any, odd: bool) -> Any:
+def _checked(row: Any, irregular: bool) -> Any:
     """`row`, or what it is where a key may stand twice in it, or a NaN."""
-    return marked(row) if odd else row
+    return checked_row(row) if irregular else row

@@ -13,19 +13,19 @@ from typing import Any, BinaryIO, Literal
 
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.raw_rows import Noted, RawRow
-from snaketune.corpus.reading.encodings import UTF_8, not_in
-from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, UNNAMED, Opening, TextKeys, suffix_of
+from snaketune.corpus.reading.encodings import UTF_8, wrong_encoding
+from snaketune.corpus.reading.formats import BYTE_ORDER_MARK, DEFAULT_KEYS, Opener, TextKeys, suffix_of
 from snaketune.corpus.reading.json_arrays import document_rows
 from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 # Of a longer first line, only the beginning is looked at: it may be a whole file.
-LONGEST_HEAD = 1 << 20
+MAX_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
 
 
-def read_json(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterator[RawRow]:
+def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
     """Rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
@@ -37,25 +37,25 @@ def read_json(opening: Opening, shown: str, keys: TextKeys = UNNAMED) -> Iterato
     Raises:
         SnaketuneError: neither one JSON document nor lines of JSON.
     """
-    head = _head(opening)
+    head = _head(opener)
     if not head:
         return
-    if _is_lines(head, shown):
-        yield from _json_lines(opening)
+    if _is_lines(head, display_name):
+        yield from _json_lines(opener)
         return
     number = 0
     try:
-        with opening() as file:
-            for number, row in enumerate(document_rows(file, shown, BYTE_ORDER_MARK), start=1):
+        with opener() as file:
+            for number, row in enumerate(document_rows(file, display_name, BYTE_ORDER_MARK), start=1):
                 yield RawRow("row", number, row) if type(row) is dict else _row("row", number, row)
     except Malformed as error:
         if number or not _is_object(head[-1]):
             what = f"{error.detail}. It may be cut off; fetch it again"
             if error.reason == "not_utf8":
-                what = error.detail if keys.encoding == UTF_8 else not_in(keys.encoding)
-            raise SnaketuneError(f"{shown} isn't whole JSON: {what}") from None
+                what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
+            raise SnaketuneError(f"{display_name} isn't whole JSON: {what}") from None
         # Lines after all, and the first of them is damaged.
-        yield from _json_lines(opening)
+        yield from _json_lines(opener)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -67,20 +67,20 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _head(opening: Opening) -> list[bytes]:
+def _head(opener: Opener) -> list[bytes]:
     """The first two lines that aren't blank, each as far as it is looked at."""
     head: list[bytes] = []
-    with opening() as file:
-        line = file.readline(LONGEST_HEAD).removeprefix(BYTE_ORDER_MARK)
+    with opener() as file:
+        line = file.readline(MAX_HEAD).removeprefix(BYTE_ORDER_MARK)
         while line and len(head) < 2:
             if not line.isspace():
                 head.append(line)
-            line = file.readline(LONGEST_HEAD)
+            line = file.readline(MAX_HEAD)
     return head
 
 
-def _json_lines(opening: Opening) -> Iterator[RawRow]:
-    with opening() as file:
+def _json_lines(opener: Opener) -> Iterator[RawRow]:
+    with opener() as file:
         for number, line in _lines(file):
             try:
                 row = parse(line)
@@ -92,19 +92,19 @@ def _json_lines(opening: Opening) -> Iterator[RawRow]:
                 yield from (_row("line", number, value) for value in _on_one_line(line, row))
 
 
-def _is_lines(head: list[bytes], shown: str) -> bool:
+def _is_lines(head: list[bytes], display_name: str) -> bool:
     """Whether a file that begins with these lines is one JSON value per line."""
-    called_lines = suffix_of(shown) in (".jsonl", ".ndjson")
+    named_lines = suffix_of(display_name) in (".jsonl", ".ndjson")
     first = head[0].strip()
-    cut = len(head[0]) >= LONGEST_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
+    cut = len(head[0]) >= MAX_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
     if cut and first.startswith((b"{", b"[")):
-        return called_lines and first.startswith(b"{")
+        return named_lines and first.startswith(b"{")
     try:
         value = parse(first)
     except Malformed:
         # The beginning of a document over several lines, or a damaged line.
-        return called_lines and first != b"{" and not first.startswith(b"[")
-    return len(head) == 2 or _is_messages(value) or (called_lines and isinstance(value, (dict, Noted)))
+        return named_lines and first != b"{" and not first.startswith(b"[")
+    return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, (dict, Noted)))
 
 
 def _is_object(line: bytes) -> bool:
@@ -112,7 +112,7 @@ def _is_object(line: bytes) -> bool:
         value = parse(line)
     except Malformed:
         return False
-    return isinstance(value.found if isinstance(value, Noted) else value, dict)
+    return isinstance(value.value if isinstance(value, Noted) else value, dict)
 
 
 def _is_messages(value: Any) -> bool:

@@ -12,31 +12,31 @@ from typing import Any
 from snaketune.corpus.excerpts import EXCERPT_LENGTH
 from snaketune.corpus.raw_rows import RawRow
 from snaketune.corpus.reading.encodings import advice
-from snaketune.corpus.reading.formats import Opening
+from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.rows import TEXT, Malformed
 
 # As many rows as a batch has, twice over, of four bytes per character, are still less than the 2 GB that Arrow holds in one.
-LONGEST = 250_000
+MAX_CHARACTERS = 250_000
 # A cut before the middle would make many short pieces of what happens to begin with a heading.
-BREAKS = ("\n\n", "\n", " ")
+SEPARATORS = ("\n\n", "\n", " ")
 
 
-def cut_at(text: str) -> int:
+def chunk_end(text: str) -> int:
     """How much of a text its first piece takes.
 
-    >>> cut_at("word " * 60_000), cut_at("word")
+    >>> chunk_end("word " * 60_000), chunk_end("word")
     (250000, 4)
     """
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_CHARACTERS:
         return len(text)
-    for mark in BREAKS:
-        place = text.rfind(mark, LONGEST // 2, LONGEST)
-        if place >= 0:
-            return place + len(mark)
-    return LONGEST
+    for separator in SEPARATORS:
+        position = text.rfind(separator, MAX_CHARACTERS // 2, MAX_CHARACTERS)
+        if position >= 0:
+            return position + len(separator)
+    return MAX_CHARACTERS
 
 
-def read_text(opening: Opening, shown: str) -> Iterator[RawRow]:
+def read_text(opener: Opener, display_name: str) -> Iterator[RawRow]:
     """A file that is one document, in pieces where it is long; each with the line that it begins on.
 
     Args:
@@ -44,24 +44,24 @@ def read_text(opening: Opening, shown: str) -> Iterator[RawRow]:
         shown: its name, for the log.
     """
     # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their piece and not the file.
-    with io.TextIOWrapper(opening(), encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-        text, line, pieces = "", 1, 0
+    with io.TextIOWrapper(opener(), encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        text, line, chunks = "", 1, 0
         while True:
-            more = lines.read(LONGEST + 1 - len(text)) if len(text) <= LONGEST else ""
+            more = lines.read(MAX_CHARACTERS + 1 - len(text)) if len(text) <= MAX_CHARACTERS else ""
             text += more
             if not text:
                 break
-            cut = cut_at(text)
-            piece, text = text[:cut], text[cut:]
-            pieces += 1
-            yield RawRow("line", line, _checked(piece))
-            line += piece.count("\n")
-        if pieces > 1:
-            print(f"{shown} is a long document, read in {pieces} pieces", flush=True)
+            end = chunk_end(text)
+            chunk, text = text[:end], text[end:]
+            chunks += 1
+            yield RawRow("line", line, _checked(chunk))
+            line += chunk.count("\n")
+        if chunks > 1:
+            print(f"{display_name} is a long document, read in {chunks} pieces", flush=True)
 
 
-def _checked(piece: str) -> dict[str, Any] | Malformed:
-    if not piece.isascii() and any("\udc80" <= character <= "\udcff" for character in piece):
-        why = f"the text isn't UTF-8; {advice(piece.encode(errors='surrogateescape'))}"
-        return Malformed("not_utf8", why, piece[:EXCERPT_LENGTH])
-    return {TEXT: piece}
+def _checked(chunk: str) -> dict[str, Any] | Malformed:
+    if not chunk.isascii() and any("\udc80" <= character <= "\udcff" for character in chunk):
+        why = f"the text isn't UTF-8; {advice(chunk.encode(errors='surrogateescape'))}"
+        return Malformed("not_utf8", why, chunk[:EXCERPT_LENGTH])
+    return {TEXT: chunk}

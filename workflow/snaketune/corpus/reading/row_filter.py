@@ -8,12 +8,12 @@ from snaketune.config.conditions import Condition
 from snaketune.corpus.excerpts import excerpt
 from snaketune.corpus.rows import Dropped, Malformed
 
-COMPARED = {
+COMPARISONS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge
 }  # fmt: skip
 
 
-class Where:
+class RowFilter:
     """The conditions of one source, for the rows of one file."""
 
     def __init__(self, conditions: tuple[Condition, ...]):
@@ -43,21 +43,21 @@ class Where:
 
 
 def _fulfils(value: Any, condition: Condition, text: str) -> bool:
-    wanted = condition.value
-    if value is None or wanted is None:
-        return (value is wanted) == (condition.operator == "==")
-    if isinstance(value, str) and not isinstance(wanted, str):
+    expected = condition.value
+    if value is None or expected is None:
+        return (value is expected) == (condition.operator == "==")
+    if isinstance(value, str) and not isinstance(expected, str):
         # As a CSV has truth values and numbers.
         value = _parsed(value)
-    if type(value) is not type(wanted) and value in (0, 1) and wanted in (0, 1):
+    if type(value) is not type(expected) and value in (0, 1) and expected in (0, 1):
         # One is a truth value, the other a number.
-        value, wanted = int(value), int(wanted)
-    if _kind(value) is not _kind(wanted):
+        value, expected = int(value), int(expected)
+    if _kind(value) is not _kind(expected):
         raise Malformed(
             "wrong_type",
             f"{condition.column} holds {excerpt(value)[:40]}, which can't be compared as `where: {text}` does",
         )
-    return COMPARED[condition.operator](value, wanted)
+    return COMPARISONS[condition.operator](value, expected)
 
 
 def _kind(value: Any) -> type:

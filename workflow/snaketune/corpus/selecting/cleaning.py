@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 
 from snaketune.config.corpus_sources import Cleaning
-from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Row, spoken
+from snaketune.corpus.rows import Dropped, Malformed, Message, Preference, Row, roles_and_texts
 from snaketune.errors import SnaketuneError
 from snaketune.patterns import search
 
@@ -85,7 +85,7 @@ class Cleaner:
         _check_texts(cleaned)
         turns = iter(cleaned)
         columns = {column: list(islice(turns, len(getattr(row, column)))) for column in row.columns}
-        if isinstance(row, Preference) and spoken(columns["chosen"]) == spoken(columns["rejected"]):
+        if isinstance(row, Preference) and roles_and_texts(columns["chosen"]) == roles_and_texts(columns["rejected"]):
             raise Malformed("identical_chosen_and_rejected", "cleaned, chosen and rejected are the same")
         return replace(row, **columns, answer=answer)
 
@@ -125,8 +125,8 @@ def _masker(kinds: tuple[str, ...], counts: Counter[str]) -> Callable[[str], str
     def mask(text: str) -> str:
         if not MAYBE_PERSONAL.search(text):
             return text
-        found = scan(text, engine="regex", entity_types=wanted, allowlist_patterns=[BARE_NUMBER]).entities
-        for entity in sorted(found, key=lambda entity: -entity.start):
+        entities = scan(text, engine="regex", entity_types=wanted, allowlist_patterns=[BARE_NUMBER]).entities
+        for entity in sorted(entities, key=lambda entity: -entity.start):
             text = f"{text[: entity.start]}[{entity.type}]{text[entity.end :]}"
             counts[entity.type.lower()] += 1
         return text

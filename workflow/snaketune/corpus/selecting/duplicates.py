@@ -9,28 +9,28 @@ from array import array
 import numpy as np
 
 
-def first_of(hashes: np.ndarray) -> np.ndarray:
+def first_occurrence(hashes: np.ndarray) -> np.ndarray:
     """For each row, the first row with the same hash; its own number if it is that first one.
 
-    >>> first_of(np.array([7, 5, 7, 7], np.uint64)).tolist()
+    >>> first_occurrence(np.array([7, 5, 7, 7], np.uint64)).tolist()
     [0, 1, 0, 0]
     """
     order = np.argsort(hashes, kind="stable").astype(np.uint32)
     ordered = hashes[order]
-    begins = np.ones(len(hashes), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+    starts = np.ones(len(hashes), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=starts[1:])
     del ordered
     # Where the run of equal hashes begins that each place of the order lies in.
-    run = np.maximum.accumulate(np.where(begins, np.arange(len(hashes), dtype=np.uint32), np.uint32(0)))
+    run = np.maximum.accumulate(np.where(starts, np.arange(len(hashes), dtype=np.uint32), np.uint32(0)))
     first = np.empty(len(hashes), np.uint32)
     first[order] = order[run]
     return first
 
 
-def but_first(group: np.ndarray) -> np.ndarray:
+def not_first(group: np.ndarray) -> np.ndarray:
     """Which rows aren't the first of their group: those to drop, where it is one of duplicates.
 
-    >>> but_first(np.array([0, 1, 0, 1])).tolist()
+    >>> not_first(np.array([0, 1, 0, 1])).tolist()
     [False, False, True, True]
     """
     return group != np.arange(len(group))
@@ -49,7 +49,7 @@ class Groups:
         a, b = self._root(a), self._root(b)
         self.parent[max(a, b)] = min(a, b)
 
-    def apart(self, pairs: np.ndarray) -> np.ndarray:
+    def not_joined(self, pairs: np.ndarray) -> np.ndarray:
         """The pairs of rows that aren't in one group, as far as a look at their parents tells."""
         parent = np.frombuffer(self.parent, np.uint32)
         return pairs[parent[pairs[:, 0]] != parent[pairs[:, 1]]]

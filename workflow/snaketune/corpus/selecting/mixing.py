@@ -23,10 +23,10 @@ def over_cap(hashes: np.ndarray, max_rows: int) -> np.ndarray:
     return np.sort(np.argsort(hashes, kind="stable")[max_rows:])
 
 
-def times_used(hashes: np.ndarray, weight: float) -> np.ndarray:
+def copies_by_weight(hashes: np.ndarray, weight: float) -> np.ndarray:
     """How often each row is used: as often as the weight's whole part says, and once more for its fraction of the rows.
 
-    >>> times_used(np.arange(1000, dtype=np.uint64), 2.5).mean().round(1)
+    >>> copies_by_weight(np.arange(1000, dtype=np.uint64), 2.5).mean().round(1)
     np.float64(2.5)
     """
     whole = math.floor(weight)

@@ -13,9 +13,9 @@ from typing import Self
 import numpy as np
 
 from snaketune.corpus.rows import TEXT, Row
-from snaketune.corpus.selecting.duplicates import Groups, but_first, first_of
+from snaketune.corpus.selecting.duplicates import Groups, first_occurrence, not_first
 from snaketune.corpus.selecting.signatures import Signatures
-from snaketune.corpus.selecting.words import Runs, compared_texts, words_of
+from snaketune.corpus.selecting.words import TextHashes, compared_texts, words_of
 from snaketune.stages.progress import progress
 
 
@@ -42,7 +42,7 @@ class NearDuplicates:
         texts = [[*compared_texts(row.turns), *([row.tools] if row.tools else ())] for row in rows]
         first = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
         words = words_of([text for row in texts for text in row], symbols=True)
-        self.texts.append(Runs(words.hashes, words.starts[first]))
+        self.texts.append(TextHashes(words.hashes, words.offsets[first]))
         prompts = (next(turn for turn in row.opening if turn["role"] in ("user", TEXT)) for row in rows)
         self.prompts.append(words_of([turn["content"] for turn in prompts], symbols=True))
 
@@ -56,7 +56,7 @@ class NearDuplicates:
         self.texts.join_similar(groups, compared, "rows")
         return groups.first()
 
-    def sides(self, drawn: np.ndarray, group: np.ndarray, compared: np.ndarray) -> np.ndarray:
+    def split_groups(self, prompt_hashes: np.ndarray, group: np.ndarray, compared: np.ndarray) -> np.ndarray:
         """For each row, the first of all rows that must be on its side of the split.
 
         These have the same prompt or a similar one, or say nearly the same, or are linked by rows that are.
@@ -65,9 +65,9 @@ class NearDuplicates:
             drawn: for each row, the number drawn for its prompt.
             group: what `groups` found.
         """
-        same_prompt = first_of(drawn)
-        sides = Groups(same_prompt)
-        for row in progress(np.flatnonzero(but_first(group)).tolist(), "joining near duplicates", "rows"):
-            sides.join(row, int(group[row]))
-        self.prompts.join_similar(sides, compared & ~but_first(same_prompt), "prompts")
-        return sides.first()
+        same_prompt = first_occurrence(prompt_hashes)
+        groups = Groups(same_prompt)
+        for row in progress(np.flatnonzero(not_first(group)).tolist(), "joining near duplicates", "rows"):
+            groups.join(row, int(group[row]))
+        self.prompts.join_similar(groups, compared & ~not_first(same_prompt), "prompts")
+        return groups.first()

@@ -18,16 +18,16 @@ import numpy as np
 from rensa import RMinHash
 
 from snaketune.corpus.selecting.duplicates import Groups
-from snaketune.corpus.selecting.words import FACTOR, Runs, mix, windows
+from snaketune.corpus.selecting.words import FACTOR, TextHashes, mix, windows
 from snaketune.stages.progress import progress
 
 SLOTS = 128
 SIGNATURE_BYTES = 4 * SLOTS
 SEED = 1
-FOUND_AT_THRESHOLD = 0.95
+RECALL_AT_THRESHOLD = 0.95
 PAIRS_PER_CHECK = 4096
 # The band of a text without words, which is like no other.
-NOTHING = np.uint64(0)
+NO_WORDS = np.uint64(0)
 
 
 def slots_per_band(threshold: float) -> int:
@@ -39,7 +39,7 @@ def slots_per_band(threshold: float) -> int:
     (7, 3, 128)
     """
     return max(
-        slots for slots in range(1, SLOTS + 1) if 1 - (1 - threshold**slots) ** (SLOTS // slots) >= FOUND_AT_THRESHOLD
+        slots for slots in range(1, SLOTS + 1) if 1 - (1 - threshold**slots) ** (SLOTS // slots) >= RECALL_AT_THRESHOLD
     )
 
 
@@ -61,11 +61,11 @@ class Signatures:
     def __exit__(self, *_: object) -> None:
         self.open_files.close()
 
-    def append(self, words: Runs) -> None:
+    def append(self, words: TextHashes) -> None:
         """The signatures of the texts of one batch."""
         shingles = windows(words, self.shingle)
         digests = RMinHash.digest_matrix_from_flat_token_hashes(
-            shingles.hashes, shingles.starts.astype(np.uint64), SLOTS, SEED
+            shingles.hashes, shingles.offsets.astype(np.uint64), SLOTS, SEED
         )
         signatures = np.array(digests.to_rows(), np.uint32).reshape(-1, SLOTS)
         self.file.write(signatures.tobytes())
@@ -76,7 +76,7 @@ class Signatures:
                 band = band * FACTOR + signatures[:, slot]
             # The lowest bit is set, so that no band is taken for NOTHING.
             band = mix(band) | np.uint64(1)
-            band[empty] = NOTHING
+            band[empty] = NO_WORDS
             file.write(band.tobytes())
 
     def join_similar(self, groups: Groups, compared: np.ndarray, what: str) -> None:
@@ -91,34 +91,34 @@ class Signatures:
         for number in progress(range(self.bands), f"comparing {what}", "bands", self.bands):
             for candidates in self._candidates(number, compared):
                 for start in range(0, len(candidates), PAIRS_PER_CHECK):
-                    pairs = groups.apart(candidates[start : start + PAIRS_PER_CHECK])
+                    pairs = groups.not_joined(candidates[start : start + PAIRS_PER_CHECK])
                     for a, b in pairs[self._similar(pairs)].tolist():
                         groups.join(a, b)
 
     def _candidates(self, number: int, compared: np.ndarray) -> Iterator[np.ndarray]:
         band = np.fromfile(self._band(number), np.uint64)
-        rows = np.flatnonzero(compared & (band != NOTHING)).astype(np.uint32)
+        rows = np.flatnonzero(compared & (band != NO_WORDS)).astype(np.uint32)
         band = band[rows]
         order = np.argsort(band, kind="stable").astype(np.uint32)
         band, rows = band[order], rows[order]
         again = np.flatnonzero(band[1:] == band[:-1]) + 1
         if not len(again):
             return
-        begins = np.ones(len(band), bool)
-        begins[again] = False
-        run = np.maximum.accumulate(np.where(begins, np.arange(len(band)), 0))[again]
+        starts = np.ones(len(band), bool)
+        starts[again] = False
+        run = np.maximum.accumulate(np.where(starts, np.arange(len(band)), 0))[again]
         yield np.column_stack((rows[run], rows[again]))
         yield np.column_stack((rows[again - 1], rows[again]))[run != again - 1]
 
     def _similar(self, pairs: np.ndarray) -> np.ndarray:
-        rows, places = np.unique(pairs, return_inverse=True)
+        rows, inverse = np.unique(pairs, return_inverse=True)
         signatures = np.empty((len(rows), SLOTS), np.uint32)
         # Read one by one: a memory map would keep all pages that it ever touched.
         with self._signatures.open("rb") as file:
-            for place, row in enumerate(rows.tolist()):
-                found = os.pread(file.fileno(), SIGNATURE_BYTES, row * SIGNATURE_BYTES)
-                signatures[place] = np.frombuffer(found, np.uint32)
-        left, right = signatures[places.reshape(-1, 2)].swapaxes(0, 1)
+            for position, row in enumerate(rows.tolist()):
+                data = os.pread(file.fileno(), SIGNATURE_BYTES, row * SIGNATURE_BYTES)
+                signatures[position] = np.frombuffer(data, np.uint32)
+        left, right = signatures[inverse.reshape(-1, 2)].swapaxes(0, 1)
         return (left == right).mean(axis=1) >= self.threshold
 
     @property

@@ -26,17 +26,17 @@ def split_key(opening: list[Message]) -> str:
     return f"{first['content']}\0{first_user}" if first["role"] == "system" else first_user
 
 
-def draw(key: str, seed: int) -> int:
+def prompt_hash(key: str, seed: int) -> int:
     """The 64-bit number drawn for the prompt `key`; it also stands for the prompt wherever prompts are compared."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{key}".encode()).digest()[:8], "big")
 
 
-def is_held_out(drawn: np.ndarray, share: float) -> np.ndarray:
+def is_held_out(prompt_hashes: np.ndarray, share: float) -> np.ndarray:
     """Which of the prompts belong to the `share` of all prompts that is held out.
 
-    >>> int(is_held_out(np.array([draw(str(i), seed=0) for i in range(1000)], np.uint64), share=0.25).sum())
+    >>> int(is_held_out(np.array([prompt_hash(str(i), seed=0) for i in range(1000)], np.uint64), share=0.25).sum())
     242
     """
     # Integers against a scaled share: a quotient could round up to 1.0, which no share exceeds.
     limit = math.ceil(share * 2**64)
-    return np.full(len(drawn), True) if limit >= 2**64 else drawn < np.uint64(limit)
+    return np.full(len(prompt_hashes), True) if limit >= 2**64 else prompt_hashes < np.uint64(limit)

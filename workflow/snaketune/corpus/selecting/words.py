@@ -23,15 +23,15 @@ WORD_OR_SYMBOLS = re.compile(r"\w+|[^\w\s]+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-class Runs(NamedTuple):
+class TextHashes(NamedTuple):
     """Hashes that belong to texts: those of text `i` are `hashes[starts[i]:starts[i + 1]]`."""
 
     hashes: np.ndarray
-    starts: np.ndarray
+    offsets: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
+        return np.diff(self.offsets)
 
 
 def compared_texts(turns: list[Message]) -> list[str]:
@@ -49,19 +49,19 @@ def split_words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def words_of(texts: list[str], *, symbols: bool = False) -> Runs:
+def words_of(texts: list[str], *, symbols: bool = False) -> TextHashes:
     """The hash of every word of every text; with `symbols`, those between words are words too."""
     find = (WORD_OR_SYMBOLS if symbols else WORD).findall
     words: list[str] = []
-    starts = [0]
+    offsets = [0]
     for text in texts:
         words += find(text.lower())
-        starts.append(len(words))
+        offsets.append(len(words))
     hashes = RMinHash.hash_token_sets([words])[0] if words else []
-    return Runs(np.array(hashes, np.uint64), np.array(starts, np.int64))
+    return TextHashes(np.array(hashes, np.uint64), np.array(offsets, np.int64))
 
 
-def windows(words: Runs, n: int) -> Runs:
+def windows(words: TextHashes, n: int) -> TextHashes:
     """The hash of every `n` words in a row; of a shorter text, the one hash of all its words; of an empty one, none.
 
     >>> windows(words_of(["a b c d", "a b", "?"]), 3).lengths.tolist()
@@ -69,18 +69,18 @@ def windows(words: Runs, n: int) -> Runs:
     """
     lengths = words.lengths
     counts = np.where(lengths >= n, lengths - n + 1, lengths > 0)
-    starts = np.concatenate(([0], np.cumsum(counts)))
+    offsets = np.concatenate(([0], np.cumsum(counts)))
     # Where the words of each window begin, and how many they are.
-    begins = np.arange(starts[-1]) + np.repeat(words.starts[:-1] - starts[:-1], counts)
+    starts = np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts)
     sizes = np.repeat(np.minimum(lengths, n), counts)
-    hashes = np.zeros(len(begins), np.uint64)
+    hashes = np.zeros(len(starts), np.uint64)
     for size in np.unique(sizes):
         of_size = np.flatnonzero(sizes == size)
         run = np.full(len(of_size), size, np.uint64)
         for offset in range(size):
-            run = run * FACTOR + words.hashes[begins[of_size] + offset]
+            run = run * FACTOR + words.hashes[starts[of_size] + offset]
         hashes[of_size] = mix(run)
-    return Runs(hashes, starts)
+    return TextHashes(hashes, offsets)
 
 
 def mix(numbers: np.ndarray) -> np.ndarray:
