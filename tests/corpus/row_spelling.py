@@ -9,12 +9,12 @@ SHORT = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
 CONVERSATIONS, PREFERENCES = BOTH = ("conversations", "preferences")
 
 
-def turns(*spelled):
+def turns(*texts):
     """`turns("U hi", "A hello")` as messages."""
-    return [{"role": SHORT[turn[0]], "content": turn[2:]} for turn in spelled]
+    return [{"role": SHORT[turn[0]], "content": turn[2:]} for turn in texts]
 
 
-def spelled(messages):
+def compact(messages):
     """The other way round, in one line: `U hi|A hello`."""
     return "|".join(f"{turn['role'][0].upper()} {turn['content']}" for turn in messages)
 
@@ -46,12 +46,12 @@ ALPACA = "Below is an instruction that describes a task. Write a response.\n\n##
 SHAREGPT = {"human": "U", "gpt": "A", "system": "S"}
 
 
-def said(*parse_turns):
+def sharegpt(*texts):
     """The same as `turns`, in ShareGPT's names."""
     names = {short: name for name, short in SHAREGPT.items()}
-    return [{"from": names[turn[0]], "value": turn[2:]} for turn in parse_turns]
+    return [{"from": names[turn[0]], "value": turn[2:]} for turn in texts]
 
 
-def typed(*parse_turns, key="value"):
+def typed(*texts, key="value"):
     """The same as `turns`, as typed parts."""
-    return [turn | {"content": [{"type": "text", key: turn["content"]}]} for turn in turns(*parse_turns)]
+    return [turn | {"content": [{"type": "text", key: turn["content"]}]} for turn in turns(*texts)]

@@ -62,7 +62,7 @@ def test_a_row_with_a_reason_or_an_error_that_names_the_file(tmp_path, given):
         with pytest.raises(SnaketuneError) as error:
             list(outcomes(given, tmp_path))
         assert f"data/{given.name}" in str(error.value)
-        assert any(word in str(error.value) for word in ("fetch", "mend", "rename", "close", "write", "read", "unpack"))
+        assert any(word in str(error.value) for word in ("fetch", "fix", "rename", "close", "write", "read", "unpack"))
     else:
         made = list(outcomes(given, tmp_path))
         bad = [(raw, row) for raw, row in made if isinstance(row, Malformed | Dropped)]

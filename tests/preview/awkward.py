@@ -136,8 +136,8 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "marked rows": (
         _lines("marked.jsonl", [{"prompt": f"p{i}", "response": "r", "is_correct": i > 2} for i in range(9)]),
         [
-            "is_correct: false (3 rows); `where: is_correct != false` leaves such rows out",
-            "# where: is_correct != false   # leaves out 3 of the 9 rows looked at",
+            "is_correct: false (3 rows); `where: is_correct != false` drops such rows",
+            "# where: is_correct != false   # drops 3 of the 9 rows read",
         ],
     ),
     "rows that aren't sound": (
@@ -149,7 +149,7 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
             "1 row, ends on user; line 21: the last turn isn't the assistant's",
             "1 row, not json; line 22",
             "1 row, empty turn; line 23: turn 2 (assistant) has no text",
-            "`repair: [drop-trailing-user]` mends 1 of them",
+            "`repair: [drop-trailing-user]` fixes 1 of them",
             "1 row with what an earlier one says (line 24 as line 4); the first is used",
             "# max_quarantined_fraction:",
         ],
@@ -183,13 +183,13 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "a table with commas": (_csv, ["CSV", "8 rows", "fields: {prompt: Question, response: Reply}", "line 2"]),
     "a table of columns": (
         _parquet,
-        ["Parquet", "5,000 rows, of which the first 2,000 are looked at", "layout      prompt-response", "row 2000"],
+        ["Parquet", "5,000 rows, of which the first 2,000 are read", "layout      prompt-response", "row 2000"],
     ),
     "plain text": (_text, ["plain text, 144 bytes; 1 row", "text: reads its only row", "⟦Once upon a time there was"]),
     "cut off": (_cut, ["conversations: reads", "trouble", "It may be damaged or cut off; fetch it again"]),
     "an archive": (
         _archive,
-        ["part-0.jsonl: jsonl in a zip; the first 500 rows are looked at", "reads all 1,000 rows"],
+        ["part-0.jsonl: jsonl in a zip; the first 500 rows are read", "reads all 1,000 rows"],
     ),
     "another encoding": (_utf_16, ["CSV", "reads all 2 rows", "⟦Sö<|im_end|>⟧", "encoding: utf-16"]),
     "no data": (_page, ["trouble", "is a web page and not the data"]),

@@ -50,7 +50,7 @@ def test_what_is_said_of_an_awkward_file(name, tmp_path):
         (
             "chat",
             [
-                "JSON lines, 2.3 MB; about 9,000 rows, of which the first 2,000 are looked at",
+                "JSON lines, 2.3 MB; about 9,000 rows, of which the first 2,000 are read",
                 "conversations: reads all 2,000 rows (no other kind reads any)",
                 "layout      messages",
                 "28% of all tokens supervised",
@@ -118,7 +118,7 @@ def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monk
     assert len(read) == 31
     assert preview.rows_read == 30
     said = strip_template("\n".join(as_text(preview, colour=False)))
-    assert "about 6,000 rows, of which the first 30 are looked at" in said
+    assert "about 6,000 rows, of which the first 30 are read" in said
     assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", said)
     assert "wrong kind; about line" in said
 

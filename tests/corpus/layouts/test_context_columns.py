@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read, turns
 
 THOUGHT = "<think>\nt u\n</think>\n\n"
 READ = {
@@ -107,7 +107,7 @@ READ = {
 @pytest.mark.parametrize(("raw", "expected"), READ.values(), ids=READ)
 def test_read(raw, expected):
     row = read(raw)[1]
-    assert spelled(row.messages) == expected
+    assert compact(row.messages) == expected
     if "solution" in raw:
         assert row.answer == raw.get("answer")
 
@@ -118,17 +118,17 @@ def test_read(raw, expected):
 @pytest.mark.parametrize("prompt", [{"prompt": "q", "response": "r"}, {"instruction": "q", "output": "r"}])
 def test_reasoning_stands_before_the_response(column, prompt):
     thought = ["t u"] if column == "thinking_trajectories" else "t u"
-    assert spelled(read(prompt | {column: thought})[1].messages) == f"U q|A {THOUGHT}r"
+    assert compact(read(prompt | {column: thought})[1].messages) == f"U q|A {THOUGHT}r"
 
 
 def test_pairs_and_labelled_completions_have_their_context():
     pair = {"prompt": "q", "context": "c", "chosen": "x", "rejected": "y"}
-    assert spelled(read(pair, PREFERENCES)[1].prompt) == "U q\n\nc"
-    assert spelled(read(pair | {"context": turns("U a", "A b", "U q")}, PREFERENCES)[1].prompt) == "U a|A b|U q"
+    assert compact(read(pair, PREFERENCES)[1].prompt) == "U q\n\nc"
+    assert compact(read(pair | {"context": turns("U a", "A b", "U q")}, PREFERENCES)[1].prompt) == "U a|A b|U q"
     voted = {"question": "q", "context": "c", "response_a": "x", "response_b": "y", "winner": "a"}
-    assert spelled(read(voted, PREFERENCES)[1].prompt) == "U q\n\nc"
+    assert compact(read(voted, PREFERENCES)[1].prompt) == "U q\n\nc"
     labelled = {"prompt": "q", "context": "c", "completion": "r", "label": True}
-    assert spelled(read(labelled, "unpaired")[1].prompt) == "U q\n\nc"
+    assert compact(read(labelled, "unpaired")[1].prompt) == "U q\n\nc"
 
 
 def test_rows_that_differ_there_alone_are_no_duplicates(make):

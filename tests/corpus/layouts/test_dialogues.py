@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import read, read_all, reasons, spelled
+from tests.corpus.row_spelling import compact, read, read_all, reasons
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from tests.corpus.row_spelling import read, read_all, reasons, spelled
 )
 def test_read(text, inside):
     layout, row = read({"chat": text})
-    assert (layout, spelled(row.messages), row.notes) == ("dialogue", inside, ())
+    assert (layout, compact(row.messages), row.notes) == ("dialogue", inside, ())
     assert read({"chat": text}, layout="dialogue")[1] == row
 
 
@@ -43,12 +43,12 @@ def test_read(text, inside):
 )
 def test_remarks_between_turns_are_nobodys(remark):
     _, row = read({"chat": f"User 1: a\n\n{remark}\n\nUser 2: b"})
-    assert spelled(row.messages) == "U a|A b" and row.notes == ("removed_stage_direction",)
-    assert spelled(read({"chat": f"{remark}\nUser 1: a\nUser 2: b"})[1].messages) == "U a|A b"
+    assert compact(row.messages) == "U a|A b" and row.notes == ("removed_stage_direction",)
+    assert compact(read({"chat": f"{remark}\nUser 1: a\nUser 2: b"})[1].messages) == "U a|A b"
     # The last thing said may be one, and so may all that somebody says.
-    assert spelled(read({"chat": f"User 1: a\nUser 2: b\n{remark}"})[1].messages) == f"U a|A b\n{remark}"
+    assert compact(read({"chat": f"User 1: a\nUser 2: b\n{remark}"})[1].messages) == f"U a|A b\n{remark}"
     first = remark.partition("\n")[0]
-    assert spelled(read({"chat": f"User 1: {first}\nUser 2: b"})[1].messages) == f"U {first}|A b"
+    assert compact(read({"chat": f"User 1: {first}\nUser 2: b"})[1].messages) == f"U {first}|A b"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_the_column_is_found_by_its_content():
     ]
     made = read_all(rows)
     assert reasons(made) == ["row", "row", "not_a_dialogue"]
-    assert [spelled(m.row.messages) for m in made[:2]] == ["U a|A b", "U c|A d"]
+    assert [compact(m.row.messages) for m in made[:2]] == ["U a|A b", "U c|A d"]
     assert "best" in made[2].row.detail
 
 
@@ -113,10 +113,10 @@ def test_speakers_say_who_is_who():
     with pytest.raises(Malformed, match="turn_out_of_order"):
         read({"text": text}, speakers={"Agent": "assistant", "Caller": "user"})
     made = read({"text": text}, speakers={"Agent": "assistant", "Caller": "user"}, repair=("drop-leading-assistant",))
-    assert spelled(made[1].messages) == "U Hi.|A How can I help?"
+    assert compact(made[1].messages) == "U Hi.|A How can I help?"
     swapped = read(
         {"text": "User 1: a\nUser 2: b\nUser 1: c"},
         speakers={"User 1": "assistant", "User 2": "user"},
         repair=("drop-leading-assistant",),
     )
-    assert spelled(swapped[1].messages) == "U b|A c"
+    assert compact(swapped[1].messages) == "U b|A c"

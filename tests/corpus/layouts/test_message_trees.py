@@ -5,7 +5,7 @@ import random
 import pytest
 
 from snaketune.corpus.rows import Conversation, Dropped, Malformed, Preference
-from tests.corpus.row_spelling import BOTH, CONVERSATIONS, PREFERENCES, read, read_all, reasons, spelled
+from tests.corpus.row_spelling import BOTH, CONVERSATIONS, PREFERENCES, compact, read, read_all, reasons
 
 
 def message(id_, parent, text, rank=None, **flags):
@@ -40,7 +40,7 @@ def nested(rows, id_=None):
 
 def pairs(made):
     rows = [m.row for m in made if isinstance(m.row, Preference)]
-    found = {(spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) for row in rows}
+    found = {(compact(row.prompt), compact(row.chosen), compact(row.rejected)) for row in rows}
     assert len(found) == len(rows)
     return found
 
@@ -51,7 +51,7 @@ def test_the_best_path_of_a_flat_tree_in_any_order(seed):
     made = read_all(rows)
     assert [m.raw.value for m in made] == rows
     by_id = {m.raw.value["message_id"]: m.row for m in made}
-    assert spelled(by_id["1"].messages) == "U q1|A a3|U q6|A a8"
+    assert compact(by_id["1"].messages) == "U q1|A a3|U q6|A a8"
     assert {id_ for id_, row in by_id.items() if row is None} == {"3", "6", "8"}
     assert {row.reason for row in by_id.values() if isinstance(row, Dropped)} == {"other_branch"}
 
@@ -72,7 +72,7 @@ def test_nested_trees(wrapped):
     (root,) = nested(TREE)
     raw = {"message_tree_id": "1", "tree_state": "ready", "prompt": root} if wrapped else root
     layout, row = read(raw)
-    assert (layout, spelled(row.messages)) == ("message-tree", "U q1|A a3|U q6|A a8")
+    assert (layout, compact(row.messages)) == ("message-tree", "U q1|A a3|U q6|A a8")
     made = read_all([raw], PREFERENCES)
     assert pairs(made) == PAIRS and {m.raw.number for m in made} == {1}
 
@@ -106,10 +106,10 @@ def test_deleted_messages_are_left_out_with_what_hangs_from_them():
     rows[2]["text"] = None
     made = read_all(rows)
     assert reasons(made) == ["row", "part", "deleted", "other_branch", *["deleted"] * 4, "other_branch", "deleted"]
-    assert spelled(made[0].row.messages) == "U q1|A a2"
+    assert compact(made[0].row.messages) == "U q1|A a2"
     assert pairs(read_all(rows, PREFERENCES)) == set()
     (root,) = nested(rows)
-    assert spelled(read(root)[1].messages) == "U q1|A a2"
+    assert compact(read(root)[1].messages) == "U q1|A a2"
 
 
 @pytest.mark.parametrize("kind", BOTH)

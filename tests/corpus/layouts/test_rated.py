@@ -5,7 +5,7 @@ import pytest
 from snaketune.config.corpus_sources import Source
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.raw_rows import RawRow
-from tests.corpus.row_spelling import PREFERENCES, read, read_all, spelled
+from tests.corpus.row_spelling import PREFERENCES, compact, read, read_all
 
 
 def pairs(raw, **source):
@@ -38,7 +38,7 @@ def test_the_best_against_each_lower_one_or_against_the_worst(raw):
     assert pairs(raw) == ["b>c", "b>a"]
     assert pairs(raw, pairing="worst") == ["b>c"]
     (made, *_) = canonical_rows([RawRow("row", 1, raw)], kind=PREFERENCES, source=Source(files=["x"]), repair=())
-    assert (made.layout, spelled(made.row.prompt)) == ("rated", "U q")
+    assert (made.layout, compact(made.row.prompt)) == ("rated", "U q")
 
 
 def test_equal_ratings_make_no_pair_and_a_margin_asks_for_more():
@@ -74,7 +74,7 @@ SHP = {"history": "q", "human_ref_A": "a", "human_ref_B": "b", "labels": 1}
 def test_two_answers_with_scores(raw, expected):
     assert pairs(raw) == expected
     (made,) = canonical_rows([RawRow("row", 1, raw)], kind=PREFERENCES, source=Source(files=["x"]), repair=())
-    assert expected == ["tie"] or spelled(made.row.prompt) == "U q"
+    assert expected == ["tie"] or compact(made.row.prompt) == "U q"
     assert pairs(raw, margin=5) == [
         {"a>b": "a>b" if "score_A" in raw else "below_margin", "tie": "tie"}.get(expected[0], "below_margin")
     ]

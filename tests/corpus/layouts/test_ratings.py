@@ -77,7 +77,7 @@ def test_rows_that_are_marked_are_named_with_the_key_that_leaves_them_out(make, 
     (source,) = make(ROWS).counts["sources"]
     assert source["marked"] == {"is_correct: false": 3, "helpfulness: 0": 2, "Is_Safe: False": 1, "toxic: true": 1}
     said = capsys.readouterr().out
-    assert "used, though marked: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in said
+    assert "used although a column marks them as bad: is_correct: false (3 rows), helpfulness: 0 (2 rows)" in said
     assert "for instance `where: is_correct != false`" in said
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from snaketune.corpus.layouts.repair import STEPS
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import CHAT, PREFERENCES, read, spelled, turns
+from tests.corpus.row_spelling import CHAT, PREFERENCES, compact, read, turns
 
 ALL = tuple(STEPS)
 
@@ -38,7 +38,7 @@ def test_each_alone(broken, repair, repaired):
             read(raw, repair=(repair,))
         return
     row = read(raw, repair=(repair,))[1]
-    assert (spelled(row.messages), row.notes) == (repaired, (f"repaired_{repair.replace('-', '_')}",))
+    assert (compact(row.messages), row.notes) == (repaired, (f"repaired_{repair.replace('-', '_')}",))
     for other in STEPS:
         if other != repair:
             with pytest.raises(Malformed):
@@ -48,7 +48,7 @@ def test_each_alone(broken, repair, repaired):
 def test_together_in_whatever_order():
     raw = {"messages": turns("S s", "A hello", "U ", "U a", "A ", "U b", "A c", "A ", "A d", "U ", "U e")}
     row = read(raw, repair=ALL)[1]
-    assert spelled(row.messages) == "S s|U a\n\nb|A c\n\nd"
+    assert compact(row.messages) == "S s|U a\n\nb|A c\n\nd"
     assert row == read(raw, repair=ALL[::-1])[1]
     assert row.notes == (
         "repaired_drop_empty_turns",
@@ -66,7 +66,7 @@ def test_results_of_two_calls_stay_two_turns():
 def test_prompts_of_preferences_are_repaired_and_keep_their_end():
     raw = {"prompt": turns("A hi", "U a", "U ", "U b"), "chosen": "x", "rejected": "y"}
     row = read(raw, PREFERENCES, repair=ALL)[1]
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == ("U a\n\nb", "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == ("U a\n\nb", "A x", "A y")
     assert row.notes == ("repaired_drop_empty_turns", "repaired_merge_same_role", "repaired_drop_leading_assistant")
 
 

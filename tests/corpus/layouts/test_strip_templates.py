@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from snaketune.corpus.layouts.strip_templates import strip_template, templated_conversation
 from snaketune.corpus.layouts.templates import TEMPLATES
 from snaketune.corpus.rows import Malformed
-from tests.corpus.row_spelling import ALPACA, PREFERENCES, read, spelled, turns
+from tests.corpus.row_spelling import ALPACA, PREFERENCES, compact, read, turns
 
 SYSTEM = "A chat between a guest and a clerk. The clerk is polite."
 HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
@@ -58,10 +58,10 @@ FRAMED = [
 def test_taken_off(name, prompt, inside):
     assert {name for name, _, _ in FRAMED} == {template.name for template in TEMPLATES if not template.plain}
     row = read({"prompt": prompt, "response": "x"})[1]
-    assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (f"unwrapped_{name}_template",))
+    assert (compact(row.messages), row.notes) == (f"{inside}|A x", (f"unwrapped_{name}_template",))
     row = read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
-    assert (spelled(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
-    assert spelled(read({"p": prompt, "r": "x"}, prompt="p", response="r")[1].messages) == f"{inside}|A x"
+    assert (compact(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
+    assert compact(read({"p": prompt, "r": "x"}, prompt="p", response="r")[1].messages) == f"{inside}|A x"
 
 
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
@@ -88,8 +88,8 @@ def test_a_text_about_a_template_stays(name, prompt, inside, around):
 def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
     for raw in ({"prompt": prompt, "response": "x"}, {"instruction": prompt, "output": "x"}):
         row = read(raw)[1]
-        assert (spelled(row.messages), row.notes) == (f"{inside}|A x", ("unwrapped_dialogue_template",))
-    assert spelled(read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1].prompt) == inside
+        assert (compact(row.messages), row.notes) == (f"{inside}|A x", ("unwrapped_dialogue_template",))
+    assert compact(read({"prompt": prompt, "chosen": "x", "rejected": "y"}, PREFERENCES)[1].prompt) == inside
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_a_prompt_that_is_a_whole_dialogue_is_its_turns(prompt, inside):
     ],
 )
 def test_a_text_with_speakers_that_is_no_whole_dialogue_stays(prompt):
-    assert spelled(read({"prompt": prompt, "response": "x"})[1].messages) == f"U {prompt}|A x"
+    assert compact(read({"prompt": prompt, "response": "x"})[1].messages) == f"U {prompt}|A x"
 
 
 def test_a_dialogue_that_a_user_shows_among_turns_stays():
     shown = "User: a\nBot: b\nUser: c\nBot:"
-    assert spelled(read({"messages": turns(f"U {shown}", "A x")})[1].messages) == f"U {shown}|A x"
+    assert compact(read({"messages": turns(f"U {shown}", "A x")})[1].messages) == f"U {shown}|A x"
 
 
 @pytest.mark.parametrize(
@@ -213,10 +213,10 @@ def test_nothing_but_an_end_of_turn_is_an_empty_turn():
 @pytest.mark.parametrize("name, prompt, inside", FRAMED)
 def test_an_instruction_in_a_template(name, prompt, inside):
     layout, row = read({"instruction": prompt, "input": "", "output": "x</s>"})
-    assert (layout, spelled(row.messages)) == ("alpaca", f"{inside}|A x")
+    assert (layout, compact(row.messages)) == ("alpaca", f"{inside}|A x")
     assert row.notes == (f"unwrapped_{name}_template", "removed_end_of_turn")
     row = read({"instruction": prompt, "input": None, "chosen": "x", "rejected": "y"}, PREFERENCES)[1]
-    assert (spelled(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
+    assert (compact(row.prompt), row.notes) == (inside, (f"unwrapped_{name}_template",))
     with pytest.raises(Malformed, match="baked_in_template"):
         read({"instruction": prompt, "input": "1, 2", "output": "x"})
 
@@ -231,17 +231,17 @@ def test_a_users_turn_in_a_template(name, prompt, inside):
         {"turns": [{"speaker": "USER", "utterance": prompt}, {"speaker": "SYSTEM", "utterance": "x</s>"}]},
     ):
         row = read(raw)[1]
-        assert (spelled(row.messages), row.notes) == (f"{inside}|A x", (*notes, "removed_end_of_turn"))
-    assert spelled(read({"prompt": messages[:1], "response": "x"})[1].messages) == f"{inside}|A x"
+        assert (compact(row.messages), row.notes) == (f"{inside}|A x", (*notes, "removed_end_of_turn"))
+    assert compact(read({"prompt": messages[:1], "response": "x"})[1].messages) == f"{inside}|A x"
     whole = {"chosen": turns(f"U {prompt}", "A x"), "rejected": turns(f"U {prompt}", "A y</s>")}
     row = read(whole, PREFERENCES)[1]
-    assert (spelled(row.prompt), spelled(row.chosen), spelled(row.rejected)) == (inside, "A x", "A y")
+    assert (compact(row.prompt), compact(row.chosen), compact(row.rejected)) == (inside, "A x", "A y")
     later = {"messages": turns("U first", "A second", f"U {prompt}", "A x")}
     if "|" in inside:
-        with pytest.raises(Malformed, match=r"baked_in_template: .*later turn"):
+        with pytest.raises(Malformed, match=r"baked_in_template: .*later turn of the user"):
             read(later)
     else:
-        assert spelled(read(later)[1].messages) == f"U first|A second|{inside}|A x"
+        assert compact(read(later)[1].messages) == f"U first|A second|{inside}|A x"
 
 
 def test_what_the_system_is_told_inside_a_template_may_stand_beside_it():
@@ -271,7 +271,7 @@ def test_a_whole_conversation_in_a_template(name, prompt, inside):
         return
     gap = "\n" if prompt.endswith(("assistant", "model", "<|assistant|>")) else " " * (prompt[-1] not in " \n")
     text = f"{prompt}{gap}x{ends.get(name, '</s>')}"
-    assert spelled(templated_conversation(text)) == f"{inside}|A x"
+    assert compact(templated_conversation(text)) == f"{inside}|A x"
     assert read({"text": text}) == ("dialogue", read({"messages": templated_conversation(text)})[1])
 
 

@@ -40,7 +40,7 @@ def test_json_lines_in_a_file_called_txt_are_still_rows(make):
 
 
 def test_text_files_of_other_corpora_are_refused_as_before(make):
-    with pytest.raises(SnaketuneError, match="none of the formats"):
+    with pytest.raises(SnaketuneError, match="none of the supported formats"):
         make(b"just some words\n", suffix=".txt")
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read_all, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read_all, turns
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -140,8 +140,10 @@ def test_each_source_names_what_it_ignores_once(make, capsys):
     assert source["ignored"] == {"title": 50, "id": 51, "tags": 25}
     said = [line for line in capsys.readouterr().out.splitlines() if "ignored" in line]
     assert len(said) == 1
-    assert said[0].startswith("data/0.jsonl and 1 more files: ignored, as its layout doesn't read them: id (51 rows), ")
-    assert "title (50 rows), tags (25 rows); if one matters, map columns with `fields`" in said[0]
+    assert said[0].startswith(
+        "data/0.jsonl and 1 more files: ignored, because its layout doesn't read them: id (51 rows), "
+    )
+    assert "title (50 rows), tags (25 rows); to use one, map columns with `fields`" in said[0]
 
 
 def test_tools_and_weights_are_read_and_documents_name_what_is_beside_them():
@@ -208,7 +210,7 @@ def test_votes_that_do_not_tell_what_they_count_from_end_the_stage(make):
 def test_one_row_as_a_whole_document(make):
     row = {"trajectory": turns("U a", "A b", "U q"), "chosen": "x", "rejected": "y"}
     built = make(json.dumps(row, indent=1).encode(), kind=PREFERENCES, suffix=".json")
-    assert [spelled(r["prompt"]) for r in built.train] == ["U a|A b|U q"]
+    assert [compact(r["prompt"]) for r in built.train] == ["U a|A b|U q"]
 
 
 def test_a_csv_with_turns_as_json(make):
@@ -216,4 +218,4 @@ def test_a_csv_with_turns_as_json(make):
     rows += [(json.dumps(turns("U q")), json.dumps(turns("A x")), json.dumps(turns("A y")))]
     content = "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows).encode()
     (row,) = make(content, kind=PREFERENCES, suffix=".csv").train
-    assert [spelled(row[column]) for column in ("prompt", "chosen", "rejected")] == ["U q", "A x", "A y"]
+    assert [compact(row[column]) for column in ("prompt", "chosen", "rejected")] == ["U q", "A x", "A y"]

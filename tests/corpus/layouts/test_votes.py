@@ -3,7 +3,7 @@
 import pytest
 
 from snaketune.corpus.rows import Dropped, Malformed
-from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, read, read_all, reasons, spelled, turns
+from tests.corpus.row_spelling import CONVERSATIONS, PREFERENCES, compact, read, read_all, reasons, turns
 
 
 def judged(**votes):
@@ -89,7 +89,7 @@ def test_votes_that_are_none(raw, reason, says):
 
 
 def test_a_named_layout_says_what_is_missing():
-    with pytest.raises(Malformed, match=r"missing_column: no two answers and a verdict"):
+    with pytest.raises(Malformed, match=r"missing_column: expected two answers and a verdict"):
         read({"prompt": "hi", "response1": "x", "label": 1}, PREFERENCES, layout="votes")
 
 
@@ -112,7 +112,7 @@ def test_labelled_completions_are_paired_by_prompt():
     assert [m.raw.number for m in made] == list(range(1, 9)) and {m.layout for m in made} == {"unpaired"}
     assert reasons(made) == ["row", "part", "part", "part", "row", "row", "unpaired", "unpaired"]
     said = [
-        (spelled(m.row.prompt), spelled(m.row.chosen), spelled(m.row.rejected)) for m in made if reasons([m]) == ["row"]
+        (compact(m.row.prompt), compact(m.row.chosen), compact(m.row.rejected)) for m in made if reasons([m]) == ["row"]
     ]
     assert said == [("U a", "A a1", "A a2"), ("U b", "A b2", "A b1"), ("U a", "A a4", "A a3")]
 
@@ -126,7 +126,7 @@ def test_labelled_completions_as_turns_and_in_templates():
     ]
     made = read_all(rows, PREFERENCES)
     assert reasons(made) == ["row", "part", "part", "row"]
-    assert spelled(made[0].row.prompt) == "S s|U hi" and spelled(made[3].row.rejected) == "A x"
+    assert compact(made[0].row.prompt) == "S s|U hi" and compact(made[3].row.rejected) == "A x"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_a_delimiter_is_one_where_header_and_rows_agree(tmp_path, content, colum
 
 
 def test_prose_is_no_table(tmp_path):
-    with pytest.raises(SnaketuneError, match="none of the formats"):
+    with pytest.raises(SnaketuneError, match="none of the supported formats"):
         read(tmp_path, "a.txt", b"Dear reader; hello\n\nI write; as you; may see\n")
     content = b"one\ttwo\nthree\tfour\n"
     assert read(tmp_path, "a.txt", content, plain=True) == [{"text": content.decode()}]
@@ -124,7 +124,9 @@ def test_what_the_encoding_has_no_character_for_costs_its_row(make):
 
 
 def test_a_wrong_encoding_is_named(make):
-    with pytest.raises(SnaketuneError, match=r"none of the formats.*read as utf-16-le, the source's `encoding`"):
+    with pytest.raises(
+        SnaketuneError, match=r"none of the supported formats.*read as utf-16-le, the source's `encoding`"
+    ):
         make(b'{"prompt": "a", "response": "b"}\n', source={"encoding": "utf-16-le"})
     with pytest.raises(
         SnaketuneError, match=r"data/0\.jsonl: not all of it is in utf-16, the source's `encoding`: .*BOM"

@@ -108,7 +108,7 @@ LATIN = '{"prompt": "ä text"}'.encode("latin-1")
         (b"[" + ROW + b"," + ROW + b"}", "after row 2, a brace"),
         (b"[" + ROW + b"," + ROW + b"] " + b" " * 40 + b"x", "after the end of the array"),
         (b"[" + ROW + b"," + ROW + b"][]", "after the end of the array"),
-        (b"[" + ROW + b', {"prompt": Infinity}, ' + ROW + b"]", "row 2: Infinity is no JSON"),
+        (b"[" + ROW + b', {"prompt": Infinity}, ' + ROW + b"]", "row 2: Infinity isn't valid JSON"),
         (b"[" + ROW + b', {"a": [1}, ' + ROW + b"]", "row 2"),
         (b"[" + ROW + b', {"a": "x}, ' + ROW + b"]", "row 2"),
         (b'{"rows": [' + ROW + b"," + ROW + b"]", "Expecting"),

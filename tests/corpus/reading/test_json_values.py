@@ -62,7 +62,7 @@ def test_every_key_that_stands_twice_is_found(pairs, spaces, depth):
     ],
 )
 def test_a_key_twice(data):
-    with pytest.raises(Malformed, match=r"duplicate_key: the key .* stands twice"):
+    with pytest.raises(Malformed, match=r"duplicate_key: the key .* is twice in one object"):
         parse(data)
 
 

@@ -113,7 +113,7 @@ def test_a_folder_and_a_pipe_are_no_files(tmp_path):
     with pytest.raises(SnaketuneError, match=r"data/folder\.jsonl is a folder; name the files in it"):
         list(read_file(tmp_path / "folder.jsonl", "data/folder.jsonl"))
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(SnaketuneError, match=r"data/pipe\.jsonl is no regular file"):
+    with pytest.raises(SnaketuneError, match=r"data/pipe\.jsonl is not a regular file"):
         list(read_file(tmp_path / "pipe.jsonl", "data/pipe.jsonl"))
 
 
@@ -229,11 +229,11 @@ def test_elements_of_an_array_that_are_no_objects(tmp_path):
         ("a.csv.gz", zipped(b"prompt\n" + b"x\n" * 9999)[:-9], "cut off"),
         ("a.csv", b'prompt,response\nfine,row\n"never closed,x\n1,2\n', "line 3 opens a quote"),
         ("a.csv", b"prompt,prompt\n1,2\n", "column 'prompt' twice"),
-        ("a.csv", b'"prompt\n1,2\n', "header.*mend its quotes"),
-        ("a.txt", b"x", r"none of the formats.*JSON lines.*Parquet.*\.zst"),
-        ("a", b"Dear reader,\n\nhello, all,\n", "none of the formats"),
-        ("a.md", b"# Title\n\nText.\n", "none of the formats"),
-        ("a.txt.gz", zipped(b"x"), "none of the formats"),
+        ("a.csv", b'"prompt\n1,2\n', "header.*fix its quotes"),
+        ("a.txt", b"x", r"none of the supported formats.*JSON lines.*Parquet.*\.zst"),
+        ("a", b"Dear reader,\n\nhello, all,\n", "none of the supported formats"),
+        ("a.md", b"# Title\n\nText.\n", "none of the supported formats"),
+        ("a.txt.gz", zipped(b"x"), "none of the supported formats"),
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16"), "UTF-16.*iconv"),
         ("a.jsonl", '{"prompt": "x", "response": "y"}\n'.encode("utf-16-le"), "UTF-16.*iconv"),
         ("a.csv", "prompt,response\nx,y\n".encode("utf-16-be"), "UTF-16.*iconv"),

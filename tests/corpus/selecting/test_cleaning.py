@@ -153,7 +153,7 @@ def test_lengths_are_those_after_masking():
 
 
 def test_a_language_that_nobody_can_tell():
-    with pytest.raises(SnaketuneError, match=r"can't tell xx, zzz; it knows .*\ben\b"):
+    with pytest.raises(SnaketuneError, match=r"can't detect xx, zzz; it knows .*\ben\b"):
         Cleaner(Cleaning(languages=("zzz", "en", "xx")))
 
 

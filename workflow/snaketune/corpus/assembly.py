@@ -1,13 +1,13 @@
-"""What the `corpus` stage makes: raw rows from every source, cleaned, without duplicates, split by prompt.
+"""The work of the `corpus` stage: raw rows from every source, cleaned, without duplicates, split by prompt.
 
-    scan      raw → canonical → cleaned → spool on disk, and 24 bytes per row in memory
-    decide    duplicates, near duplicates, contamination, caps, split and weights, over these bytes
-    write     spool → train.arrow and held_out.arrow
+    first pass   raw → canonical → cleaned → spool on disk, and 24 bytes per row in memory
+    decide       duplicates, near duplicates, contamination, caps, split and weights, from these 24 bytes
+    last pass    spool → train.arrow and held_out.arrow
 
-The order of the rows is kept, so that a source spelled in another way but with the same rows gives the same files byte
-for byte. Nothing vanishes: read + extra + repeated = joined + quarantined + dropped + kept. Memory doesn't grow
-with the text, but with the number of rows: 600 MB for ten million. Short rows go through at 60,000 a second on one core
-when nothing optional is asked for, at 18,000 when near duplicates are looked for.
+Rows stay in order, so a source in another format with the same rows gives the same files byte for byte. Every row is
+counted: read + extra + repeated = joined + quarantined + dropped + kept. Memory grows with the number of rows, not with the
+length of the text: 600 MB for ten million rows. One core processes 60,000 short rows a second without optional steps, and
+18,000 with near duplicates.
 """
 
 from collections.abc import Iterator
@@ -42,16 +42,16 @@ CONTAMINATION = "contamination.jsonl"
 def assemble(
     spec: CorpusSpec, work: WorkFolder, *, files: list[Path], against: list[Artifact], against_files: list[Path]
 ) -> Outcome:
-    """Fill the payload with train.arrow and held_out.arrow, and the records of what was left out.
+    """Write train.arrow and held_out.arrow to the payload, and the records of quarantined and dropped rows.
 
     Args:
         files: the local files of all sources, in order.
-        against: corpora whose held-out rows no row may hold an n-gram of, where `decontamination` is asked for.
-        against_files: task data of which the same is true.
+        against: corpora whose held-out rows train rows are compared with, where `decontamination` is configured.
+        against_files: data files of evaluation tasks that train rows are compared with likewise.
     Raises:
-        SnaketuneError: a file that can't be read, too many malformed rows, or none that is left.
+        SnaketuneError: a file can't be read, too many rows are malformed, or no row is left.
     """
-    # An earlier attempt's.
+    # Left by an earlier attempt.
     for name in (QUARANTINE, CONTAMINATION):
         (work.folder / name).unlink(missing_ok=True)
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def assemble(
     if not sum(counts["kept"].values()):
         dropped = "".join(f"\n  {n} × {reason}" for reason, n in counts["dropped"].items() if n)
         raise SnaketuneError(
-            f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}Ask for less, or add rows"
+            f"none of the {total_rows} rows is left; dropped:{dropped}\n{_save_records(work)}Relax the conditions, or add rows"
         )
     hashes = np.frombuffer(scan.hashes, np.uint64)
     rows_of = [source.rows.stop - source.rows.start for source in sources]
@@ -110,7 +110,7 @@ def assemble(
 
 
 def _save_records(work: WorkFolder) -> str:
-    """Move the records that hold anything out of the payload, which the next attempt empties; say where they are."""
+    """Move non-empty records out of the payload, which the next attempt empties, and return where they are."""
     message = ""
     for name in (QUARANTINE, CONTAMINATION):
         record = work.payload / name
@@ -120,10 +120,10 @@ def _save_records(work: WorkFolder) -> str:
 
 
 def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, list[Path]]]:
-    """Each source with its files.
+    """Yield each source with its files.
 
     Raises:
-        SnaketuneError: not as many files as the sources name.
+        SnaketuneError: the number of files isn't the number that the sources name.
     """
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:

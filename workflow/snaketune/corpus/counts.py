@@ -1,4 +1,4 @@
-"""What the manifest counts: the rows of each source and of all, where they went, and what there is to note about them."""
+"""The counts in the corpus manifest: rows read, dropped and written, in all and by source, and notes on them."""
 
 from collections import Counter
 from typing import Any
@@ -15,7 +15,7 @@ from snaketune.stages.specs import CorpusSpec
 def counts_of(
     spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], decisions: Decisions, quarantine: Quarantine
 ) -> dict[str, Any]:
-    """All counts of the manifest: in all, by source, and how long the rows are that were kept."""
+    """Return all counts of the manifest: in all, by source, and a histogram of the lengths of the rows written."""
     by_source = [_of_source(decisions, scan, source) for source in sources]
     dropped: Counter[str] = Counter()
     for source in by_source:
@@ -35,7 +35,7 @@ def counts_of(
 
 
 def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[str, Any]:
-    """What became of the rows of a source, all counts but those of where they came from."""
+    """Count the rows of one source by outcome."""
     rows = source.rows
     dropped, copies = decisions.dropped[rows], decisions.copies[rows]
     by_reason = np.bincount(dropped, minlength=len(REASONS)).tolist()
@@ -60,25 +60,25 @@ def _of_source(decisions: Decisions, scan: Scan, source: SourceCounts) -> dict[s
 
 
 def _near_duplicates(group: np.ndarray) -> dict[str, int]:
-    """How many groups of two rows and more there are, and how many rows are in the largest."""
+    """Count the groups of at least two rows, and the rows of the largest."""
     sizes = np.bincount(group)
     return {"groups": int((sizes > 1).sum()), "largest": int(sizes.max()) if (sizes > 1).any() else 0}
 
 
-def _notes(spec: CorpusSpec, scan: Scan, kept: np.ndarray) -> dict[str, int]:
-    """What happened to kept rows on the way, and how many of them have a prompt that another has before them."""
+def _notes(spec: CorpusSpec, scan: Scan, written: np.ndarray) -> dict[str, int]:
+    """Count what happened to the rows written, and those whose prompt an earlier row has."""
     notes: Counter[str] = Counter()
-    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[kept], minlength=len(scan.known_origins))
+    rows_by_origin = np.bincount(np.frombuffer(scan.origins, np.uint32)[written], minlength=len(scan.known_origins))
     for (_, source_counts), rows in zip(scan.known_origins, rows_by_origin.tolist()):
         notes.update(dict.fromkeys(source_counts, rows))
     if spec.kind == "conversations":
-        prompts = np.sort(np.frombuffer(scan.prompt_hashes, np.uint64)[kept])
+        prompts = np.sort(np.frombuffer(scan.prompt_hashes, np.uint64)[written])
         notes["same_prompt"] = int((prompts[1:] == prompts[:-1]).sum())
     return {note: n for note, n in notes.items() if n}
 
 
 def _histogram(characters: np.ndarray, copies: np.ndarray) -> dict[str, list[int]]:
-    """Rows kept, by length: `rows[i]` of them have fewer characters than `bounds[i]`, and no fewer than the bound before.
+    """Count rows by length: `rows[i]` rows have fewer than `bounds[i]` characters, and at least as many as the bound before.
 
     >>> _histogram(np.array([1, 2, 3, 9]), np.array([1, 1, 1, 1]))
     {'bounds': [1, 2, 4, 8, 16], 'rows': [0, 1, 2, 0, 1]}

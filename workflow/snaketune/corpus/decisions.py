@@ -1,8 +1,8 @@
-"""What becomes of each sound row, decided by numbers about all of them: dropped and why, held out, or used how often.
+"""The outcome of each valid row: dropped and why, held out, or written how many times.
 
-In this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one step drops is out of sight
-of the next. A held-out row is never contaminated: corpora with prompts in common hold out the same ones, and there is no
-harm in a test that two corpora share. Costs some 80 bytes of memory per row at its peak, and 2 µs.
+Steps run in this order: duplicates, near duplicates, split, contamination, caps, weights. A row that one step drops is
+ignored by the next. Held-out rows are never contaminated: corpora with the same prompts hold out the same ones, and two
+corpora may share a test. Takes about 80 bytes of memory per row at its peak, and 2 µs.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ REASONS = ("", "duplicate", "near_duplicate", "contaminated", "over_cap", "under
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """For each sound row:
+    """Arrays with one element per valid row.
 
     Attributes:
-        dropped: why it is dropped, as a place in `REASONS`; 0 if it is kept.
-        held_out: whether it is on the side of the split that is held out.
-        times: how often it is written; 0 if it is dropped.
-        group: the first row of its group of near duplicates, where they are looked for.
-        evaluations: train rows that each evaluation hits, where contamination is looked for.
+        dropped: uint8, why the row is dropped, as an index into `REASONS`; 0 if it isn't dropped.
+        held_out: bool, True if the row is on the held-out side of the split.
+        copies: uint8, how many times the row is written; 0 if it is dropped.
+        group: the first row of its group of near duplicates; None unless near duplicates are configured.
+        evaluations: by evaluation, the number of train rows that share an n-gram with it.
     """
 
     dropped: np.ndarray
@@ -39,10 +39,10 @@ class Decisions:
 
 
 def decide(spec: CorpusSpec, scan: Scan, sources: list[SourceCounts], *, contamination_record: Path) -> Decisions:
-    """All decisions about the rows of a scan.
+    """Decide about all rows of a scan.
 
     Args:
-        contamination_record: the file for the hits of what is dropped as contaminated.
+        contamination_record: the file to which the n-grams of contaminated rows are written.
     """
     hashes, prompt_hashes = np.frombuffer(scan.hashes, np.uint64), np.frombuffer(scan.prompt_hashes, np.uint64)
     dropped = np.zeros(len(hashes), np.uint8)

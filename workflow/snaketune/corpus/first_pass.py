@@ -1,7 +1,7 @@
-"""The first pass: raw rows to sound, cleaned rows in the spool, and a few numbers about each in memory.
+"""The first pass: raw rows to valid, cleaned rows in the spool, and a few numbers about each in memory.
 
-24 bytes of memory per row: the hash of what it says, the number drawn for its prompt, its length, and how it came to be.
-All that is decided about rows is decided by these, after the last one is read.
+24 bytes of memory per row: the hash of its content, the hash of its prompt, its length, and the number of its origin. All
+decisions are made from these after the last row is read.
 """
 
 import gc
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from snaketune.config.corpus_sources import Source
-from snaketune.corpus.excerpts import say
+from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.layouts.canonical import canonical_rows
 from snaketune.corpus.quarantine import Quarantine
 from snaketune.corpus.raw_rows import RawRow, RowResult
@@ -41,16 +41,15 @@ OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 @dataclass
 class SourceCounts:
-    """What became of the raw rows of one source.
+    """Counts of the raw rows of one source, by outcome.
 
     Attributes:
         read: raw rows.
-        extra: rows that a raw row made besides its first.
-        joined: raw rows that became part of another.
-        ignored: what of raw rows isn't read though it holds something (a column, or `messages[].name`), and how many
-            of those used have it.
-        marked: marks of bad rows among those used, such as `is_correct: false`, and how many have each.
-        rows: numbers of the sound rows, first and one past the last.
+        extra: rows that a raw row gave after its first.
+        joined: raw rows that became part of another row.
+        ignored: by column or key (such as `messages[].name`), the used raw rows in which it holds something and isn't read.
+        marked: by mark of a bad row, such as `is_correct: false`, the used raw rows that have it.
+        rows: the range of its valid rows.
     """
 
     read: int = 0
@@ -64,12 +63,12 @@ class SourceCounts:
 
 
 class Scan:
-    """Give it every source in turn, then `finish`.
+    """Reads every source in turn; call `finish` after the last.
 
     Attributes:
-        hashes, drawn, characters, origins: for each sound row the hash of its content, the number drawn for its prompt,
-            its length, and the number of its origin.
-        known_origins: layout and notes of each origin.
+        hashes, prompt_hashes, characters, origins: for each valid row, the hash of its content, the hash of its prompt, its
+            length, and the number of its origin.
+        known_origins: layout and notes of each origin, with its number.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Scan:
         near_duplicates: NearDuplicates | None = None,
         contamination: Contamination | None = None,
     ):
-        """Args: near_duplicates, contamination: what looks at the words of rows, where it is asked for."""
+        """Args: near_duplicates, contamination: compare the words of rows, where they are configured."""
         self.spec, self.spool, self.quarantine, self.cleaner = spec, spool, quarantine, cleaner
         self.near_duplicates, self.contamination = near_duplicates, contamination
         self.hashes, self.prompt_hashes = array("Q"), array("Q")
@@ -92,10 +91,10 @@ class Scan:
         self.locations: list[tuple[str, RawRow]] = []
 
     def read(self, source: Source, paths: list[Path]) -> SourceCounts:
-        """Scan all rows of a source.
+        """Read all rows of a source.
 
         Raises:
-            SnaketuneError: a file that can't be read.
+            SnaketuneError: a file can't be read.
         """
         counts = SourceCounts()
         first = len(self.hashes)
@@ -108,9 +107,9 @@ class Scan:
                     self._read(name, raws, source, counts)
         counts.rows = slice(first, len(self.hashes))
         if counts.ignored:
-            say(_ignored_line(source, counts.ignored))
+            print_line(_ignored_line(source, counts.ignored))
         if counts.marked:
-            say(_marked_line(source, counts.marked))
+            print_line(_marked_line(source, counts.marked))
         return counts
 
     def finish(self) -> None:
@@ -172,13 +171,13 @@ class Scan:
             locations = [{"file": name, raw.unit: raw.number} for name, raw in self.locations]
             first = len(self.hashes) - len(self.batch)
             self.contamination.append(turns, locations, np.array(self.hashes[first:], np.uint64), first)
-        # New ones: the old are shared with nobody, but a cleared list would keep its memory.
+        # New lists, because a cleared list would keep its memory.
         self.batch, self.locations = [], []
 
 
 def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
     for name in names:
-        # Where keys are data (an id each), there are as many as rows.
+        # Where keys are ids, there may be as many as rows.
         ignored[name if name in ignored or len(ignored) < MAX_NAMES else OTHER_NAMES] += 1
 
 
@@ -192,25 +191,25 @@ def _rows_of_each(names: Counter[str]) -> str:
 
 
 def _ignored_line(source: Source, ignored: Counter[str]) -> str:
-    """What of a source isn't read."""
+    """Describe the columns and keys of a source that aren't read."""
     return (
-        f"{_name(source)}: ignored, as its layout doesn't read them: {_rows_of_each(ignored)}; if one matters, map columns "
-        "with `fields`"
+        f"{_name(source)}: ignored, because its layout doesn't read them: {_rows_of_each(ignored)}; to use one, "
+        "map columns with `fields`"
     )
 
 
 def _marked_line(source: Source, marked: Counter[str]) -> str:
-    """Which rows of a source are used though they are marked as bad ones, and what leaves them out."""
+    """Describe the rows of a source that are used although a column marks them as bad, and how to drop them."""
     column, _, value = marked.most_common(1)[0][0].partition(": ")
     return (
-        f"{_name(source)}: used, though marked: {_rows_of_each(marked)}; the source's `where` leaves such rows out, for "
-        f"instance `where: {column} != {value}`"
+        f"{_name(source)}: used although a column marks them as bad: {_rows_of_each(marked)}; to drop them, set the source's "
+        f"`where`, for instance `where: {column} != {value}`"
     )
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for reference cycles less often: rows hold none, and looking through each batch costs a tenth."""
+    """Run the garbage collector less often: rows hold no reference cycles, and a collection per batch costs a tenth."""
     usual = gc.get_threshold()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     try:
@@ -220,7 +219,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 def _named(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
-    """`rows`; what is wrong with the file as a whole names it."""
+    """Yield `rows`; add the name of the file to errors about the file as a whole."""
     try:
         yield from rows
     except Malformed as error:

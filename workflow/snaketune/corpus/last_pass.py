@@ -1,4 +1,4 @@
-"""The last pass: what is kept of the spool to the files of the result, batch by batch."""
+"""The last pass: the selected rows of the spool, written to the files of the result batch by batch."""
 
 import json
 from pathlib import Path
@@ -28,11 +28,11 @@ def write_rows(
     """Write `train.arrow` and `held_out.arrow`, in the order of the spool.
 
     Args:
-        schema: of the files, what the spool has and `id`, and `source` if it is asked for.
-        hashes: for each row, what its id is made of.
-        sources: int16, the number of its source.
-        times: how often it is written; from the second time on its id ends on `-2`, `-3` and so on.
-        held_out: where.
+        schema: schema of the files: the columns of the spool, `id`, and for some kinds `source`.
+        hashes: uint64, for each row the hash that its id is made of.
+        sources: int16, for each row the number of its source.
+        copies: for each row how many times it is written; the ids of further copies end in `-2`, `-3` and so on.
+        held_out: for each row whether it goes to `held_out.arrow`.
     """
     with SplitFile(folder / "train.arrow", schema) as train, SplitFile(folder / "held_out.arrow", schema) as held:
         start = 0
@@ -47,14 +47,14 @@ def write_rows(
 
 
 def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.ndarray) -> None:
-    """List the first groups of near duplicates: size, ids of the first rows, and how the first row begins.
+    """List the first groups of near duplicates: size, ids of the first rows, and an excerpt of the first row.
 
     Args:
         group: for each row, the first row of its group.
     """
     sizes = np.bincount(group)
     shown = np.flatnonzero(sizes > 1)[:GROUPS_SHOWN]
-    # Rows by group: a stable order keeps those of a group as they came.
+    # Rows by group, stable, so that the rows of a group stay in order.
     members = np.flatnonzero(np.isin(group, shown))
     members = members[np.argsort(group[members], kind="stable")]
     ends = np.cumsum(sizes[shown])
@@ -70,7 +70,7 @@ def write_duplicates(spool: Spool, path: Path, hashes: np.ndarray, group: np.nda
 
 
 class SplitFile:
-    """One file of the result. Its batches are full, wherever the rows came from, so that the same rows are the same bytes."""
+    """One file of the result. All batches but the last are full, so the same rows always give the same bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema):
         self.schema = schema
@@ -87,7 +87,11 @@ class SplitFile:
         self.writer.close()
 
     def append(self, batch: pa.RecordBatch, extra_columns: dict[str, Any]) -> None:
-        """Args: told: by name, the columns that the spool doesn't have."""
+        """Append a batch of the spool.
+
+        Args:
+            extra_columns: by name, the columns that the spool doesn't have.
+        """
         columns = {
             field.name: pa.array(extra_columns[field.name], field.type)
             for field in self.schema

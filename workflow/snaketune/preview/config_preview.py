@@ -1,4 +1,4 @@
-"""A look at the sources of a config's corpora."""
+"""Previews of the sources of a config's corpora."""
 
 import json
 from collections.abc import Iterator
@@ -11,16 +11,16 @@ from snaketune.preview.source_preview import SourcePreview, preview_source
 
 
 def preview_config(content: str) -> Iterator[SourcePreview]:
-    """A look at each source of what `corpora_of` gives.
+    """Yield a preview of each source in the text from `corpora_of`.
 
     Raises:
-        SnaketuneError: a template or tokenizer that can't be read.
+        SnaketuneError: a template or tokenizer can't be read.
     """
     known_writer = cache(load_renderer)
     for one in json.loads(content):
         corpus = PreviewedCorpus.model_validate(one)
         template = Path(corpus.chat_template) if corpus.chat_template else None
-        # Made already; or as it will be adopted, where that is a folder.
+        # The tokenizer if it exists, or the folder that it will be adopted from.
         folders = (Path(folder) for folder in (corpus.tokenizer, corpus.adopt) if folder)
         tokenizer = next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
         renderer = known_writer(template, tokenizer)

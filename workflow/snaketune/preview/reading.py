@@ -1,7 +1,7 @@
-"""Raw rows as one kind of corpus reads them: which become rows, what is left out and why, and what isn't read of them.
+"""Raw rows read as one kind of corpus: canonical rows, what is quarantined or dropped and why, and what isn't read.
 
-Of a file that no config names, each kind is tried, and the one that reads most rows is taken; of kinds that read as many, the
-first of KINDS. Documents only where no other kind reads half of the rows, since conversations often have a column `text` too.
+For a file that isn't in a config, each kind is tried, and the one that reads most rows is used; of several, the first of KINDS.
+Documents are used only if no other kind reads half of the rows, because conversations often have a column `text`, too.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ UNKNOWN_LAYOUT = "unknown_layout"
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One row that stands for others: where it is, and what is to be said of it."""
+    """An example of several rows: its location, and a detail."""
 
     location: str
     detail: str = ""
@@ -32,18 +32,21 @@ class Example:
 
 @dataclass(kw_only=True)
 class Reading:
-    """What became of the rows that were looked at.
+    """Outcome of the rows read.
 
     Attributes:
-        rows: the rows to train on, each with its place; of those that say the same, the first.
-        layouts: how many rows have each layout.
-        used: raw rows that rows were made of, or that are part of one.
-        quarantined, dropped: by reason, how many rows, and one of them.
-        ignored: by column, or key of a turn, in how many of the rows it holds something that isn't read; with a value.
-        marked: marks of bad rows, such as `is_correct: false`, and how many rows have each.
-        repeated: rows that say what an earlier one says, and one of them.
-        repairs: what was mended, and in how many rows.
-        trouble: what is wrong with a file as a whole.
+        rows: canonical rows, each with its location; of duplicates, only the first.
+        layouts: number of rows by layout.
+        used: raw rows that gave a row or are part of one.
+        quarantined, dropped: number of rows by reason.
+        examples: by reason, an example of these rows.
+        ignored: by column or key of a turn, the number of rows in which it holds something and isn't read.
+        values: an example value of each of these columns and keys.
+        marked: by mark of a bad row, such as `is_correct: false`, the number of rows that have it.
+        repeated: number of rows that are duplicates of an earlier one.
+        repeats: an example of these.
+        repairs: by repair, the number of rows that it changed.
+        trouble: errors about a file as a whole.
     """
 
     kind: str
@@ -63,7 +66,7 @@ class Reading:
 
     @property
     def score(self) -> tuple[int, int]:
-        """How many rows are read, and how few aren't even of this kind."""
+        """Sort key of how well the kind suits: rows used, and negated, rows that aren't of this kind."""
         return self.used, -self.quarantined[UNKNOWN_LAYOUT] - self.quarantined["wrong_kind"]
 
 
@@ -74,7 +77,7 @@ def read_as(
     repair: tuple[Repair, ...] = (),
     cleaning: Cleaning | None = None,
 ) -> Reading:
-    """All rows of a source, as a corpus of this kind reads them."""
+    """Read all rows of a source as a corpus of this kind."""
     cleaner = Cleaner(cleaning or Cleaning())
     reading = Reading(kind=kind)
     first: dict[int, str] = {}
@@ -92,9 +95,9 @@ def read_as(
 
 
 def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[str, int]]:
-    """The rows as the kind reads them that suits; and how many rows each kind reads."""
+    """Return the reading with the kind that suits best, and the number of rows that each kind reads."""
     documents = read_as(TEXT, source, samples)
-    # One by one, so that the reading of a large file isn't held four times.
+    # One at a time, so that at most two readings of a large file are in memory.
     best, counts = documents, {TEXT: documents.used}
     if all(sample.format.startswith(FORMATS[TEXT]) for sample in samples if sample.raws):
         return best, counts
@@ -108,7 +111,7 @@ def best_reading(source: Source, samples: list[Sample]) -> tuple[Reading, dict[s
 
 
 def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Reading | None:
-    """Rows from the rest of the files, read as the first ones were; None where there are none to read by themselves."""
+    """Read rows from the rest of the files like the first ones; None if there are none, or rows depend on other rows."""
     further = [replace(sample, raws=sample.further) for sample in samples if sample.further]
     if not further or "message-tree" in reading.layouts:
         return None
@@ -116,21 +119,20 @@ def read_further(reading: Reading, source: Source, samples: list[Sample]) -> Rea
 
 
 def repairs_that_help(reading: Reading, source: Source, samples: list[Sample]) -> tuple[dict[str, int], int]:
-    """The repairs that mend rows which are quarantined now, with how many rows each changes; and how many rows more can be
-    used."""
+    """Return repairs that fix quarantined rows, with the rows that each changes; and how many more rows could be used."""
     if not reading.quarantined or reading.kind == TEXT:
         return {}, 0
-    mended = read_as(reading.kind, source, samples, REPAIRS)
-    return dict(mended.repairs), max(0, mended.used - reading.used)
+    repaired = read_as(reading.kind, source, samples, REPAIRS)
+    return dict(repaired.repairs), max(0, repaired.used - reading.used)
 
 
 def location_of(raw: RawRow, name: str) -> str:
-    """Where a row is, for people; Args: name: of its file, where there are several."""
+    """Return the location of a row for messages; `name` is that of its file, "" if there is only one."""
     return f"{name}, {raw.unit} {raw.number}" if name else f"{raw.unit} {raw.number}"
 
 
 def _add(reading: Reading, made: RowResult, location: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
-    """Count a row; whether it is used."""
+    """Count a row; return True if it is used."""
     row = made.row
     try:
         if isinstance(row, Malformed | Dropped):
@@ -169,13 +171,13 @@ def _add(reading: Reading, made: RowResult, location: str, cleaner: Cleaner, fir
     return True
 
 
-def value_at(found: Any, name: str) -> Any:
-    """The first value of a column, or of a key within it.
+def value_at(value: Any, name: str) -> Any:
+    """Return the first value of a column, or of a key within it, that isn't empty.
 
     >>> value_at({"messages": [{"role": "user"}, {"name": "Ann"}]}, "messages[].name")
     'Ann'
     """
-    values = [found]
+    values = [value]
     for part in name.split("."):
         key, lists = part.rstrip("[]"), part.count("[]")
         values = [value[key] for value in values if isinstance(value, dict) and key in value] or [

@@ -1,6 +1,6 @@
-"""Rows as a chat template writes them: what is supervised of the first, how long all are, and which it refuses and why.
+"""Rows rendered by a chat template: the first ones with their supervision, the lengths of all, and those that it refuses.
 
-By the tokenizer that is there, or else by one of bytes, for the same code that tokenizes corpora.
+Rendered by the tokenizer if there is one, else by a byte tokenizer, with the code that tokenizes corpora.
 """
 
 import json
@@ -27,20 +27,20 @@ from snaketune.tokenization.token_rows import of_completions, of_conversations, 
 from snaketune.tokenization.turn_columns import Turns, completed, conversations, pairs
 
 ROWS_PER_BATCH = 64
-# As long as rows are commonly packed.
+# Common row lengths.
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 BYTES_PER_TOKEN = 4
-# What is shown of a long text; fewer characters than LEAST_LEFT_OUT aren't worth a cut.
+# Characters shown of a long text; a cut of fewer than MIN_OMITTED characters isn't made.
 TEXT_BEGINS, TEXT_ENDS, MIN_OMITTED = 300, 150, 100
 FIRST_SPANS, LAST_SPANS = 50, 25
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSpan:
-    """Text of a row, supervised or not; a control token is a piece of its own.
+    """A span of a row's text, supervised or not; a control token is a span of its own.
 
     Attributes:
-        left_out: instead of a text, how many characters aren't shown here.
+        omitted: number of characters not shown, if the span stands for them.
     """
 
     text: str
@@ -51,7 +51,7 @@ class TextSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedRow:
-    """A row to look at: its prompt, where it has completions, and what follows, by name."""
+    """A row to be shown: its prompt, if it has completions, and the named parts after it."""
 
     location: str
     prompt: list[TextSpan]
@@ -60,16 +60,17 @@ class RenderedRow:
 
 @dataclass(kw_only=True)
 class RenderedRows:
-    """All rows through the template.
+    """The rendered rows of a source.
 
     Attributes:
-        template: where the chat template is from.
-        exact: whether a tokenizer counted; else tokens are estimated by bytes.
+        template: name of the chat template.
+        exact: whether a tokenizer counted tokens; else they are estimated from bytes.
+        rows: a few rows to be shown.
         lengths: int64[n], in tokens.
-        supervised: what share of all tokens is supervised.
-        unsupervised: rows of which nothing is.
-        refused: rows that the template can't write: where, and why.
-        control_text: rows in which somebody wrote a control token, which stays text.
+        supervised: share of all tokens that is supervised.
+        unsupervised: number of rows without supervised tokens.
+        refused: rows that the template refuses: location and reason.
+        control_text: number of rows with text that looks like a control token, which stays text.
     """
 
     template: str
@@ -82,30 +83,36 @@ class RenderedRows:
     control_text: int = 0
 
     def longer(self, lengths: tuple[int, ...] = LENGTHS) -> dict[int, int]:
-        """Of common row lengths how many rows are longer, up to the first that holds all."""
-        spans_ = {}
+        """Return the number of rows longer than each of these lengths, up to the first that no row exceeds."""
+        counts = {}
         for length in lengths:
-            spans_[length] = int((self.lengths > length).sum())
-            if not spans_[length]:
+            counts[length] = int((self.lengths > length).sum())
+            if not counts[length]:
                 break
-        return spans_
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """What writes rows: a tokenizer with its chat template, and whether it is more than a stand-in."""
+    """A tokenizer with its chat template.
+
+    Attributes:
+        exact: whether it is a real tokenizer; else a byte tokenizer.
+    """
 
     chat: ChatTokenizer
     template: str
     exact: bool
 
     def as_substitute_for(self, model: str) -> "Renderer":
-        """This one, said to stand for a model's own template, which isn't here yet."""
+        """Return this renderer, named as the substitute for a model's own template, which isn't available yet."""
         return replace(self, template=f"{self.template}, in the place of {model}'s own, which isn't here yet")
 
 
 def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
-    """From a template's file, ChatML where none is named, and a tokenizer's folder, whose own template comes before ChatML.
+    """Load a renderer from a template file and a tokenizer folder, each optional.
+
+    Without a template file, the tokenizer's own template is used, else ChatML.
 
     Raises:
         SnaketuneError: one of them can't be read, or the `tokenizer` stage would refuse the template.
@@ -143,7 +150,7 @@ def _load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:
 
 
 def render(renderer: Renderer, kind: str, rows: list[tuple[str, Row]], train_on: str = "assistant") -> RenderedRows:
-    """Rows through the template; of those that it takes the first, the last and one between them to look at."""
+    """Render rows; the first, the last and one between of those that the template accepts are kept to be shown."""
     rendered = RenderedRows(template=renderer.template, exact=renderer.exact)
     chat = renderer.chat.for_documents() if kind == TEXT else renderer.chat
     taken: list[tuple[str, Row]] = []
@@ -169,33 +176,33 @@ def render(renderer: Renderer, kind: str, rows: list[tuple[str, Row]], train_on:
 
 
 def shortened(spans: list[TextSpan]) -> list[TextSpan]:
-    """Long texts without their middle, and of very many pieces the first and the last.
+    """Cut the middle of long texts, and the middle of very many spans.
 
     >>> [(span.text[:1], span.omitted) for span in shortened([TextSpan(text="a" * 1000, supervised=True)])]
     [('a', 0), ('', 550), ('a', 0)]
     """
-    spans_: list[TextSpan] = []
+    result: list[TextSpan] = []
     for span in spans:
         omitted = len(span.text) - TEXT_BEGINS - TEXT_ENDS
         if span.control or omitted < MIN_OMITTED:
-            spans_.append(span)
+            result.append(span)
             continue
-        spans_ += [
+        result += [
             replace(span, text=span.text[:TEXT_BEGINS]),
             TextSpan(text="", supervised=span.supervised, omitted=omitted),
             replace(span, text=span.text[-TEXT_ENDS:]),
         ]
-    if len(spans_) <= FIRST_SPANS + LAST_SPANS:
-        return spans_
-    middle = spans_[FIRST_SPANS:-LAST_SPANS]
+    if len(result) <= FIRST_SPANS + LAST_SPANS:
+        return result
+    middle = result[FIRST_SPANS:-LAST_SPANS]
     characters = sum(len(span.text) + span.omitted for span in middle)
-    return [*spans_[:FIRST_SPANS], TextSpan(text="", supervised=False, omitted=characters), *spans_[-LAST_SPANS:]]
+    return [*result[:FIRST_SPANS], TextSpan(text="", supervised=False, omitted=characters), *result[-LAST_SPANS:]]
 
 
 def _encoded(
     chat: ChatTokenizer, kind: str, rows: list[tuple[str, Row]], train_on: str, refused: list[tuple[str, str]]
 ) -> Iterator[tuple[list[tuple[str, Row]], EncodedBatch]]:
-    """The rows that the template takes, and their conversations encoded; the others are added to `refused`."""
+    """Yield the rows that the template accepts, with their conversations encoded; append the others to `refused`."""
     try:
         yield rows, encode_turns(chat, _turns(kind, _table(kind, [row for _, row in rows]), train_on))
         return
@@ -226,29 +233,28 @@ def _value(row: Row, column: str) -> Any:
 
 def _turns(kind: str, table: pa.Table, train_on: str) -> Turns:
     by_kind = {"preferences": pairs, "unpaired": completed}
-    # Documents are supervised as a whole.
+    # Documents are supervised entirely.
     return by_kind[kind](table) if kind in by_kind else conversations(table, "all" if kind == TEXT else train_on)
 
 
 def _sequences(
     chat: ChatTokenizer, kind: str, rows: list[Row], encoded: EncodedBatch, train_on: str
 ) -> tuple[EncodedBatch, np.ndarray, np.ndarray]:
-    """The sequences that rows become, a pair's prompt once; how many tokens of each are supervised; and whether a text of
-    theirs holds a control token."""
+    """Return the sequences of rows, a pair's prompt once; their supervised tokens; and whether a text holds a control token."""
     table = _table(kind, rows)
     names = table["id"].combine_chunks()
     control = holds_control(chat, _turns(kind, table, train_on)).reshape(len(rows), -1).any(1)
     if kind == "preferences":
-        spans_ = of_pairs(names, encoded, control)
+        token_rows = of_pairs(names, encoded, control)
     elif kind == "unpaired":
-        spans_ = of_completions(names, encoded, table["label"].combine_chunks(), control)
+        token_rows = of_completions(names, encoded, table["label"].combine_chunks(), control)
     else:
-        spans_ = of_conversations(names, encoded, control)
-    return spans_.sequences, spans_.supervised_tokens, control
+        token_rows = of_conversations(names, encoded, control)
+    return token_rows.sequences, token_rows.supervised_tokens, control
 
 
 def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) -> np.ndarray:
-    """int64[n]: their lengths; where tokens are bytes, a control token counts as one and four bytes as another."""
+    """Return int64[n], the lengths of sequences in tokens; a byte tokenizer's are estimated, control tokens one each."""
     if renderer.exact:
         return sequences.lengths
     control = np.add.reduceat(chat.is_control(sequences.ids).astype(np.int64), sequences.starts)
@@ -256,23 +262,25 @@ def _tokens(renderer: Renderer, chat: ChatTokenizer, sequences: EncodedBatch) ->
 
 
 def _rendered_row(chat: ChatTokenizer, kind: str, location: str, row: Row, encoded: EncodedBatch) -> RenderedRow:
-    """A row's tokens as text: a pair's prompt once, up to where its completions part or are supervised."""
+    """Return a row's tokens as text, with a pair's prompt once: up to where its completions differ or are supervised."""
     if kind == "preferences":
         chosen, rejected = (_spans(chat, encoded, side) for side in (0, 1))
-        alike = next((at for at, (a, b) in enumerate(zip(chosen, rejected)) if a != b or a.supervised), 0)
-        parts = [("chosen", shortened(chosen[alike:])), ("rejected", shortened(rejected[alike:]))]
-        return RenderedRow(location=location, prompt=shortened(chosen[:alike]), parts=parts)
+        first_difference = next(
+            (index for index, (a, b) in enumerate(zip(chosen, rejected)) if a != b or a.supervised), 0
+        )
+        parts = [("chosen", shortened(chosen[first_difference:])), ("rejected", shortened(rejected[first_difference:]))]
+        return RenderedRow(location=location, prompt=shortened(chosen[:first_difference]), parts=parts)
     spans = _spans(chat, encoded, 0)
     if kind == "unpaired":
-        begins = next((at for at, span in enumerate(spans) if span.supervised), len(spans))
+        start = next((index for index, span in enumerate(spans) if span.supervised), len(spans))
         label = "good" if getattr(row, "label", False) else "bad"
-        completion = f"completion, labelled {label}", shortened(spans[begins:])
-        return RenderedRow(location=location, prompt=shortened(spans[:begins]), parts=[completion])
+        completion = f"completion, labelled {label}", shortened(spans[start:])
+        return RenderedRow(location=location, prompt=shortened(spans[:start]), parts=[completion])
     return RenderedRow(location=location, prompt=[], parts=[("", shortened(spans))])
 
 
 def _spans(chat: ChatTokenizer, encoded: EncodedBatch, number: int) -> list[TextSpan]:
-    """The tokens of a conversation as text."""
+    """Return the tokens of a conversation as spans of text."""
     start, end = encoded.offsets[number : number + 2]
     ids, supervised = encoded.ids[start:end], encoded.supervised[start:end]
     control = chat.is_control(ids)

@@ -1,7 +1,7 @@
-"""A look at a source: all that is found of it, and what a config would say of it.
+"""The preview of a source: its rows, what is wrong with them, and lines for a config.
 
-At a file that no config names, by the kind and layout that read most of its rows, or by `fields` that its columns suggest; at a
-source of a config, by what the config says.
+A file that isn't in a config is read by the kind and layout that read most of its rows, or by `fields` suggested by its
+columns; a source of a config is read as the config says.
 """
 
 from collections import Counter
@@ -22,19 +22,20 @@ from snaketune.preview.suggested_fields import suggested
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePreview:
-    """What is known of a source after its first rows.
+    """What the first rows of a source show.
 
     Attributes:
         name: the file, or the corpus and its source.
-        why: why it is read as this kind.
-        nearest: where no layout is known, the nearest and what it lacks.
-        columns: where no layout is known, the columns, each with a value.
-        further: rows from the rest of the file, read as the first ones were.
-        repairs: what would mend how many rows; `repaired`: how many more could be used then.
-        written: its rows through the template; None where there are none.
-        entry: lines for a config; none where it has a place in one, or can't be read at all.
-        configured: whether it has a place in a config.
-        lengths: row lengths to hold the rows against.
+        why: the reason for the kind.
+        nearest: if no layout is recognised, the nearest one and what it lacks.
+        columns: if no layout is recognised, the columns, each with a value.
+        further: rows from the rest of the file, read like the first ones.
+        repairs: by repair that helps, the number of rows that it changes.
+        repaired: number of rows that could be used in addition with these.
+        rendered: its rows rendered by the template; None if there are none.
+        entry: lines for a config; "" if the source is in one, or can't be read at all.
+        configured: whether the source is in a config.
+        lengths: row lengths that the rows are compared with.
     """
 
     name: str
@@ -53,12 +54,12 @@ class SourcePreview:
 
     @property
     def rows_read(self) -> int:
-        """Raw rows that were looked at."""
+        """Number of raw rows read."""
         return sum(len(sample.raws) for sample in self.samples)
 
     @property
     def estimated(self) -> str:
-        """How tokens are estimated, and what would count them; nothing where they are counted."""
+        """How tokens are estimated, and what would count them; "" if they are counted."""
         if not self.rendered or self.rendered.exact:
             return ""
         counted = "until the tokenizer is made" if self.configured else "--tokenizer FOLDER counts them"
@@ -66,25 +67,25 @@ class SourcePreview:
 
     @property
     def trouble(self) -> list[str]:
-        """What is wrong with its files."""
+        """Errors about its files."""
         return [sample.trouble for sample in self.samples if sample.trouble] + self.reading.trouble
 
 
 def preview_file(file: str, renderer: Renderer) -> SourcePreview:
-    """A file that no config names."""
+    """Preview a file that isn't in a config."""
     source = Source(files=(file,), encoding=encoding_of(Path(file)))
     samples = samples_of(source, None)
     rows_read = sum(len(sample.raws) for sample in samples)
     reading, counts = best_reading(source, samples)
     if samples and not reading.used and samples[0].format.startswith(FORMATS["csv"]):
-        # Prose with commas, perhaps: of a corpus of kind text, only what is called .csv is a table.
+        # Perhaps prose with commas: in a corpus of kind text, only a .csv is a table.
         as_document = samples_of(source, TEXT)
         if as_document[0].raws and as_document[0].format.startswith(FORMATS[TEXT]):
             samples, rows_read = as_document, len(as_document[0].raws)
             reading, counts = best_reading(source, samples)
     near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > rows_read else ("", {})
-    if columns and (found := suggested(samples)):
-        kind, fields = found
+    if columns and (suggestion := suggested(samples)):
+        kind, fields = suggestion
         mapped = source.model_copy(update={"fields": fields})
         by_fields = read_as(kind, mapped, samples)
         if by_fields.used > reading.used:
@@ -108,11 +109,11 @@ def preview_file(file: str, renderer: Renderer) -> SourcePreview:
 def preview_source(
     corpus: str, number: int, content: CorpusContent, renderer: Renderer, train_on: str, lengths: tuple[int, ...]
 ) -> SourcePreview:
-    """A source of a config's corpus, numbered from 1.
+    """Preview a source of a config's corpus, numbered from 1.
 
     Args:
         train_on: where loss is taken in conversations.
-        lengths: tokens per row, of what the config makes of the corpus.
+        lengths: tokens per row of all packings of the corpus.
     """
     source = content.sources[number - 1]
     samples = samples_of(source, content.kind)
@@ -140,7 +141,7 @@ def preview_source(
 
 
 def _why(reading: Reading, counts: dict[str, int], rows_read: int, *, by_fields: bool) -> str:
-    """Why a file is read as this kind, in words."""
+    """Return the reason for the kind, as text."""
     if by_fields:
         return f"reads {_of(reading.used, rows_read)} with the `fields` suggested below; no layout is known"
     others = {kind: count for kind, count in counts.items() if kind not in (reading.kind, TEXT)}
@@ -158,7 +159,7 @@ def _of(count: int, rows: int) -> str:
 
 
 def _nearest(samples: list[Sample]) -> tuple[str, dict[str, object]]:
-    """The nearest layout of any kind, and the commonest set of columns, each with a value."""
+    """Return the nearest layout of any kind, and the most common set of columns, each with a value."""
     rows = [raw.value for sample in samples for raw in sample.raws if isinstance(raw.value, dict)]
     commonest = Counter(tuple(name for name, value in row.items() if value is not None) for row in rows).most_common(1)
     if not commonest:

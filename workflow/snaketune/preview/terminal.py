@@ -1,7 +1,6 @@
-"""A look as text for a terminal: facts first, then rows, then lines for a config.
+"""A preview as text for a terminal: facts, rows, then lines for a config.
 
-What is supervised is green where the terminal has colours, else in brackets. Whatever a terminal would obey in the data is
-spelled out.
+Supervised text is green if the terminal has colours, else in brackets. Control characters in the data are escaped.
 """
 
 import os
@@ -26,12 +25,12 @@ VALUE_LENGTH, DETAIL_LENGTH, REFUSAL_LENGTH = 60, 300, 160
 
 
 def has_colours(output: TextIO) -> bool:
-    """Whether colours are shown there, and wanted (https://no-color.org)."""
+    """Return True if the output shows colours, and the user hasn't turned them off (https://no-color.org)."""
     return output.isatty() and not os.environ.get("NO_COLOR")
 
 
 def as_text(preview: SourcePreview, *, colour: bool) -> Iterator[str]:
-    """Lines."""
+    """Yield the lines of a preview."""
     paint = _Paint(colour)
     yield paint(BOLD, printable(preview.name))
     yield from (f"  {line}" if line else "" for line in _facts(preview, paint))
@@ -61,19 +60,19 @@ class _Paint:
         return f"{code}{text}{RESET}" if self.colour and text else text
 
     def spans(self, spans: list[TextSpan]) -> str:
-        """A row's text, several lines."""
-        said = ""
+        """Return a row's text, of several lines."""
+        output = ""
         supervised = False
         for span in spans:
-            text = f"[… {span.omitted:,} characters …]" if span.omitted else _shown_text(span.text)
+            text = f"[… {span.omitted:,} characters …]" if span.omitted else _escaped(span.text)
             if not self.colour:
-                said += "⟧" * (supervised and not span.supervised) + "⟦" * (span.supervised and not supervised) + text
+                output += "⟧" * (supervised and not span.supervised) + "⟦" * (span.supervised and not supervised) + text
             else:
                 code = (GREEN if span.supervised else "") + (DIM if span.control or span.omitted else "")
-                # Line by line, for pagers.
-                said += "\n".join(self(code, line) if code else line for line in text.split("\n"))
+                # Colour codes per line, for pagers.
+                output += "\n".join(self(code, line) if code else line for line in text.split("\n"))
             supervised = span.supervised
-        return said + "⟧" * (supervised and not self.colour)
+        return output + "⟧" * (supervised and not self.colour)
 
 
 def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
@@ -100,8 +99,8 @@ def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
     if reading.marked:
         marks = ", ".join(f"{mark} ({_rows(count)})" for mark, count in reading.marked.most_common(COLUMNS_SHOWN))
         where = conditions(reading)[0][0]
-        yield from _fact("marked", f"{marks}; `where: {where}` leaves such rows out")
-    yield from _left_out(preview)
+        yield from _fact("marked", f"{marks}; `where: {where}` drops such rows")
+    yield from _unused_rows(preview)
     if reading.repeated and reading.repeats:
         example = reading.repeats
         what = f"what an earlier one says ({example.location} as {example.detail})"
@@ -112,16 +111,16 @@ def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
         yield from _template(preview.rendered, reading)
 
 
-def _left_out(preview: SourcePreview) -> Iterator[str]:
+def _unused_rows(preview: SourcePreview) -> Iterator[str]:
     reading = preview.reading
     for name, counts in (("quarantined", reading.quarantined), ("dropped", reading.dropped)):
-        # Of which layout is nearest, there is a line already.
+        # The nearest layout has a line already.
         counts = Counter(
             {reason: count for reason, count in counts.items() if reason != UNKNOWN_LAYOUT or not preview.columns}
         )
         yield from _reasons(name, reading, counts)
         if name == "quarantined" and preview.repaired:
-            yield from _fact("", f"`repair: [{', '.join(preview.repairs)}]` mends {preview.repaired:,} of them")
+            yield from _fact("", f"`repair: [{', '.join(preview.repairs)}]` fixes {preview.repaired:,} of them")
     if preview.further is None:
         return
     further = preview.further
@@ -135,7 +134,7 @@ def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = ""
     for reason, count in counts.most_common(REASONS_SHOWN):
         example = reading.examples[reason]
         detail = f": {_cut(example.detail, DETAIL_LENGTH)}" if example.detail else ""
-        # The condition of a `where` names a column.
+        # The reason is a condition of `where`, which may have underscores.
         what = reason if reason.startswith("where ") else reason.replace("_", " ")
         yield from _fact(label, f"{_rows(count)}, {what}; {about}{example.location}{detail}")
         label = ""
@@ -155,9 +154,9 @@ def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
             elif sample.rows:
                 about = "about " if sample.estimated else ""
                 rows = _round(sample.rows, sample.estimated)
-                summary += f"; {about}{rows:,} rows, of which the first {rows_read:,} are looked at"
+                summary += f"; {about}{rows:,} rows, of which the first {rows_read:,} are read"
             else:
-                summary += f"; the first {_rows(rows_read)} are looked at"
+                summary += f"; the first {_rows(rows_read)} are read"
         if several:
             summary = f"{sample.name}: {summary}"
         if summary:
@@ -166,10 +165,10 @@ def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
         yield paint(DIM, f"and {len(preview.samples) - COLUMNS_SHOWN} files more")
 
 
-def _listed(found: dict[str, str]) -> str:
-    """Names, each with what there is to say of it, as many as people read."""
-    summary = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(found.items())[:COLUMNS_SHOWN]]
-    return ", ".join(summary) + (f" and {len(found) - COLUMNS_SHOWN} more" if len(found) > COLUMNS_SHOWN else "")
+def _listed(details: dict[str, str]) -> str:
+    """Return names with their details, as many as are readable."""
+    summary = [f"{name} ({_cut(about, VALUE_LENGTH)})" for name, about in list(details.items())[:COLUMNS_SHOWN]]
+    return ", ".join(summary) + (f" and {len(details) - COLUMNS_SHOWN} more" if len(details) > COLUMNS_SHOWN else "")
 
 
 def _tokens(rendered: RenderedRows, lengths: tuple[int, ...], estimated: str) -> Iterator[str]:
@@ -201,7 +200,7 @@ def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
         yield from _fact("", f"{rows} in which a text holds what looks like a control token; there it stays text")
     if rendered.refused:
         summary = f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
-        yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is left out")
+        yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is dropped")
     for location, why in rendered.refused[:REFUSALS_SHOWN]:
         yield from _fact("", f"{location}: {_cut(why, REFUSAL_LENGTH)}")
 
@@ -222,14 +221,14 @@ def _indented(text: str, indent: str) -> Iterator[str]:
 
 
 def _fact(label: str, summary: str, plain: str = "") -> Iterator[str]:
-    """A label, and beside it what there is to say, on as many lines as that takes."""
+    """Yield a label and its text beside it, wrapped."""
     lines = textwrap.wrap(printable(summary), WIDTH - LABEL, break_on_hyphens=False) or [""]
     padding = " " * (LABEL - len(plain or label))
     yield f"{label}{padding}{lines[0]}"
     yield from (" " * LABEL + line for line in lines[1:])
 
 
-def _shown_text(text: str) -> str:
+def _escaped(text: str) -> str:
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
 
@@ -242,7 +241,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _round(count: int, estimated: bool) -> int:
-    """An estimate to two digits."""
+    """Round an estimate to two digits."""
     digits = len(str(count)) - 2
     return round(count, -digits) if estimated and digits > 0 else count
 

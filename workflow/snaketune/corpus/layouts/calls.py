@@ -1,7 +1,7 @@
-"""Responses that are tool calls and nothing else, as sets for function calling have them.
+"""Responses that are only tool calls, as data sets for function calling have them.
 
 query, answers            answers: [{"name": …, "arguments": {…}}, …], mostly as JSON in a text (xlam)
-question, ground_truth    ground_truth: [{"f": {"x": [1, 1.0]}}, …], the values that are right; the first is taken (BFCL)
+question, ground_truth    ground_truth: [{"f": {"x": [1, 1.0]}}, …], lists of correct values; the first is taken (BFCL)
 """
 
 import json
@@ -11,12 +11,12 @@ from snaketune.corpus.layouts.content_parts import ARGUMENTS_KEYS, calls_text, k
 from snaketune.corpus.rows import Malformed
 
 COLUMNS = ("answers", "ground_truth")
-# What a value that may be left out is, among those that count as right.
+# The correct value of an argument that may be omitted.
 OMITTED = ""
 
 
 def calls_as_text(value: Any, column: str) -> str:
-    """The calls of a response as text.
+    """Return the calls of a response as text.
 
     Raises:
         Malformed: it holds anything but calls.
@@ -29,7 +29,7 @@ def calls_as_text(value: Any, column: str) -> str:
             calls = None
     if not isinstance(calls, list) or not calls or not all(map(_is_call, calls)):
         raise Malformed(
-            "bad_tool_call", f"{column} holds {kind_of(value)} that is no list of calls; map columns with `fields`"
+            "bad_tool_call", f"{column} holds {kind_of(value)} that isn't a list of calls; map columns with `fields`"
         )
     return calls_text([call if "name" in call else _first_values(call) for call in calls], column)
 

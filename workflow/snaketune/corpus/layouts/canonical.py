@@ -1,6 +1,6 @@
-"""The rows of one file to canonical ones: each recognised, read, mended where the config asks for it, and checked.
+"""The raw rows of one file to canonical rows: recognised, read, repaired where the config says so, and checked.
 
-Costs some microseconds per row; flat trees and unpaired completions hold their file in memory.
+Takes some microseconds per row; flat trees and unpaired completions are held in memory, one file at a time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,13 +41,15 @@ LABELS = frozenset((*SYSTEM_COLUMNS, *TOOLS_COLUMNS, "answer", "task"))
 def canonical_rows(
     raws: Iterable[RawRow], *, kind: str, source: Source, repair: tuple[str, ...]
 ) -> Iterator[RowResult]:
-    """What becomes of the rows of one file: of each raw row one thing, or several.
+    """Make the rows of one file canonical: each raw row gives one result or several.
 
     Args:
-        kind: what the corpus holds: conversations, preferences, unpaired completions or text.
-        repair: what may be done to rows that aren't sound.
+        kind: the kind of the corpus: conversations, preferences, unpaired or text.
+        repair: the configured repairs of rows that aren't valid.
     Yields:
-        Rows; what is of no use, and why; None for a raw row that became part of another.
+        Canonical rows; reasons why a raw row gives none; None for a raw row that became part of another.
+    Raises:
+        Malformed: the file as a whole doesn't fit the config: no row has a column of `where`, or votes are ambiguous.
     """
     row_filter = RowFilter(source.where)
     if kind == "text":
@@ -63,7 +65,7 @@ def canonical_rows(
     verdicts: set[tuple[str, int]] = set()
 
     def with_nulls(raw: RawRow, present: Columns) -> Columns:
-        # A column that `fields` name may be null, but must be there.
+        # A column that `fields` name may be null, but must exist.
         return Columns(raw.value, present.read) if labels else present
 
     def result(
@@ -113,7 +115,7 @@ def canonical_rows(
                     continue
                 if layout == "votes":
                     verdicts |= numeric_verdicts(present)
-                # Looked at, and not read: which columns a layout reads is told by its reader.
+                # Recognition accesses columns without using them: only the reader decides which are read.
                 present.read.clear()
                 if layout == "unpaired":
                     rows = (unpaired_row(_labelled(with_nulls(raw, present), present, source)),)
@@ -134,7 +136,7 @@ def canonical_rows(
 
 
 def _present(value: dict[str, Any]) -> Columns:
-    """The columns that aren't null; those inside of an `input` that holds messages, too."""
+    """Return the columns that aren't null, including those in an `input` that holds messages."""
     inner = value.get("input")
     if type(inner) is dict and "messages" in inner and inner.keys().isdisjoint(value):
         value = {column: value for column, value in value.items() if column != "input"} | inner
@@ -144,7 +146,7 @@ def _present(value: dict[str, Any]) -> Columns:
 
 
 def _labelled(raw: Columns, present: Columns, source: Source) -> Labelled | Malformed:
-    """A completion with its label, and what of other columns belongs to its prompt."""
+    """Return a completion with its label, and the system text and tools that belong to its prompt."""
     try:
         present.read.clear()
         context = repr((system_of(raw, source.fields), tools_in_row(raw, source.fields)))

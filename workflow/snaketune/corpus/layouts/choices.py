@@ -1,4 +1,4 @@
-"""The choices that a prompt asks among, as lines of it: `A. …`.
+"""The choices of a multiple-choice prompt, as lines of it: `A. …`.
 
 choices, options      [text, …], {label: text}, {text: […], label: […]}, [{label, text}, …], or a list in a text
 A, B, C …             columns; two of them only where the response is one of their letters
@@ -17,7 +17,7 @@ from snaketune.corpus.rows import Malformed
 
 CHOICES_COLUMNS = ("choices", "options")
 LABEL_KEYS, TEXT_KEYS = ("label", "key", "id", "letter"), ("text", "value", "content", "choice", "option")
-# Of what an API answered, and of what it was called with.
+# Keys of API responses and requests, which also have `choices` and `options`.
 API_KEYS = {"finish_reason", "index", "logprobs", "message"}
 LABEL = re.compile(r"[A-Za-z]|\d{1,2}")
 NAMED_LABEL = re.compile(rf"(?:option|choice)?[ _]?({LABEL.pattern})", re.IGNORECASE)
@@ -25,10 +25,10 @@ MAX_LITERAL = 10_000
 
 
 def choices_text(raw: dict[str, Any], prompt: str, response: str) -> list[str]:
-    """The choices of a row as lines of its prompt; nothing where it has none, or its prompt holds them.
+    """Return the choices of a row as one text for its prompt; an empty list if it has none, or its prompt already has them.
 
     Raises:
-        Malformed: choices without a text each.
+        Malformed: a choice has no text.
     """
     column = next((column for column in CHOICES_COLUMNS if not is_blank(raw.get(column))), None)
     if column is None:
@@ -37,7 +37,7 @@ def choices_text(raw: dict[str, Any], prompt: str, response: str) -> list[str]:
     else:
         value = _parsed_list(raw.get(column))
         if isinstance(value, str):
-            # However it separates them.
+            # One text with all choices, in any format.
             mark_read(raw, column)
             return [value] if value.strip() not in prompt else []
         columns, choices = [column], _labelled(value, column)
@@ -52,7 +52,7 @@ def choices_text(raw: dict[str, Any], prompt: str, response: str) -> list[str]:
 
 
 def letter_of(raw: dict[str, Any], answer: int) -> int | str:
-    """The letter of a choice that an answer gives by its place, from 0; the answer itself where it is none, or is a choice.
+    """Return the letter of the choice with index `answer`; `answer` itself if there is no such choice, or it is one itself.
 
     >>> letter_of({"choices": ["x", "y", "z"]}, 2), letter_of({"choices": [2, 4]}, 4), letter_of({}, 2)
     ('C', 4, 2)
@@ -65,13 +65,13 @@ def letter_of(raw: dict[str, Any], answer: int) -> int | str:
 
 
 def _is_listed_in(prompt: str, choice: str) -> bool:
-    """Whether a choice stands on a line of its own, or behind a label or a mark."""
+    """Return True if a choice is on a line of its own, or after a label or a bullet."""
     pattern = rf"(?:^|[\s(](?:{LABEL.pattern})\s?[).:]|[-*•])\s*{re.escape(choice.strip())}(?!\w)"
     return re.search(pattern, prompt, re.IGNORECASE | re.MULTILINE) is not None
 
 
 def _letters(raw: dict[str, Any], response: str) -> list[str]:
-    """The columns A, B, C and so on of a row that hold choices."""
+    """Return the columns A, B, C and so on of a row that hold choices."""
     count = next((number for number, letter in enumerate(ascii_uppercase) if letter not in raw), 0)
     letters = [*ascii_uppercase[:count]]
     if count < 2 or any(plain_text(raw.get(letter)) is None for letter in letters):
@@ -80,7 +80,7 @@ def _letters(raw: dict[str, Any], response: str) -> list[str]:
 
 
 def _parsed_list(value: Any) -> Any:
-    """A list that is spelled in a text, as JSON or as Python does; else what there is."""
+    """Parse a list in a text, as JSON or as a Python literal; return other values unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{") or len(value) > MAX_LITERAL:
         return value
     for parse in (json.loads, ast.literal_eval):
@@ -92,7 +92,7 @@ def _parsed_list(value: Any) -> Any:
 
 
 def _labelled(value: Any, column: str) -> list[tuple[str, str]]:
-    """Each choice with its label, which is empty where the choice begins with it; none of what is no list of choices."""
+    """Return label and text of each choice; "" if the text begins with its label; an empty list for other values."""
     labels: list[Any] = []
     match value:
         case {"text": list(texts)}:
@@ -123,7 +123,7 @@ def _labelled(value: Any, column: str) -> list[tuple[str, str]]:
 
 
 def _missing_labels(texts: Sequence[str]) -> list[str]:
-    """Letters; nothing where each text begins with its own letter or number in order: `A) …`, `2. …`."""
+    """Return letters; empty labels if each text begins with its own letter or number in order: `A) …`, `2. …`."""
     letters = (
         [*ascii_uppercase]
         if len(texts) <= len(ascii_uppercase)

@@ -1,4 +1,4 @@
-"""A prompt and what completes it, each a text or turns."""
+"""A prompt and its completions, each a text or turns."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,13 @@ from snaketune.corpus.rows import Malformed, Message
 def exchange(
     prompt: Any, completions: Mapping[str, Any], speakers: Speakers = NO_SPEAKERS
 ) -> tuple[list[Message], list[list[Message]], tuple[str, ...]]:
-    """A prompt and what completes it, and what there is to note.
+    """Return the turns of a prompt, those of each completion, and notes.
 
-    A template around the prompt is taken off, and then the end-of-turn strings of the completions too.
+    A chat template around the prompt is removed, and then also the end-of-turn strings of the completions.
 
     Args:
         prompt: a text, or turns.
-        completions: by the column that each comes from.
+        completions: by the name of their column.
     """
     prompt = text_if_number(prompt)
     serialized = not isinstance(prompt, str) or may_be_serialized_turns(prompt)
@@ -38,7 +38,7 @@ def exchange(
         if text != answer[-1]["content"]:
             answer[-1]["content"], notes = text, (note, "removed_end_of_turn")
         if not prompt[-1].isspace():
-            # After "ASSISTANT:", the space belongs to the template.
+            # The space after "ASSISTANT:" belongs to the template.
             answer[0]["content"] = answer[0]["content"].removeprefix(" ")
     return turns, answers, notes
 
@@ -46,10 +46,10 @@ def exchange(
 def completion_turns(
     value: Any, where: str, speakers: Speakers = NO_SPEAKERS, *, serialized: bool = False
 ) -> list[Message]:
-    """A completion, given as the assistant's text, as {text: …}, as one turn, or as turns.
+    """Return a completion as turns, given as the assistant's text, as {text: …}, as one turn, or as turns.
 
     Args:
-        spelled: whether a text that spells turns is taken for them. An answer may well be some JSON with roles in it.
+        serialized: whether a text that looks like serialized turns is parsed as turns; else an answer may be such JSON.
     """
     value = text_if_number(value)
     if isinstance(value, str) and not (serialized and may_be_serialized_turns(value)):

@@ -1,11 +1,11 @@
-"""Columns beside a prompt and its response that are part of them: the prompt's context and choices, the response's reasoning.
+"""Columns that belong to a prompt or its response: the prompt's context and choices, the response's reasoning.
 
-    question, context, answer          the context follows the question, as an instruction's input does
-    question, choices, answer          so do the choices, one a line and lettered: `A. …` (see `choices`)
-    question, reasoning, response      the reasoning stands in front of the response, as `<think>\\n…\\n</think>\\n\\n`
+    question, context, answer          the context follows the question, like the input of an instruction
+    question, choices, answer          so do the choices, one per line with letters: `A. …` (see `choices`)
+    question, reasoning, response      the reasoning precedes the response, as `<think>\\n…\\n</think>\\n\\n`
 
-What the prompt or the response already holds isn't repeated. Columns of these names may hold something else (a number, a link,
-how to think): that isn't read, and named with what else is ignored.
+What the prompt or the response already contains isn't repeated. Columns of these names may hold something else (a number, a
+link, a reasoning setting): that isn't read, and is reported among the ignored columns.
 """
 
 from collections.abc import Iterator
@@ -18,36 +18,37 @@ from snaketune.corpus.layouts.messages import SPEAKER_KEYS, may_be_serialized_tu
 from snaketune.corpus.layouts.ratings import JUDGE_COLUMNS
 from snaketune.corpus.rows import Malformed, Message, roles_and_texts
 
-# Where `fields` say which column it is.
+# Names of the columns that `fields` map.
 MAPPED_CONTEXT, MAPPED_REASONING = "fields.context", "fields.reasoning"
 CONTEXT_COLUMNS = ("context", "contexts", "passage", "article", "paragraph")
-# These are as often a number or a name: of the article in a magazine, say.
+# These are often a number or a name: for instance of the article in a magazine.
 AMBIGUOUS = {"article", "paragraph"}
-# A judge's reasoning is called so too.
+# These may also be a judge's reasoning.
 JUDGE_REASONING = ("reasoning", "thinking", "cot")
 REASONING_COLUMNS = ("reasoning_content", *JUDGE_REASONING, "chain_of_thought", "thinking_trajectories")
 COLUMNS = frozenset((MAPPED_CONTEXT, MAPPED_REASONING, *CONTEXT_COLUMNS, *CHOICES_COLUMNS, *REASONING_COLUMNS, "A"))
-# Columns that may hold the context already.
+# Columns that may already contain the context.
 OTHER_CONTEXT_COLUMNS = ("system", "system_prompt", "system_message", "history")
 STEP_BY_STEP = "let's think step by step"
 THOUGHT_MARKS = ("<think>", "<thinking>", "<reasoning>", "[THINK]")
-# Settings of a model that reasons.
+# Settings of a reasoning model.
 REASONING_SETTINGS = {"effort", "summary", "enabled", "exclude", "max_tokens", "budget_tokens", "type"}
 TITLES, PASSAGES = ("title", "name"), ("text", "content", "contents", "passage", "paragraph_text", "snippet", "body")
-# So much of a context at its beginning shows that the prompt holds it, in part or in other line breaks.
+# If the prompt contains the first characters of a context, it contains the context, perhaps in part or with other line
+# breaks.
 PREFIX_LENGTH = 200
-ADVICE = "name it under `fields`, or map prompt and response there, which reads no others"
+ADVICE = "name it under `fields`, or map prompt and response there, so that no other column is read"
 
 
 def add_to_prompt(raw: dict[str, Any], prompt: list[Message], response: str = "") -> None:
     """Append context and choices to the last turn of a prompt, in place.
 
     Args:
-        response: which no context repeats.
+        response: a context that it contains isn't added.
     Raises:
-        Malformed: they are no texts.
+        Malformed: context or choices have no text.
     """
-    # A context that nothing is asked about is no prompt.
+    # A context without a question is no prompt.
     if COLUMNS.isdisjoint(raw) or not prompt or not prompt[-1]["content"].strip():
         return
     for text in (*_contexts(raw, prompt, response), *choices_text(raw, prompt[-1]["content"], response)):
@@ -55,10 +56,10 @@ def add_to_prompt(raw: dict[str, Any], prompt: list[Message], response: str = ""
 
 
 def add_to_response(raw: dict[str, Any], response: list[Message]) -> None:
-    """Put the reasoning in front of a response, in place, unless that has it.
+    """Put the reasoning before a response, in place, unless the response has it.
 
     Raises:
-        Malformed: it is no text, or may be a judge's.
+        Malformed: it isn't a text, or may be a judge's.
     """
     if COLUMNS.isdisjoint(raw):
         return
@@ -84,7 +85,7 @@ def _is_reasoning(value: Any, column: str) -> bool:
     if not isinstance(value, str):
         actual = f"{len(value)} items" if isinstance(value, list) else kind_of(value)
         raise Malformed("unread_reasoning", f"{column} holds {actual}, expected a text; {ADVICE}")
-    # One word says how to think: on, high, enabled.
+    # One word is a setting: on, high, enabled.
     text = value.strip()
     return column == MAPPED_REASONING or (
         any(map(str.isspace, text))
@@ -98,7 +99,7 @@ def _contexts(raw: dict[str, Any], prompt: list[Message], response: str) -> Iter
         if is_blank(value) or (column in AMBIGUOUS and not (isinstance(value, str) and " " in value.strip())):
             continue
         if _are_turns(value):
-            # The conversation that the completions of a pair continue may be called so.
+            # May also be the conversation that the completions of a pair continue.
             mark_read(raw, column)
             earlier = roles_and_texts(turns_of(value, column))
             if roles_and_texts(prompt)[: len(earlier)] != earlier:
@@ -111,7 +112,7 @@ def _contexts(raw: dict[str, Any], prompt: list[Message], response: str) -> Iter
         if texts is None:
             raise Malformed("unread_context", f"{column} holds {kind_of(value)}, expected a text or several; {ADVICE}")
         text = "\n\n".join(texts)
-        # What repeats the response is no context of it; that holds the response often.
+        # A text that the response contains isn't its context; the reverse is common.
         if not text or (column != MAPPED_CONTEXT and response.strip() and _plain(text) in _plain(response)):
             continue
         mark_read(raw, column)
@@ -130,7 +131,7 @@ def _are_turns(value: Any) -> bool:
 
 
 def _texts(value: Any) -> list[str] | None:
-    """The texts of a context: one, several, passages with titles, titles and sentences side by side; None of anything else."""
+    """Return the texts of a context: one text, several, passages with titles, titles with sentences; None for anything else."""
     match value:
         case str():
             return [value]

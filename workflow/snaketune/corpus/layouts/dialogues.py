@@ -1,13 +1,13 @@
-"""A whole dialogue in one text: who speaks stands at the beginning of a line.
+"""Whole dialogues in one text, where the speaker's name is at the beginning of a line.
 
     User 1: Hi!                     user
     User 2: Hello, how are you?     assistant
-    Fine, I hope.                   (goes on)
+    Fine, I hope.                   (continues)
     User 1: Great.                  user
 
 The first speaker is the user and the second the assistant, unless their names or the config say otherwise. A line of
-asterisks just before a turn belongs to no speaker and is taken out, and so is a remark in brackets (`[The next day]`):
-prose that follows a whole sentence. Other lines in brackets (`[1, 2]`, or what follows a colon) are what the speaker says.
+asterisks just before a turn belongs to no speaker and is removed, and so is a stage direction in brackets (`[The next day]`):
+prose after a complete sentence. Other lines in brackets (`[1, 2]`, or after a colon) are part of the turn.
 """
 
 import re
@@ -20,25 +20,26 @@ from snaketune.corpus.layouts.strip_templates import strip_end_of_turns, templat
 from snaketune.corpus.layouts.transcripts import split_at_marks, split_at_speakers
 from snaketune.corpus.rows import Malformed, Message
 
-# Lines between turns: a rule of asterisks, or a remark in brackets or in italics.
+# Lines between turns: a rule of asterisks, or a stage direction in brackets or in italics.
 RULE = re.compile(r"\*(?:[ \t]*\*){2,}")
 REMARK = re.compile(r"\[([^\[\]]*)\]|\(([^()]*)\)|\*([^*]+)\*")
-# Begins like a sentence, and has a word that is no name: "The next day", but neither "B" nor "Anna, Ben".
+# Begins like a sentence, and has a word that isn't a name: "The next day", but neither "B" nor "Anna, Ben".
 PROSE = re.compile(r"(?=(?:Later|At|In|On|After|Before)\b|.*\s[a-z]{2})[A-Z][\w\s.,!'’-]*")
-# What may stand before a remark: a whole sentence; in a paragraph before it anything but what announces it.
+# What may precede a stage direction: on the next line, a complete sentence; after a blank line, any text that doesn't
+# announce it.
 BEFORE_REMARK = {False: re.compile(r"[^\w\s:,;=(\[{-]\Z"), True: re.compile(r"[^\s:,;=(\[{-]\Z")}
 
 
 def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Message], tuple[str, ...]]:
-    r"""The turns of a dialogue, and what there is to note.
+    r"""Return the turns of a dialogue, and notes.
 
     >>> dialogue_turns("User 1: Hi\nUser 2: Hello", "chat", {})[0]
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
 
     Args:
-        speakers: roles by name; other names than the usual ones are known only by it.
+        speakers: roles by name, for names that aren't usual ones.
     Raises:
-        Malformed: no dialogue, or a third speaker.
+        Malformed: not a dialogue, or a third speaker.
     """
     if not isinstance(text, str):
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
@@ -51,7 +52,7 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
     roles = _roles([name for name, _ in roles_and_texts], where, speakers)
     turns, notes = [], ()
     for number, (name, text) in enumerate(roles_and_texts, start=1):
-        # After the last turn it may be the last thing said.
+        # After the last turn, such a line may be part of it.
         bare = _without_remarks(text, keep=1) if number < len(roles_and_texts) else text
         if bare != text:
             notes = ("removed_stage_direction",)
@@ -60,7 +61,7 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
 
 
 def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
-    """The first column whose text begins with one speaker and goes on with another."""
+    """Return the first column whose text begins with one speaker and continues with another."""
     for column, value in raw.items():
         if isinstance(value, str):
             before, roles_and_texts = _split_dialogue(value, speakers)
@@ -71,9 +72,9 @@ def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
 
 
 def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str, str]]]:
-    """What stands before the first speaker, and then each speaker, in small letters, with what they say.
+    """Return the text before the first speaker, and then each speaker, in lower case, with their text.
 
-    `Tool:` is a tag between two turns of the same speaker; elsewhere it is a part of what is said.
+    `Tool:` is a tag only between two turns of the same speaker; elsewhere it is part of the text.
     """
     tag = _tag(tuple(speakers))
     if not speakers and any(_is_tool(mark["speaker"]) for mark in tag.finditer(text)):
@@ -85,7 +86,7 @@ def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str,
 
 
 def _is_tool(speaker: str) -> bool:
-    """Whether a tag names a tool, or a word that a text may begin a line with: `Tool:` and not `Tool output:`."""
+    """Return True for tags that may also be the first word of a line: `Tool:`, unlike `Tool output:`."""
     return speaker.casefold() in ("tool", "function", "observation")
 
 
@@ -114,7 +115,7 @@ def _roles(names: list[str], where: str, speakers: Speakers) -> dict[str, str]:
 
 
 def _without_remarks(text: str, *, keep: int = 0) -> str:
-    """`said` without the lines at its end that belong to no speaker; the first `keep` lines are what somebody says."""
+    """Remove the lines at the end of `text` that belong to no speaker; the first `keep` lines are never removed."""
     lines = text.split("\n")
     end = len(lines)
     while end > keep and (not lines[end - 1].strip() or _is_between_turns(lines[end - 1].strip())):
@@ -134,7 +135,7 @@ def _is_between_turns(line: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _tag(names: tuple[str, ...]) -> re.Pattern[str]:
-    """A speaker at the beginning of a line, also in bold or italics, and in bold as it looks with spaces put in."""
+    """Return the pattern of a speaker at the beginning of a line: plain, in bold, in italics, or in bold with spaces."""
     known = "|".join([*(re.escape(name) for name in sorted(names, key=len, reverse=True)), DIALOGUE_SPEAKERS])
     stars = r"(\* \* |\*\*?)?"
     return re.compile(

@@ -1,4 +1,4 @@
-"""Rows by the `fields` that the config maps, and the labels that go along with every row."""
+"""Rows read by the `fields` of the config, and the labels of rows in any layout."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ COLUMN_IN_TEMPLATE = re.compile(r"{([^{}]+)}")
 
 
 def map_fields(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) -> Row:
-    """A row by `fields` alone: what they don't name isn't read."""
+    """Read a row by `fields` alone; other columns aren't read."""
     prompt = _filled(raw, fields.prompt)
     row: Row
     named = ((MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
@@ -41,7 +41,7 @@ def map_fields(raw: dict[str, Any], fields: Fields, speakers: dict[str, str]) ->
 
 
 def rename_columns(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """A row whose conversation, context and reasoning have the names by which layouts know them."""
+    """Rename the columns that `fields` map to conversation, context and reasoning, so that layouts recognise them."""
     named = (("messages", fields.messages), (MAPPED_CONTEXT, fields.context), (MAPPED_REASONING, fields.reasoning))
     values = {name: _filled(raw, column) for name, column in named if column}
     if "messages" in values:
@@ -51,11 +51,15 @@ def rename_columns(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
 
 
 def add_row_labels(raw: dict[str, Any], row: Row, fields: Fields, *, skip_answer: bool) -> None:
-    """System, tools, answer and task: from where `fields` say, else from the columns of these names."""
+    """Set system turn, tools, answer and task of a row: from the columns that `fields` map, else from columns of these names.
+
+    Args:
+        skip_answer: whether `answer` is the response and no label.
+    """
     prepend_system(row, system_of(raw, fields))
     row.tools = tools_in_row(raw, fields)
     if row.tools and are_offered_in(row.tools, row.opening[0]):
-        # A chat template would write them once more.
+        # A chat template would write them again.
         row.tools = None
         row.notes += ("tools_in_system_turn",)
     for name, column in (("answer", fields.answer), ("task", fields.task)):
@@ -64,14 +68,14 @@ def add_row_labels(raw: dict[str, Any], row: Row, fields: Fields, *, skip_answer
         elif raw.get(name) is not None and not (name == "answer" and skip_answer):
             text = plain_text(raw[name])
             if text is None:
-                # Nobody said that this column is a label, so that it isn't one is no fault of the row.
+                # The config doesn't map this column, so an unsuitable value isn't an error.
                 row.notes += (f"{name}_column_not_text",)
             elif text.strip():
                 setattr(row, name, text)
 
 
 def system_of(raw: dict[str, Any], fields: Fields) -> Any:
-    """What is said before the conversation: by `fields`, else the first system column that holds anything."""
+    """Return the system text: by `fields`, else from the first system column that isn't empty."""
     if fields.system:
         return _filled(raw, fields.system)
     column = next((column for column in SYSTEM_COLUMNS if raw.get(column)), None)
@@ -79,7 +83,7 @@ def system_of(raw: dict[str, Any], fields: Fields) -> Any:
 
 
 def tools_in_row(raw: dict[str, Any], fields: Fields) -> str | None:
-    """What the prompt offers to call: by `fields`, else the column `tools`, or `functions` where that holds some."""
+    """Return the tools that the prompt offers: by `fields`, else from `tools`, or from `functions` if that holds tools."""
     if fields.tools:
         return tools_of(_filled(raw, fields.tools), fields.tools)
     for column in TOOLS_COLUMNS:
@@ -91,13 +95,13 @@ def tools_in_row(raw: dict[str, Any], fields: Fields) -> str | None:
 
 
 def mapped_columns(fields: Fields) -> frozenset[str]:
-    """All columns that `fields` name, alone or in a template."""
+    """Return all columns that `fields` name, alone or in a template."""
     templates = [template for template in fields.model_dump().values() if template]
     return frozenset([*templates, *(column for t in templates for column in COLUMN_IN_TEMPLATE.findall(t))])
 
 
 def prepend_system(row: Row, system: Any) -> None:
-    """Put a system turn first, unless it is there."""
+    """Insert a system turn at the beginning, unless it is there."""
     if isinstance(system, list):
         system = text_of(system, "system")
     if system is not None and not isinstance(system, str):
@@ -117,7 +121,7 @@ def _label(raw: dict[str, Any], template: str | None) -> str | None:
 
 
 def _filled(raw: dict[str, Any], template: str) -> Any:
-    """The column `template`, a number as text; or the template with its columns filled in."""
+    """Return the column `template`, a number as text; or the template with its columns filled in."""
     if template in raw:
         value = raw[template]
         text = plain_text(value)

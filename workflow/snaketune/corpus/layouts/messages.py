@@ -1,4 +1,4 @@
-"""Turns from lists of messages, in all their spellings."""
+"""Turns from lists of messages, in all formats that data sets use."""
 
 import json
 import re
@@ -16,20 +16,20 @@ from snaketune.corpus.rows import Malformed, Message
 
 SPEAKER_KEYS = ("role", "from", "speaker")
 CONTENT_KEYS = ("content", "value", "utterance", "text")
-# Items that are two turns: what the user says, and the answer.
+# Items that are two turns: the user's, and the answer.
 EXCHANGE_KEYS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
-# Turns written into a text, as a CSV has to: as JSON, or in Python's spelling.
+# Turns in a text, as in a CSV: as JSON, or as a Python literal.
 SERIALIZED_TURNS = re.compile(r"""\s*\[\s*\{\s*["'](?:role|from|speaker|content|value|weight)["']\s*:""")
 
 
 def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[Message]:
-    """A list of {role, content}, {from, value} or {speaker, utterance} as turns in our names of the roles.
+    """Return a list of {role, content}, {from, value} or {speaker, utterance} as turns with canonical roles.
 
     >>> turns_of([{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "conversations")
     [{'role': 'user', 'content': 'Hi'}, {'role': 'assistant', 'content': 'Hello'}]
 
     Args:
-        speakers: roles of further speakers, or other roles of known ones.
+        speakers: roles of further speakers, or other roles for known ones.
     """
     if may_be_serialized_turns(value):
         value = parse_turns(value, where)
@@ -40,7 +40,7 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
     turns: list[Message] = []
     has_result_ids = False
     for number, item in enumerate(value, start=1):
-        # Nearly every turn there is, at a third of the cost.
+        # A fast path for nearly all turns, at a third of the cost.
         if type(item) is dict and len(item) == 2 and not speakers:
             speaker, content = item.get("role") or item.get("from"), item.get("content")
             if content is None:
@@ -67,15 +67,15 @@ def turns_of(value: Any, where: str, speakers: Speakers = NO_SPEAKERS) -> list[M
 
 
 def may_be_serialized_turns(value: Any) -> bool:
-    """Whether a value is a text with a list of turns in it, going by how it begins."""
+    """Return True if a value is a text that begins like a list of turns."""
     return type(value) is str and value[:1] in "[ \n" and SERIALIZED_TURNS.match(value) is not None
 
 
 def parse_turns(text: str, where: str) -> list[Any]:
-    """The list of turns that is written into a text, as JSON.
+    """Parse the list of turns in a text, as JSON.
 
     Raises:
-        Malformed: it is no JSON: Python's own spelling, or that of numpy, which can't be read back without guessing.
+        Malformed: it isn't JSON but the repr of Python or numpy, which can't be read back without guessing.
     """
     try:
         value = json.loads(text)
@@ -83,7 +83,7 @@ def parse_turns(text: str, where: str) -> list[Any]:
         value = None
     if not isinstance(value, list):
         raise Malformed(
-            "turns_as_text", f"{where} holds a text that spells turns but is no JSON; write it with json.dumps"
+            "turns_as_text", f"{where} holds turns as a text that isn't valid JSON; write it with json.dumps"
         )
     return value
 
@@ -91,7 +91,9 @@ def parse_turns(text: str, where: str) -> list[Any]:
 def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(item, dict):
         hint = (
-            "; texts that take turns are read where `fields.messages` names the column" if isinstance(item, str) else ""
+            "; texts of alternating speakers are read if `fields.messages` names the column"
+            if isinstance(item, str)
+            else ""
         )
         raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what{hint}")
     refuse_media(item, f"{where}: ")
@@ -100,7 +102,7 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     if not isinstance(speaker, str):
         raise Malformed("wrong_type", f"{where}: {speaker_key} holds {kind_of(speaker)}, expected a text")
     if not speaker.strip():
-        raise Malformed("missing_speaker", f"{where} doesn't say who speaks (role, from or speaker)")
+        raise Malformed("missing_speaker", f"{where} doesn't name its speaker (role, from or speaker)")
     content = item[content_key] if content_key else None
     if speaker in CALLERS and speaker not in speakers:
         return {"role": "assistant", "content": calls_text(content, where)}
@@ -113,14 +115,13 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
 
 
 def keys_read(turn: Mapping[str, Any]) -> set[str | None]:
-    """The keys of a turn that are read: who speaks, what, whether it is supervised, and the first of reasoning and of calls
-    that isn't empty."""
+    """Return the keys of a turn that are read: speaker, content, supervision, the first reasoning and the first calls."""
     others = (next((key for key in keys if turn.get(key)), None) for keys in (REASONING_KEYS, CALLS_KEYS))
     return {*_keys(turn), *others, *WEIGHT_KEYS, RESULT_KEY}
 
 
 def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The keys that say who speaks, and what; in tables, all turns have all keys, and some are null."""
+    """Return the keys of speaker and content; in tables, all turns have all keys, and some are null."""
     content = next((key for key in CONTENT_KEYS if turn.get(key) is not None), None)
     return (
         next((key for key in SPEAKER_KEYS if turn.get(key) is not None), None),
@@ -129,7 +130,7 @@ def _keys(turn: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def exchange_keys(item: Any) -> tuple[str, str] | None:
-    """The keys of an item that is two turns, what the user says and the answer; None if it is one turn."""
+    """Return the keys of an item that is two turns, the user's and the answer; None if it is one turn."""
     if not isinstance(item, dict) or any(item.get(key) is not None for key in SPEAKER_KEYS):
         return None
     return next((keys for keys in EXCHANGE_KEYS if item.keys() >= set(keys)), None)

@@ -1,4 +1,4 @@
-"""Of a row in no known layout: which layout comes nearest, and what it lacks."""
+"""The known layout nearest to the columns of an unrecognised row, and the columns that it lacks."""
 
 import re
 from functools import lru_cache
@@ -6,19 +6,19 @@ from functools import lru_cache
 from snaketune.corpus.layouts.readers import LAYOUTS
 
 ADVICE = "map columns with `fields`"
-# No field is named that says whether a completion is good.
+# `fields` has no key for the label of a completion.
 WITHOUT_FIELDS = frozenset({"unpaired"})
 
 
 @lru_cache(maxsize=1024)
 def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
-    """The nearest layout and what to do, in words.
+    """Return the nearest layout and what to do, as text.
 
     >>> nearest(("prompt", "chosen"), frozenset({"pairs", "votes"}))
     'nearest: pairs (prompt, chosen, rejected); `rejected` is missing; or map columns with `fields`'
 
     Args:
-        layouts: those that make rows of the kind that the corpus holds.
+        layouts: those that give rows of the corpus' kind.
     """
     by_plain_name = {_plain(column): column for column in columns}
     best: tuple[int, int, str] | None = None
@@ -34,7 +34,7 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
                 missing.append(f"`{names[0]}` is missing")
         if len(missing) == len(needs):
             continue
-        # A column by another spelling counts as half of one that is missing.
+        # A column with another spelling counts as half a missing one.
         order = (2 * len(missing) + len(other), -len(needs))
         if best is None or order < best[:2]:
             best = (*order, f"nearest: {layout} ({', '.join(names_shown)}); {', '.join(missing + other)}")
@@ -45,5 +45,5 @@ def nearest(columns: tuple[str, ...], layouts: frozenset[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without capitals, plural and punctuation."""
+    """Return a name in lower case, without plural and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.casefold()).rstrip("s")

@@ -1,4 +1,4 @@
-"""Preference pairs from the ways they come: completions beside a prompt, or two conversations that begin alike."""
+"""Preference pairs: two completions of a prompt, or two conversations that begin alike."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,7 +9,7 @@ from snaketune.corpus.layouts.roles import NO_SPEAKERS, Speakers
 from snaketune.corpus.layouts.transcripts import is_transcript, transcript_turns
 from snaketune.corpus.rows import Malformed, Message, Preference, roles_and_texts
 
-# The first is better. Columns of whole conversations or of completions alike.
+# Columns of whole conversations or of completions; the first is the better one.
 PAIR_COLUMNS = (
     ("chosen", "rejected"),
     ("chosen_response", "rejected_response"),
@@ -23,12 +23,12 @@ PAIR_COLUMNS = (
 
 @lru_cache(maxsize=4096)
 def pair_columns(columns: tuple[str, ...]) -> tuple[str, str] | None:
-    """The columns that hold the better and the worse."""
+    """Return the columns of the chosen and the rejected side, or None."""
     return next((pair for pair in PAIR_COLUMNS if set(pair) <= set(columns)), None)
 
 
 def pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
-    """A preference from its three columns; `prompt` may be None where the other two are whole conversations."""
+    """Return a preference from its three columns; `prompt` may be None if the other two are whole conversations."""
     row = pair_of_conversations(chosen, rejected, speakers)
     return (
         pair_of_completions(prompt, chosen, rejected, speakers)
@@ -38,7 +38,7 @@ def pair(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKE
 
 
 def pair_of_conversations(chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference | None:
-    """A preference from two whole conversations; None if these are completions."""
+    """Return a preference from two whole conversations; None if these are completions."""
     if is_transcript(chosen) and is_transcript(rejected):
         return transcript_pair(chosen, rejected)
     serialized = may_be_serialized_turns(chosen) and may_be_serialized_turns(rejected)
@@ -48,23 +48,23 @@ def pair_of_conversations(chosen: Any, rejected: Any, speakers: Speakers = NO_SP
         completion_turns(value, where, speakers, serialized=serialized)
         for where, value in (("chosen", chosen), ("rejected", rejected))
     ]
-    return _split_at_difference(*turns) if all(found[0]["role"] != "assistant" for found in turns) else None
+    return _split_at_difference(*turns) if all(side[0]["role"] != "assistant" for side in turns) else None
 
 
 def pair_of_completions(prompt: Any, chosen: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
-    """A preference from a prompt and two completions."""
+    """Return a preference from a prompt and two completions."""
     if prompt is None:
         raise Malformed(
             "missing_column",
             "no column holds the prompt (prompt, question, instruction, query, input, messages, conversations …), and "
-            "chosen and rejected are no whole conversations",
+            "chosen and rejected aren't whole conversations",
         )
     turns, (chosen, rejected), notes = exchange(prompt, {"chosen": chosen, "rejected": rejected}, speakers)
     return Preference(prompt=turns, chosen=chosen, rejected=rejected, notes=notes)
 
 
 def pair_with_rejected_answer(messages: Any, rejected: Any, speakers: Speakers = NO_SPEAKERS) -> Preference:
-    """A preference from a conversation and another, worse text for its last turn."""
+    """Return a preference from a conversation and a worse text for its last turn."""
     turns = turns_of(messages, "messages", speakers)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise Malformed(f"ends_on_{turns[-1]['role']}", "the last turn of messages isn't an answer, so none is chosen")
@@ -73,7 +73,7 @@ def pair_with_rejected_answer(messages: Any, rejected: Any, speakers: Speakers =
 
 
 def transcript_pair(chosen: Any, rejected: Any) -> Preference:
-    """A preference from two transcripts."""
+    """Return a preference from two transcripts."""
     return _split_at_difference(transcript_turns(chosen, "chosen"), transcript_turns(rejected, "rejected"))
 
 
@@ -97,14 +97,14 @@ def _split_at_difference(chosen: list[Message], rejected: list[Message]) -> Pref
 
 
 def require_prompt(row: Preference, prompt: Any, speakers: Speakers) -> Preference:
-    """`row`, if `prompt` is None or among its turns."""
+    """Return `row`; raise Malformed unless `prompt` is None or among its turns."""
     if isinstance(prompt, str):
-        found = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)
-        if not found and is_transcript(prompt):
-            found = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
+        contained = any(turn["content"].strip() == prompt.strip() for turn in row.prompt)
+        if not contained and is_transcript(prompt):
+            contained = [turn for turn in transcript_turns(prompt, "prompt") if turn["content"].strip()] == row.prompt
     else:
         wanted = [] if prompt is None else turns_of(prompt, "prompt", speakers)
-        found = roles_and_texts(row.prompt)[: len(wanted)] == roles_and_texts(wanted)
-    if not found:
+        contained = roles_and_texts(row.prompt)[: len(wanted)] == roles_and_texts(wanted)
+    if not contained:
         raise Malformed("different_prompts", "chosen and rejected are whole conversations without `prompt` in them")
     return row

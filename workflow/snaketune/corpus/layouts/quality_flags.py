@@ -10,7 +10,7 @@ from snaketune.corpus.layouts.columns import plain_text
 GOOD = "correct|safe|valid|verified|helpful|harmless|good|passed|approved|appropriate|successful|success|pass|resolved"
 BAD = "incorrect|wrong|unsafe|toxic|harmful|invalid|bad|spam|flagged|hallucinations?|hallucinated"
 RATINGS = "helpfulness|correctness|truthfulness|honesty|harmlessness|quality|safety|score|rating|reward"
-# What each of them holds in the row of a bad one.
+# The values of such columns in bad rows.
 BAD_VALUES = {
     re.compile(rf"(?:is_)?(?:{GOOD})", re.IGNORECASE): {"false", "no", "0", "fail", "failed"},
     re.compile(rf"(?:is_)?(?:{BAD})", re.IGNORECASE): {"true", "yes", "1"},
@@ -19,7 +19,7 @@ BAD_VALUES = {
 
 
 def bad_row_marks(raw: dict[str, Any], unread: Iterable[str]) -> tuple[str, ...]:
-    """Which of the columns that weren't read mark a row as a bad one, and as what.
+    """Return the unread columns that mark a row as bad, with their values.
 
     >>> bad_row_marks({"is_correct": False, "helpfulness": 0.0, "id": 0}, ("is_correct", "helpfulness", "id"))
     ('is_correct: false', 'helpfulness: 0')

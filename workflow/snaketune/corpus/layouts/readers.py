@@ -1,4 +1,4 @@
-"""The table of layouts, and a reader for each: one raw row to the canonical row, or rows, that it makes by itself."""
+"""The table of layouts, and a reader for each: one raw row to the canonical row or rows that it gives by itself."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ from snaketune.corpus.rows import Conversation, Dropped, Malformed, Row
 def rows_of(
     layout: str, raw: Raw, kind: str, source: Source, dialogues: dict[tuple[str, ...], str]
 ) -> Iterable[Row | Malformed | Dropped]:
-    """The rows that one raw row makes by itself."""
+    """Return the rows that one raw row gives by itself."""
     speakers = source.speakers
     if layout in ("pairs", "transcripts"):
         check_ratings(raw, source.margin)
@@ -145,7 +145,7 @@ def _transcripts(raw: Raw, speakers: Speakers) -> Row:
 def _votes(raw: Raw, speakers: Speakers) -> Row:
     columns = answer_columns(tuple(raw))
     if columns is None:
-        raise Malformed("missing_column", f"no two answers and a verdict on them; {columns_of(raw)}")
+        raise Malformed("missing_column", f"expected two answers and a verdict on them; {columns_of(raw)}")
     first, second = (raw[column] for column in columns)
     best = winner(raw)
     if best == 0:
@@ -154,7 +154,7 @@ def _votes(raw: Raw, speakers: Speakers) -> Row:
 
 
 def _pair(raw: Raw, chosen: Any, rejected: Any, speakers: Speakers) -> Row:
-    """A pair about whatever columns hold the prompt."""
+    """Return a pair, with the prompt from whichever columns hold it."""
     row = pair_of_conversations(chosen, rejected, speakers)
     prompt, notes = prompt_of(raw)
     row = (
@@ -171,10 +171,10 @@ class Layout:
     """One layout.
 
     Attributes:
-        kinds: what its rows may be.
-        needs: the sets of columns that it may consist of, and for each column the names that it may have; in the order of
-            this table, a row in no known layout is told the nearest. Empty: never the nearest.
-        read: one raw row to one canonical row; None where `rows_of` or a look at other rows does it.
+        kinds: the kinds of corpora that its rows suit.
+        needs: the sets of columns that identify it, and for each column its possible names; the error for an unrecognised row
+            names the nearest layout, the first in the order of this table. Empty: never the nearest.
+        read: one raw row to one canonical row; None if `rows_of` or `canonical_rows` does it.
     """
 
     kinds: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Which layout a row has, by its columns and, where they leave it open, by what they hold."""
+"""Recognition of a row's layout, by its columns and, where they are ambiguous, by their values."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -19,32 +19,32 @@ from snaketune.corpus.layouts.vendor_turns import is_contents
 from snaketune.corpus.layouts.votes import answer_columns, only_scored
 from snaketune.corpus.rows import Malformed
 
-# Beside these, a text that looks like a dialogue is what the row asks about.
+# Beside these columns, a text that looks like a dialogue is part of the question.
 PROMPT_COLUMNS = {"instruction", "prompt", "question", "input", "query", "response", "output", "answer", "completion"}
 
 
 def recognise(
     raw: dict[str, Any], speakers: Mapping[str, str], dialogues: dict[tuple[str, ...], str], kind: str
 ) -> str:
-    """The layout that `raw` has.
+    """Return the layout of `raw`.
 
     >>> recognise({"question": "1 + 1?", "answer": "2"}, {}, {}, "conversations")
     'prompt-response'
 
     Args:
         raw: a row without null columns.
-        kind: what the corpus holds, for the layout that is nearest where none is known.
-        dialogues: for the columns of earlier rows that were dialogues, which one held it; added to. A row with the
-            same columns is one too, even if its text is damaged.
+        kind: the kind of the corpus.
+        dialogues: by the columns of earlier dialogue rows, the column that held the dialogue; extended here. A row with
+            the same columns is a dialogue too, even if its text is damaged.
     Raises:
-        Malformed: none is known.
+        Malformed: no layout is recognised.
     """
     columns = tuple(raw)
     layout = _by_columns(columns)
     if layout == "sharegpt" and isinstance(raw.get("conversation"), str) and "conversations" not in raw:
         layout = "sharegpt" if may_be_serialized_turns(raw["conversation"]) else None
     elif layout == "turns" and not isinstance(raw["turns"], (list, str)):
-        # How many turns there are.
+        # The number of turns.
         layout = _by_columns(tuple(column for column in columns if column != "turns"))
     elif layout == "votes" and kind != "preferences" and only_scored(columns):
         layout = _by_columns(tuple(column for column in columns if column not in only_scored(columns)))
@@ -76,7 +76,7 @@ def recognise(
 
 
 def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
-    """Raise Malformed if `layout` doesn't make rows of this kind."""
+    """Raise Malformed if `layout` doesn't give rows of this kind."""
     makes = LAYOUTS[layout].kinds
     if kind in makes:
         return

@@ -1,8 +1,8 @@
-"""Chat templates taken off what users say, with the turns that are inside of them.
+"""Removal of chat templates from user turns, and extraction of the turns inside of them.
 
-A model's own template goes around every prompt later, so one that is there already has to come off. It counts only if
-it frames the whole prompt, from its first mark to the open turn at the end: a text that mentions `[INST]` stays as it
-is. A framed prompt that can't be taken apart cleanly is refused, never templated twice.
+A model's own template is applied to every prompt later, so one that is already there has to be removed. It counts only if it
+encloses the whole prompt, from its first tag to the open turn at the end: a text that mentions `[INST]` isn't changed. A
+templated prompt that can't be split cleanly is refused, never templated twice.
 """
 
 import re
@@ -22,17 +22,17 @@ from snaketune.corpus.rows import Malformed, Message, Row
 
 
 def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Message], str] | None:
-    r"""The turns inside a prompt with a template around it, and a note that names the template; None without one.
+    r"""Return the turns inside a templated prompt, and a note that names the template; None if it isn't templated.
 
     >>> strip_template("USER: Hi ASSISTANT:")
     ([{'role': 'user', 'content': 'Hi'}], 'unwrapped_vicuna_template')
     >>> strip_template("USER: is what my log says. Why?")
 
     Args:
-        alone: whether the prompt is all that there is before the response, so that a dialogue in it is the conversation;
-            among other turns it is something that the user shows.
+        whole_prompt: whether there are no turns before the response but this prompt; then a dialogue in it is the
+            conversation, else it is a text that the user quotes.
     Raises:
-        Malformed: a template frames the prompt, and it can't be taken off cleanly.
+        Malformed: the prompt is in a template that can't be removed cleanly.
     """
     if not may_be_templated(prompt):
         return None
@@ -45,7 +45,7 @@ def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Mes
                 TEMPLATE_ROLES.get(mark["speaker"].lower()) == "assistant" for mark in template.marks.finditer(prompt)
             ):
                 raise Malformed(
-                    "baked_in_template", f"the prompt begins with a {template.name} template and goes on after it"
+                    "baked_in_template", f"the prompt begins with a {template.name} template and has text after it"
                 )
             continue
         turns = _turns(template, prompt, start)
@@ -55,18 +55,20 @@ def strip_template(prompt: str, *, whole_prompt: bool = False) -> tuple[list[Mes
         if template.plain and not (turns and _is_dialogue(turns, prompt, is_open) and _is_clean(template, turns)):
             continue
         if not turns or turns[-1]["role"] != "user" or not _is_clean(template, turns):
-            raise Malformed("baked_in_template", f"a {template.name} template frames the prompt and can't be taken off")
+            raise Malformed(
+                "baked_in_template", f"the prompt is in a {template.name} template that can't be removed cleanly"
+            )
         return turns, f"unwrapped_{template.name}_template"
     if is_unknown_template(prompt):
-        raise Malformed("baked_in_template", "a template that isn't known here frames the prompt")
+        raise Malformed("baked_in_template", "the prompt is in an unknown chat template")
     return None
 
 
 def strip_templates(row: Row) -> None:
-    """Take the templates off what users say in a row, in place, and then the end-of-turn strings off the answers.
+    """Remove templates from the user turns of a row, in place, and then end-of-turn strings from the answers.
 
-    A template around the first turn may hold further turns. One around a later turn that does would tell the
-    conversation again, and is refused.
+    A template around the first turn may contain further turns. One around a later turn that does would repeat the
+    conversation, and is refused.
     """
     for turn in row.opening:
         if turn["role"] == "user" and may_be_templated(turn["content"]):
@@ -84,7 +86,7 @@ def strip_templates(row: Row) -> None:
             continue
         inner, note = stripped
         if len(inner) > 1 and any(earlier["role"] == "user" for earlier in bare):
-            raise Malformed("baked_in_template", "a template frames a later turn of the user, and holds several turns")
+            raise Malformed("baked_in_template", "a later turn of the user is in a chat template with several turns")
         bare += inner
         notes.append(note)
     if not notes:
@@ -96,7 +98,7 @@ def strip_templates(row: Row) -> None:
 
 
 def templated_conversation(text: str) -> list[Message] | None:
-    """The turns of a text that is a whole conversation in one of the templates, or None."""
+    """Return the turns of a text that is a whole conversation in a known template, or None."""
     if not may_be_templated(text):
         return None
     for template in TEMPLATES:
@@ -108,7 +110,7 @@ def templated_conversation(text: str) -> list[Message] | None:
 
 
 def strip_end_of_turns(turns: list[Message]) -> tuple[str, ...]:
-    """Take end-of-turn strings off the answers, in place; a note, if there were any."""
+    """Remove end-of-turn strings from the answers, in place; return a note if there were any."""
     notes: tuple[str, ...] = ()
     for i, turn in enumerate(turns):
         text = strip_end_of_turn(turn["content"]) if turn["role"] == "assistant" else turn["content"]
@@ -118,7 +120,7 @@ def strip_end_of_turns(turns: list[Message]) -> tuple[str, ...]:
 
 
 def _turns(template: Template, text: str, start: re.Match[str]) -> list[Message] | None:
-    """What stands between the marks; None where a speaker is unknown or an input doesn't follow an instruction."""
+    """Return the turns between the tags; None if a speaker is unknown or an input doesn't follow an instruction."""
     turns: list[Message] = []
     if system := start.groupdict().get("system"):
         turns.append({"role": "system", "content": system.strip()})
@@ -141,8 +143,8 @@ def _turns(template: Template, text: str, start: re.Match[str]) -> list[Message]
 
 
 def _is_dialogue(turns: list[Message], prompt: str, is_open: bool) -> bool:
-    """Whether the user has the last word: before an open turn, or in one line after an answer. More lines may be about it."""
-    # `user: alice`, in small letters, is as often a line of YAML.
+    """Return True if the user has the last turn, before an open turn, or in one line; several lines may be about a dialogue."""
+    # `user: alice`, in lower case, is often a line of YAML.
     closed = len(turns) > 2 and "\n" not in turns[-1]["content"].strip() and not prompt.lstrip()[:1].islower()
     return turns[-1]["role"] == "user" and (is_open or closed)
 
@@ -156,7 +158,7 @@ def _without_marks(template: Template, content: str) -> str:
 
 
 def _is_clean(template: Template, turns: list[Message]) -> bool:
-    """Whether the turns alternate, each says something, and no mark is left in any."""
+    """Return True if the turns alternate, all have text, and no tag of a template is left in any."""
     roles_and_texts = turns[1:] if turns[0]["role"] == "system" else turns
     return (
         all(turn["role"] == ("user", "assistant")[number % 2] for number, turn in enumerate(roles_and_texts))

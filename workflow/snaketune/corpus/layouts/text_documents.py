@@ -1,4 +1,4 @@
-"""Plain text, for continued pre-training: the column of a table that holds it, long texts cut as files of plain text are."""
+"""Plain text, for continued pre-training: one column of a table, long texts cut like files of plain text."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from snaketune.corpus.rows import TEXT, Conversation, Dropped, Malformed
 
 
 def documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> Iterator[RowResult]:
-    """The rows of one file: of each raw row one document, or its pieces."""
+    """Yield the rows of one file: one document per raw row, or its chunks."""
     for raw in raws:
         try:
             if isinstance(raw.value, dict):
@@ -43,5 +43,5 @@ def _chunks(value: dict[str, Any] | Malformed, column: str) -> list[tuple[str, t
         cut = chunk_end(text)
         chunks.append(text[:cut])
         text = text[cut:]
-    # What lies between two cuts may be nothing but space.
+    # A chunk may be only whitespace.
     return [(chunk, ("cut_document",) if len(chunks) > 1 else ()) for chunk in chunks if not chunk.isspace()]

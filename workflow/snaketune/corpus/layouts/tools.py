@@ -1,8 +1,8 @@
-"""The tools that a conversation's prompt offers, in one spelling.
+"""The tools that a conversation's prompt offers, in one canonical form.
 
-A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. In
-a source they are such a list, the functions by themselves, one alone, or any of these as JSON text. Names come first, as
-templates write them out in the order that they find; else the order is the source's, and no row differs by it alone.
+A row holds them as JSON text: a list of `{"type": "function", "function": {"name": …, …}}`, as chat templates take them. A
+source may have such a list, the functions by themselves, a single one, or any of these as JSON text. Names come first, because
+templates write keys in order; the order of other keys is the source's, and isn't part of the row's id.
 """
 
 import json
@@ -16,26 +16,26 @@ from snaketune.corpus.raw_rows import without_nulls
 from snaketune.corpus.rows import Malformed, Message
 
 LEADING_KEYS = ("name", "description", "parameters")
-# What other interfaces call the parameters.
+# Names of the parameters in other APIs.
 SCHEMA_KEYS = ("input_schema", "inputSchema")
-# One of which a function has beside its name.
+# A function has at least one of these beside its name.
 DESCRIPTION_KEYS = ("description", "parameters", *SCHEMA_KEYS)
-# Gemini's lists of functions.
+# Keys of Gemini's lists of functions.
 DECLARATIONS = ("functionDeclarations", "function_declarations")
 RENAME = "rename the column if it holds something else"
 EXPECTED = f"expected a list of functions, each with a name; {RENAME}"
 
 
 def tools_of(value: Any, column: str = "tools") -> str | None:
-    """The tools in their one spelling; None where there are none.
+    """Return the tools in canonical form; None if there are none.
 
     >>> tools_of([{"parameters": {}, "name": "now"}])
     '[{"type": "function", "function": {"name": "now", "parameters": {}}}]'
 
     Args:
-        column: what holds them, for messages.
+        column: the name of their column, for messages.
     Raises:
-        Malformed: no JSON, or not functions with names.
+        Malformed: not JSON, or not functions with names.
     """
     if value is None:
         return None
@@ -43,7 +43,7 @@ def tools_of(value: Any, column: str = "tools") -> str | None:
 
 
 def may_be_functions(value: Any) -> bool:
-    """Whether what a column `functions` holds is meant as tools, and not, say, as source code."""
+    """Return True if the value of a column `functions` is a list of tools, and not, for instance, source code."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -59,8 +59,7 @@ def _is_function(item: Any) -> bool:
 
 
 def are_offered_in(tools: str, turn: Message) -> bool:
-    """Whether a system turn offers all of these tools by itself: their names and those of their parameters stand there in
-    quotes, as in their JSON."""
+    """Return True if a system turn already lists all of these tools: their names and parameters are in it, in quotes."""
     return turn["role"] == "system" and all(_is_listed(tool["function"], turn["content"]) for tool in json.loads(tools))
 
 
@@ -82,7 +81,7 @@ def _parsed(text: str, column: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Malformed("bad_tools", f"{column} is no JSON: {str(error)[:EXCERPT_LENGTH]}; {RENAME}") from None
+        raise Malformed("bad_tools", f"{column} isn't valid JSON: {str(error)[:EXCERPT_LENGTH]}; {RENAME}") from None
 
 
 def _serialized(value: Any, column: str) -> str | None:

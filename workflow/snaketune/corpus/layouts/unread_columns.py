@@ -1,7 +1,7 @@
-"""Which columns of a row nobody read, so that none that carries meaning is ignored in silence.
+"""Columns and keys of a row that no reader used, so that none that holds something is ignored silently.
 
-A row notes by itself which of its columns are read. What isn't read and holds anything is named by its column, and what
-isn't read of a turn by its place: `messages[].name`, `messages[].content[].citations`. Costs 1 to 2 µs per row.
+`Columns` records which columns are read. Other columns that hold something are reported by name, and keys of turns by their
+path: `messages[].name`, `messages[].content[].citations`. Takes 1 to 2 µs per row.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ INSTANCE_KEYS = {"instruction", "input", "output", "response", "completion", "hi
 
 
 def unread_names(raw: Columns, layout: str, mapped_names: frozenset[str]) -> tuple[str, ...]:
-    """What of a row wasn't read though it holds something, each name once.
+    """Return the columns and keys of a row that hold something and weren't read, each once.
 
     Args:
         raw: the row, after it was read.
-        named: columns that the config's `fields` name.
+        mapped_names: columns that the config's `fields` name.
     """
     others, read = _columns(tuple(raw), tuple(raw.read), layout, mapped_names)
     names = [column for column in others if _has_content(raw.get(column))] if others else []
@@ -38,7 +38,7 @@ def unread_names(raw: Columns, layout: str, mapped_names: frozenset[str]) -> tup
 
 
 def _is_plain(turns: list[Any]) -> bool:
-    """Whether all turns have a role and a text, and nothing else, as nearly all have."""
+    """Return True if all turns have only a role and a text, as nearly all have."""
     for turn in turns:
         if type(turn) is not dict or len(turn) != 2 or type(turn.get("content") or turn.get("value")) is not str:
             return False
@@ -49,13 +49,13 @@ def _is_plain(turns: list[Any]) -> bool:
 def _columns(
     columns: tuple[str, ...], read: tuple[str, ...], layout: str, mapped_names: frozenset[str]
 ) -> tuple[list[str], list[str]]:
-    """Those that weren't read, and those that were."""
+    """Return the columns that weren't read, and those that were."""
     known = {*read, *mapped_names, *(MESSAGE_KEYS if layout == "message-tree" else ())}
     return [column for column in columns if column not in known], [column for column in columns if column in known]
 
 
 def _unread_within(value: list[Any] | dict[str, Any], where: str) -> Iterator[str]:
-    """Keys that aren't read of the turns (instances, replies) in a column that is."""
+    """Yield the keys that aren't read of the turns, instances or replies in a column that is read."""
     if type(value) is dict:
         items, where = [value], f"{where}."
     else:
@@ -100,5 +100,5 @@ def _unread_of_message(root: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def _has_content(value: Any) -> bool:
-    """Whether a value says anything: an empty text, list or object doesn't, and null doesn't; 0 and false do."""
+    """Return True if a value holds something: 0 and false do; null, an empty text, list or object don't."""
     return bool(value) or (value is not None and isinstance(value, (int, float)))

@@ -1,8 +1,8 @@
-"""The files in zip and tar archives, in order of name, each opened where it lies: nothing is written to disk.
+"""Files in zip and tar archives, in order of name, each read from the archive: nothing is written to disk.
 
-A member of a zip, or of a tar that isn't packed, is read at its place. A packed tar can only be read from its beginning on, so
-its members are unpacked into memory, as many at once as HELD has room for; only one that is larger by itself is unpacked anew
-each time that it is opened. Where they lie in order of name, as with `tar --sort=name`, one pass through the archive does.
+A member of a zip, or of an uncompressed tar, is read at its offset. A compressed tar can only be read from its start, so its
+members are decompressed into memory, up to BUFFER_BYTES at a time; only a member larger than that is decompressed anew each
+time it is opened. One pass is enough for an archive whose members are in order of name, as `tar --sort=name` writes them.
 """
 
 import io
@@ -22,14 +22,14 @@ BadZipFile = zipfile.BadZipFile
 ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 ENCRYPTED = 1
-# The record at the end with the longest comment; and the number of members there that stands for that and more.
+# The largest end record, one with the longest comment; and the member count that stands for itself and any larger one.
 MAX_END_RECORD, COUNT_OVERFLOW = 22 + 65535, 65535
 BUFFER_BYTES = 64 << 20
 BYTES_PER_READ = 1 << 20
 
 
 class Member(NamedTuple):
-    """A file in an archive; `opening` is None for links and what else has no content of its own."""
+    """A file in an archive; `opener` is None for links and other members without content."""
 
     name: str
     opener: Opener | None
@@ -42,7 +42,7 @@ class _TarEntry(NamedTuple):
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a tar. tarfile takes a damaged one for the end of the archive, and leaves out what follows."""
+    """A tar header; tarfile takes a damaged one for the end of the archive and drops what follows."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> tarfile.TarInfo:
@@ -77,13 +77,13 @@ class _Slice(io.RawIOBase):
 
 
 def is_zip(path: Path) -> bool:
-    """Whether a file begins as a zip archive."""
+    """Return True if a file begins like a zip archive."""
     with path.open("rb") as file:
         return file.read(4) in ZIP_MAGIC
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a file begins with the header of a tar, whose checksum is right."""
+    """Return True if a file begins with a tar header whose checksum is right."""
     try:
         tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -92,10 +92,11 @@ def is_tar(head: bytes) -> bool:
 
 
 def zip_members(path: Path, display_name: str) -> Iterator[Member]:
-    """The files in a zip archive.
+    """Yield the files in a zip archive.
 
     Raises:
-        SnaketuneError: one is encrypted, or packed in a way that isn't read here; or it is a document such as a workbook.
+        SnaketuneError: the archive is damaged, a member is encrypted or has an unsupported compression, or the archive is a
+            document such as a workbook.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -105,7 +106,7 @@ def zip_members(path: Path, display_name: str) -> Iterator[Member]:
         ) from None
     except NotImplementedError as error:
         raise SnaketuneError(
-            f"{display_name} is a zip archive that isn't unpacked here: {error}; unpack it, and name its files"
+            f"{display_name} is a zip archive that can't be read: {error}; unpack it, and name its files"
         ) from None
     with archive:
         if len(archive.infolist()) not in _recorded_counts(path):
@@ -120,13 +121,13 @@ def zip_members(path: Path, display_name: str) -> Iterator[Member]:
             if info.compress_type not in ZIP_METHODS:
                 method = zipfile.compressor_names.get(info.compress_type, info.compress_type)
                 raise SnaketuneError(
-                    f"{name} is packed with {method}, which isn't unpacked here; unpack it, and name the files"
+                    f"{name} is compressed with {method}, which isn't supported; unpack it, and name the files"
                 )
             yield Member(info.filename, partial(_open_zipped, archive, info, name))
 
 
 def _recorded_counts(path: Path) -> tuple[int, ...] | range:
-    """How many members a zip archive says that it has, which zipfile doesn't look at; any number from MANY on."""
+    """Return the member counts that the end record of a zip archive allows; zipfile doesn't check them."""
     with path.open("rb") as file:
         file.seek(-min(path.stat().st_size, MAX_END_RECORD), io.SEEK_END)
         end = file.read()
@@ -138,15 +139,15 @@ def _open_zipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str) -> 
     try:
         return io.BufferedReader(archive.open(info), BYTES_PER_READ)
     except NotImplementedError as error:
-        raise SnaketuneError(f"{name} isn't unpacked here: {error}; unpack it, and name the files") from None
+        raise SnaketuneError(f"{name} can't be decompressed: {error}; unpack it, and name the files") from None
 
 
 def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
-    """The files in a tar.
+    """Yield the files in a tar.
 
     Args:
-        opening: opens it, unpacked.
-        shown: its name.
+        opener: opens the decompressed tar.
+        display_name: its name in messages.
     Raises:
         SnaketuneError: it is damaged or cut off.
     """
@@ -178,7 +179,7 @@ def tar_members(opener: Opener, display_name: str) -> Iterator[Member]:
 
 
 def _batches(entries: list[_TarEntry]) -> Iterator[list[_TarEntry]]:
-    """Places in their order, as many at once as HELD has room for, and at least one."""
+    """Yield consecutive entries of up to BUFFER_BYTES together, at least one at a time."""
     batch: list[_TarEntry] = []
     for entry in entries:
         if batch and sum(contents.size for contents in batch) + entry.size > BUFFER_BYTES:
@@ -190,7 +191,7 @@ def _batches(entries: list[_TarEntry]) -> Iterator[list[_TarEntry]]:
 
 
 def _tar_entries(file: BinaryIO, display_name: str) -> tuple[dict[str, _TarEntry], list[str]]:
-    """Where the content of each file lies, and the names of links and the like. Of two with one name, the last counts."""
+    """Return the entry of each file by name, the last if a name occurs twice; and the names of links and the like."""
     entries: dict[str, _TarEntry] = {}
     others: list[str] = []
     last = ""

@@ -1,4 +1,4 @@
-"""CSV files, whatever their delimiter, to raw rows. A damaged row costs that row, a quote that is never closed the file."""
+"""CSV files with any delimiter to raw rows. Errors in a row affect only that row; a quote never closed fails the file."""
 
 import csv
 import io
@@ -15,21 +15,21 @@ MAX_CELL_LENGTH = 2**31 - 1
 
 
 def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
-    """Rows of a CSV file; cells may span lines.
+    """Read the rows of a CSV file; cells may span lines.
 
     Args:
-        opening: opens the file at its beginning.
-        shown: its name in messages.
-        keys: its delimiter and its columns, where the source names them. Else the first rows tell the one, and the first row
-            names the others.
+        opener: opens the file at its beginning.
+        display_name: its name in messages.
+        keys: its delimiter and its columns, where the source names them. By default the delimiter is detected from the
+            first rows, and the first row names the columns.
     Yields:
-        Rows with the line that each begins on, or why there is none.
+        Rows, or why one can't be read, with the line that each begins on.
     Raises:
         SnaketuneError: a header with a name twice, or a quote that is never closed.
     """
     csv.field_size_limit(MAX_CELL_LENGTH)
     delimiter = keys.delimiter or _delimiter(opener, display_name, len(keys.header) or None)
-    # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their row and not the file.
+    # Bytes that aren't UTF-8 become lone surrogates, so that they make one row malformed instead of failing the file.
     with io.TextIOWrapper(opener(), encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         last = [""]
 
@@ -42,7 +42,7 @@ def read_csv(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -
             header = list(keys.header) or next((cells for cells in reader if cells), [])
         except csv.Error as error:
             raise SnaketuneError(
-                f"{display_name}: the header, line 1, is no CSV: {error}; mend its quotes, or fetch the file again"
+                f"{display_name}: the header, line 1, isn't valid CSV: {error}; fix its quotes, or fetch the file again"
             ) from None
         if len(set(header)) < len(header):
             duplicate = next(name for name in header if header.count(name) > 1)

@@ -1,4 +1,4 @@
-"""Files that are packed with gzip, xz or zstd, unpacked while they are read."""
+"""Files compressed with gzip, xz or zstd, decompressed while they are read."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ BYTES_PER_READ = 1 << 20
 
 
 class _DecompressedReader(io.BufferedReader):
-    """What unpacks a file, which it closes with itself."""
+    """A reader of decompressed data that closes the compressed file, too."""
 
     def __init__(self, decompressor: BinaryIO, compressed: BinaryIO):
         super().__init__(decompressor, BYTES_PER_READ)
@@ -29,17 +29,17 @@ class _DecompressedReader(io.BufferedReader):
 
 
 def open_raw(path: Path) -> BinaryIO:
-    """The file as it lies."""
+    """Open a file without decompression."""
     return path.open("rb", buffering=BYTES_PER_READ)
 
 
 def open_decompressed(path: Path) -> BinaryIO:
-    """The file, unpacked. By content and not by suffix: downloaders like to unpack a .gz and keep its name."""
+    """Open a file decompressed; by content, not by suffix, because some downloaders decompress a .gz and keep its name."""
     return decompressed(lambda: open_raw(path))
 
 
 def decompressed(opener: Opener) -> BinaryIO:
-    """What `opening` opens, unpacked."""
+    """Decompress what `opener` opens."""
     with opener() as file:
         magic = file.read(len(XZ_MAGIC))
     file = opener()

@@ -1,4 +1,4 @@
-"""Text in other encodings than UTF-8: read as UTF-8 where the source names its encoding, recognised where it doesn't."""
+"""Text in other encodings than UTF-8: converted if the source names the encoding, else detected for the error message."""
 
 import codecs
 import io
@@ -9,7 +9,7 @@ from snaketune.errors import SnaketuneError
 
 UTF_8 = "utf-8"
 BYTES_PER_READ = 1 << 20
-# What stands for bytes that the encoding has no character for: no UTF-8, so that it costs its row.
+# Replaces bytes that the encoding has no character for: invalid UTF-8, so that the row is malformed.
 INVALID_BYTE = b"\xff"
 ERRORS = "snaketune.no_character"
 BYTE_ORDER_MARKS = {
@@ -18,14 +18,14 @@ BYTE_ORDER_MARKS = {
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
-# Which of four bytes are zero where the characters are those of English.
+# Which of four bytes are zero in English text.
 ZERO_BYTE_PATTERNS = {
     (False, True, True, True): "utf-32-le",
     (True, True, True, False): "utf-32-be",
     (False, True, False, True): "utf-16-le",
     (True, False, True, False): "utf-16-be",
 }
-# More than Western languages have in a row.
+# Western languages don't have three such characters in a row.
 THREE_NON_ASCII = re.compile(rb"[\x80-\xff]{3}")
 MIN_BYTES, BYTES_CHECKED = 16, 500
 
@@ -52,7 +52,7 @@ class _AsUtf8(io.RawIOBase):
             try:
                 text = self.decoder.decode(data, final=not data)
             except UnicodeError as error:
-                # No single character, but the whole: UTF-16 without its mark, say.
+                # The whole file is affected, not one character: for instance UTF-16 without its byte order mark.
                 raise SnaketuneError(f"{self.display_name}: {wrong_encoding(self.encoding)}: {error}") from None
             self.pending = text.encode("utf-8", ERRORS)
         taken = self.pending[: len(buffer)]
@@ -66,12 +66,12 @@ class _AsUtf8(io.RawIOBase):
 
 
 def as_utf8(file: BinaryIO, encoding: str, display_name: str) -> BinaryIO:
-    """A file in another encoding as one in UTF-8. What the encoding has no character for is no UTF-8 there either."""
+    """Convert a file in another encoding to UTF-8. Bytes that the encoding has no character for become invalid UTF-8."""
     return io.BufferedReader(_AsUtf8(file, encoding, display_name), BYTES_PER_READ)
 
 
 def other_unicode(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, where a file begins as text in it does.
+    """Return UTF-16 or UTF-32 if a file begins like text in it, else None.
 
     >>> other_unicode("some text".encode("utf-16-be"))
     'utf-16-be'
@@ -86,20 +86,20 @@ def other_unicode(head: bytes) -> str | None:
 
 
 def advice(data: bytes) -> str:
-    """What to do about text that isn't UTF-8.
+    """Return what to do about text that isn't UTF-8.
 
     >>> advice("schön".encode("latin-1"))
     'if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that'
     """
     if not data.decode("utf-8", "ignore").isascii():
-        return "other text beside it is; mend it, or fetch the file again"
+        return "other text in it is; fix it, or fetch the file again"
     if may_be_western(data):
         return "if the file is in Windows-1252, set `encoding: cp1252` of its source to have it read as that"
     return "if the file is in another encoding, set the `encoding` of its source to have it read as that"
 
 
 def may_be_western(data: bytes) -> bool:
-    """Whether bytes that aren't UTF-8 look like text in Windows-1252, of which Latin-1 is a part.
+    """Return True if bytes that aren't UTF-8 look like Windows-1252, of which Latin-1 is a part.
 
     >>> may_be_western("schön".encode("latin-1")), may_be_western("текст".encode("koi8-r"))
     (True, False)
@@ -112,5 +112,5 @@ def may_be_western(data: bytes) -> bool:
 
 
 def wrong_encoding(encoding: str) -> str:
-    """What is wrong with text that isn't in the encoding that its source names."""
+    """Describe text that isn't in the encoding that its source names."""
     return f"not all of it is in {encoding}, the source's `encoding`"

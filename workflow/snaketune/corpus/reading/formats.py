@@ -1,4 +1,4 @@
-"""What a file is, told by its first bytes; its name decides only where they leave it open."""
+"""The format of a file, by its first bytes; by its name only where they are ambiguous."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from snaketune.corpus.reading.unreadable_formats import refuse
 from snaketune.errors import SnaketuneError
 
 Format = Literal["parquet", "arrow", "json", "csv", "text"]
-# Opens a file, unpacked, at its beginning, as often as it is called.
+# Opens a file, decompressed, at its beginning; can be called repeatedly.
 Opener = Callable[[], BinaryIO]
 
 HEAD_LENGTH = 64 * 1024
@@ -25,13 +25,13 @@ COMPRESSED_SUFFIXES = (".gz", ".xz", ".zst")
 JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 CSV_SUFFIXES = (".csv", ".tsv")
 DATA_SUFFIXES = (*JSON_SUFFIXES, *CSV_SUFFIXES, ".parquet", ".arrow")
-# The beginning of an object or an array, of what the first line shows of it.
+# The beginning of an object or an array, as far as the first line shows it.
 JSON_START = re.compile(rb'\s*(\{\s*(["}]|\Z)|\[\s*([\[{"\]]|\Z))')
 LINES_CHECKED = 20
 
 
 class TextKeys(NamedTuple):
-    """What a source says of its text files."""
+    """The keys of a source that apply to text files."""
 
     encoding: str = UTF_8
     delimiter: str | None = None
@@ -39,7 +39,7 @@ class TextKeys(NamedTuple):
 
     @property
     def set_keys(self) -> list[str]:
-        """The keys that are set."""
+        """The keys that differ from their defaults."""
         return [key for key, value in self._asdict().items() if value != TextKeys._field_defaults[key]]
 
 
@@ -47,31 +47,32 @@ DEFAULT_KEYS = TextKeys()
 
 
 def table_format(head: bytes) -> Format | None:
-    """The format of a table, by its first bytes."""
+    """Return the format of a Parquet or Arrow file, by its first bytes; None for other files."""
     return next((format_ for magic, format_ in TABLES.items() if head.startswith(magic)), None)
 
 
 def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS) -> Format:
-    """The format of a file.
+    """Return the format of a file.
 
     Args:
-        head: its first HEAD_LENGTH bytes, unpacked, in UTF-8 where the keys name an encoding.
-        shown: its name.
-        plain: whether a file in no other format is a text; commas then make no CSV unless it is called so.
-        keys: what its source says of text files.
+        head: its first HEAD_LENGTH bytes, decompressed, in UTF-8 where the keys name an encoding.
+        display_name: its name in messages.
+        plain: whether a file in no other format is a text; commas then make it CSV only if its name ends in .csv or .tsv.
+        keys: keys of its source for text files.
     Raises:
-        SnaketuneError: none that is read here, or one that a key isn't for.
+        SnaketuneError: no supported format, or one that a key doesn't apply to.
     """
     if table := table_format(head):
         if keys.set_keys:
             raise SnaketuneError(
-                f"{display_name}: `{keys.set_keys[0]}` is for text files, and this is {table}; make it a source without that key"
+                f"{display_name}: `{keys.set_keys[0]}` is for text files, and this is {table}; "
+                "make it a source without that key"
             )
         return table
     refuse(head, display_name)
     suffix = suffix_of(display_name)
     if suffix in (".parquet", ".arrow"):
-        # Damaged, or an Arrow stream as it was once written: its reader knows, unless this is plainly text.
+        # Damaged, or an Arrow stream in an old format: its reader decides, unless this is plainly text.
         return _text_format(head, display_name, keys) or ("parquet" if suffix == ".parquet" else "arrow")
     text_format = _text_format(head, display_name, keys)
     if plain and (
@@ -81,7 +82,9 @@ def format_of(head: bytes, display_name: str, *, plain: bool = False, keys: Text
         return "text"
     if text_format is None:
         read_as = f" (read as {keys.encoding}, the source's `encoding`)" if keys.encoding != UTF_8 else ""
-        raise SnaketuneError(f"{display_name} is none of the formats that are read here: {SUPPORTED_FORMATS}{read_as}")
+        raise SnaketuneError(
+            f"{display_name} is in none of the supported formats: {SUPPORTED_FORMATS}{read_as}; write it in one of them"
+        )
     return text_format
 
 
@@ -105,11 +108,15 @@ def _text_format(head: bytes, display_name: str, keys: TextKeys) -> Format | Non
 
 
 def csv_delimiter(head: bytes, display_name: str, columns: int | None = None) -> str | None:
-    """What separates cells in a file, if it is CSV by its first rows; `columns` is how many there are without a header."""
+    """Return the delimiter of a file if its first rows are CSV, else None.
+
+    Args:
+        columns: the number of columns of a file without a header.
+    """
     return delimiter_of(head, whole=len(head) < HEAD_LENGTH, tabs=suffix_of(display_name) == ".tsv", columns=columns)
 
 
 def suffix_of(display_name: str) -> str:
-    """What a file is called by, however it is packed: `.jsonl` of `a.jsonl.gz`."""
+    """Return the suffix of a name without that of its compression: `.jsonl` of `a.jsonl.gz`."""
     name = PurePath(display_name.lower())
     return PurePath(name.stem).suffix if name.suffix in COMPRESSED_SUFFIXES else name.suffix

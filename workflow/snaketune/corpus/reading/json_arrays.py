@@ -1,9 +1,8 @@
-"""The rows of one JSON document, block by block: an array, an object that wraps one, or objects one after another.
+"""Rows of one JSON document, read block by block: an array, an object that wraps one, or consecutive objects.
 
-An array is cut at commas between its elements, and each piece of about a block is parsed as an array of its own, so
-that memory stays the same however large the file is. The commas are found among the few bytes that structure JSON,
-without parsing. A wrong guess about damaged JSON does no harm: the pieces are parsed strictly, and what parses piece by
-piece is valid as a whole.
+An array is cut at commas between its elements, and each chunk of about one block is parsed as an array of its own, so
+that memory doesn't grow with the file. The commas are found among the few bytes that structure JSON, without parsing. A wrong
+guess about damaged JSON does no harm: chunks are parsed strictly, and a document is valid if all its chunks are.
 """
 
 from collections.abc import Iterator
@@ -11,16 +10,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from snaketune.corpus.excerpts import say
+from snaketune.corpus.excerpts import print_line
 from snaketune.corpus.reading.json_values import checked_row, first_malformed, parse_document
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
 BLOCK = 1 << 20
-# An object with one of these holding a list is a row itself; any other object around one list wraps rows.
+# An object with a list in one of these columns is a row; any other object around one list wraps rows.
 COLUMNS_OF_LISTS = {"messages", "conversations", "conversation", "turns", "instances", "replies", "chosen", "rejected"}
 COLUMNS_OF_LISTS |= {"chosen_messages", "rejected_messages", "prompt", "completion", "trajectory", "context", "history"}
-# Of splits in one object.
+# Splits in one object: the one that is read, and those that aren't.
 SPLIT = "train"
 OTHER_SPLITS = {"test", "validation", "valid", "val", "dev", "eval", "evaluation"}
 
@@ -32,7 +31,7 @@ DEPTH_CHANGES = np.array([0, 0, 0, 1, -1], np.int64)
 
 
 class Structure(NamedTuple):
-    """The bytes that structure a piece of JSON: where they are, which of the four they are, and the depth after each."""
+    """The bytes that structure a chunk of JSON: position, type, and depth after each."""
 
     positions: np.ndarray
     marks: np.ndarray
@@ -40,17 +39,17 @@ class Structure(NamedTuple):
 
 
 def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[Any]:
-    """The elements of an array, alone or in an object; objects one after another; or the one value that the document is.
+    """Yield the elements of an array, alone or in an object; consecutive objects; or the one value that the document is.
 
-    An object of more than a block counts as such a wrapper by its beginning, before its end is known. Of several arrays in an
-    object, the one called `train` is read, and the log names the others.
+    An object larger than one block counts as a wrapper by its beginning, before its end is known. Of several arrays in an
+    object, the one named `train` is read, and the others are logged.
 
     Args:
-        shown: the name of the file in messages.
+        display_name: the name of the file in messages.
         start: a byte order mark, which is skipped.
     Raises:
         Malformed: not valid JSON.
-        SnaketuneError: the object has another array further on.
+        SnaketuneError: the object has another array after the first.
     """
     window = file.read(BLOCK)
     whole = len(window) < BLOCK
@@ -59,7 +58,7 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
         rest = yield from _elements(file, window[1:])
         while rest:
             if not rest.isspace():
-                raise Malformed("not_json", "something stands after the end of the array")
+                raise Malformed("not_json", "there is text after the end of the array")
             rest = file.read(BLOCK)
         return
     before = None if whole else _array_prefix(window)
@@ -79,19 +78,20 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
         _log_unread_splits(lists, display_name)
     elif len(lists) > 1:
         raise SnaketuneError(
-            f"{display_name} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, or call one {SPLIT}"
+            f"{display_name} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, "
+            f"or call one {SPLIT}"
         )
 
 
 def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
-    """The rows of the object that `window` begins with; or, where more follow without a comma, these objects."""
+    """Yield the rows of the object that `window` begins with; or, if more objects follow without a comma, these objects."""
     number = 0
     while True:
         structure = _structure(window)
         ends = (structure.positions[(structure.depths == 0) & (structure.marks == CLOSE)] + 1).tolist()
         alone = not number and len(ends) == 1 and not window[ends[0] :].strip()
         if not ends or alone:
-            # Twice as much each time, as for elements of an array.
+            # The window doubles each time, as for elements of an array.
             more = file.read(max(BLOCK, len(window)))
             if more:
                 window += more
@@ -112,7 +112,7 @@ def _objects(file: BinaryIO, window: bytes, display_name: str) -> Iterator[Any]:
 
 
 def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
-    """The elements of an array that `window` begins within; returns what was read beyond its end."""
+    """Yield the elements of an array that `window` begins within; return what was read beyond its end."""
     number = 0
     while True:
         structure = _structure(window)
@@ -124,7 +124,7 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
         elif ends.size:
             end = int(structure.positions[ends[-1]])
         else:
-            # Twice as much each time: an element that spans many blocks is looked through a few times only.
+            # The window doubles each time, so that an element of many blocks is scanned only a few times.
             more = file.read(max(BLOCK, len(window)))
             if not more:
                 raise Malformed("not_json", f"it ends within row {number + 1}")
@@ -142,11 +142,11 @@ def _elements(file: BinaryIO, window: bytes) -> Iterator[Any]:
 
 
 def _parsed(chunk: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
-    """The elements in a piece of an array, parsed together; `before` of them came before."""
+    """Yield the elements in a chunk of an array, parsed together; `before` is the number of elements before it."""
     try:
         rows, irregular = parse_document(b"[" + chunk + b"]")
         if not rows:
-            raise Malformed("not_json", "nothing stands there")
+            raise Malformed("not_json", "an element is missing")
     except Malformed:
         start = 0
         for number, end in enumerate((*commas[commas < len(chunk)].tolist(), len(chunk)), start=before + 1):
@@ -160,13 +160,14 @@ def _parsed(chunk: bytes, commas: np.ndarray, before: int) -> Iterator[Any]:
 
 
 def _structure(text: bytes) -> Structure:
-    r"""The structure of a piece of JSON that begins outside of any string.
+    r"""Return the structure of a chunk of JSON that begins outside of any string.
 
     >>> _structure(rb'{"a": "[\"{"}, 3').depths.tolist()
     [1, 1, 1, 1, 1, 0, 0]
     """
     if b"\\" in text:
-        # Two backslashes are one, and what follows them isn't escaped; same lengths, so that places stay.
+        # Two backslashes are one, and don't escape what follows; replaced by as many bytes, so that positions stay
+        # valid.
         text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     codes = np.frombuffer(text.translate(STRUCTURAL_BYTES), np.uint8)
     positions = np.flatnonzero(codes)
@@ -178,7 +179,7 @@ def _structure(text: bytes) -> Structure:
 
 
 def _array_prefix(window: bytes) -> bytes | None:
-    """What stands before the array in an object that wraps rows; None if it isn't one."""
+    """Return the text before the array of an object that wraps rows; None if `window` isn't such an object."""
     if not window.startswith(b"{"):
         return None
     structure = _structure(window)
@@ -217,12 +218,12 @@ def _rows_of(document: Any, display_name: str) -> list[Any]:
 
 
 def _log_unread_splits(arrays: dict[str, list[Any]], display_name: str) -> None:
-    """Name the splits beside the one that is read, with their rows."""
+    """Log the splits that aren't read, with their rows."""
     others = [f"{key} ({len(array)} rows)" for key, array in arrays.items() if key != SPLIT]
     if SPLIT in arrays and others:
-        say(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
+        print_line(f"{display_name}: of its splits, {SPLIT} is read; not read: {', '.join(others)}")
 
 
 def _checked(row: Any, irregular: bool) -> Any:
-    """`row`, or what it is where a key may stand twice in it, or a NaN."""
+    """Return `row`, checked by `checked_row` if a key may be there twice in it, or a NaN."""
     return checked_row(row) if irregular else row

@@ -1,9 +1,9 @@
 """JSON and JSON lines to raw rows.
 
-What a file calls itself is only a hint: a .json with one object per line and a .jsonl with one array are both common.
-The first two lines decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are
-rows, on one line or on several. A damaged line costs that line, a damaged array costs the file. Either is read a little at a
-time, so that memory doesn't grow with the file.
+The suffix is only a hint: a .json with one object per line and a .jsonl with one array are both common. The first two lines
+decide. A list of messages is a row with `messages`, and objects that follow each other without a comma are rows, on one line or
+on several. A malformed line is one malformed row, a malformed array fails the file. Both are read in blocks, so that memory
+doesn't grow with the file.
 """
 
 import io
@@ -20,20 +20,20 @@ from snaketune.corpus.reading.json_values import parse
 from snaketune.corpus.rows import Malformed
 from snaketune.errors import SnaketuneError
 
-# Of a longer first line, only the beginning is looked at: it may be a whole file.
+# Only so much of a longer first line is read: it may be a whole file.
 MAX_HEAD = 1 << 20
 TREE_KEYS = {"message_id", "parent_id"}
 
 
 def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
-    """Rows of one array, of an object that wraps one array, or of one object per line.
+    """Read the rows of one array, of an object that wraps one array, or of one object per line.
 
     Args:
-        opening: opens the file at its beginning, as often as it is called.
-        shown: the name of the file in messages.
+        opener: opens the file at its beginning; called repeatedly.
+        display_name: the name of the file in messages.
         keys: its encoding, for messages.
     Yields:
-        Rows, or why there is none. Blank lines are no rows.
+        Rows, or why one can't be read. Blank lines are skipped.
     Raises:
         SnaketuneError: neither one JSON document nor lines of JSON.
     """
@@ -54,12 +54,12 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
             if error.reason == "not_utf8":
                 what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
             raise SnaketuneError(f"{display_name} isn't whole JSON: {what}") from None
-        # Lines after all, and the first of them is damaged.
+        # JSON lines after all, and the first line is malformed.
         yield from _json_lines(opener)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines that aren't blank, each with its number."""
+    """Yield lines that aren't blank, each with its number."""
     for number, line in enumerate(file, start=1):
         if number == 1:
             line = line.removeprefix(BYTE_ORDER_MARK)
@@ -68,7 +68,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _head(opener: Opener) -> list[bytes]:
-    """The first two lines that aren't blank, each as far as it is looked at."""
+    """Return the first two lines that aren't blank, each cut at MAX_HEAD."""
     head: list[bytes] = []
     with opener() as file:
         line = file.readline(MAX_HEAD).removeprefix(BYTE_ORDER_MARK)
@@ -93,7 +93,7 @@ def _json_lines(opener: Opener) -> Iterator[RawRow]:
 
 
 def _is_lines(head: list[bytes], display_name: str) -> bool:
-    """Whether a file that begins with these lines is one JSON value per line."""
+    """Return True if a file that begins with these lines has one JSON value per line."""
     named_lines = suffix_of(display_name) in (".jsonl", ".ndjson")
     first = head[0].strip()
     cut = len(head[0]) >= MAX_HEAD - len(BYTE_ORDER_MARK) and not head[0].endswith(b"\n")
@@ -102,7 +102,7 @@ def _is_lines(head: list[bytes], display_name: str) -> bool:
     try:
         value = parse(first)
     except Malformed:
-        # The beginning of a document over several lines, or a damaged line.
+        # The beginning of a document over several lines, or a malformed line.
         return named_lines and first != b"{" and not first.startswith(b"[")
     return len(head) == 2 or _is_messages(value) or (named_lines and isinstance(value, (dict, Noted)))
 
@@ -116,7 +116,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _is_messages(value: Any) -> bool:
-    """Whether a value is a list of messages, which a tree's flat messages aren't: each of those is a row."""
+    """Return True if a value is a list of messages; flat messages of a tree aren't one, because each of them is a row."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -128,7 +128,7 @@ def _is_messages(value: Any) -> bool:
 
 
 def _on_one_line(line: bytes, value: Any) -> Iterable[Any]:
-    """`value` itself, or the objects of a line that is no JSON because it holds several."""
+    """Return `value`, or the objects of a line that isn't valid JSON because it holds several."""
     if isinstance(value, Malformed) and value.reason == "not_json" and line.lstrip().startswith(b"{"):
         with suppress(Malformed):
             return list(document_rows(io.BytesIO(line), "", b""))
@@ -143,5 +143,5 @@ def _row(unit: Literal["line", "row"], number: int, value: Any) -> RawRow:
         value = {"messages": value}
     if not isinstance(value, (dict, Malformed)):
         kind = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
-        value = Malformed("not_an_object", f"found {kind}", excerpt(value))
+        value = Malformed("not_an_object", f"expected an object, found {kind}", excerpt(value))
     return RawRow(unit, number, value, notes)

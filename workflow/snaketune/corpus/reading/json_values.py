@@ -1,8 +1,8 @@
-"""Bytes to a JSON value: fast where all is well, exact about what is wrong where it isn't.
+"""Bytes to a JSON value: fast for valid JSON, with an exact reason for malformed JSON.
 
-orjson parses at some 500 MB/s, but takes the last of two equal keys without a word and rounds integers of 64 bits and
-more. Both are looked for, and the json module has the last word wherever orjson refuses or one of them may be there. It
-reads a bare NaN too, which Python's writers spell a missing number as, and which is null here.
+orjson parses about 500 MB/s, but silently takes the last of two equal keys and rounds integers of 64 bits and more. Both are
+detected, and the json module parses again wherever orjson fails or one of them may be present. It also reads a bare NaN, which
+Python writes for a missing number, and which becomes null here.
 """
 
 import json
@@ -20,7 +20,7 @@ MAX_EXACT = 2**63
 
 
 def parse(data: bytes) -> Any:
-    """The value that `data` spells; Noted if a NaN in it became null.
+    """Parse `data`; return Noted if a NaN in it became null.
 
     Raises:
         Malformed: not UTF-8, not JSON (Infinity isn't), or an object with the same key twice.
@@ -34,7 +34,7 @@ def parse(data: bytes) -> Any:
 
 
 def parse_document(data: bytes) -> tuple[Any, bool]:
-    """The value, and whether a key stands twice somewhere in it, or a NaN: the parts of such a value have to be `marked`.
+    """Parse `data`; return its value, and whether it has a duplicate key or a NaN: then each row in it needs `checked_row`.
 
     Raises:
         Malformed: not UTF-8 or not JSON.
@@ -42,7 +42,7 @@ def parse_document(data: bytes) -> tuple[Any, bool]:
     try:
         value = orjson.loads(data)
         keys = _count_keys(value)
-        # Every key has its colon; mostly, no text has one more.
+        # Every key has a colon; most texts have none.
         if keys == data.count(b":") or keys == _max_keys(data):
             return value, False
     except (ValueError, OverflowError, RecursionError):
@@ -51,12 +51,12 @@ def parse_document(data: bytes) -> tuple[Any, bool]:
 
 
 def checked_row(row: Any) -> Any:
-    """`row`; what is wrong with it where a key stands twice in it; without the NaN in it, and Noted."""
+    """Return `row`; the Malformed in it if a key is there twice; or Noted, with nulls for NaN."""
     return first_malformed(row) or without_nan(row)
 
 
 def first_malformed(value: Any) -> Malformed | None:
-    """The first object with a key twice in a value of `parse_document`, where it is a Malformed."""
+    """Return the first Malformed (an object with a duplicate key) in a value of `parse_document`; None if there is none."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -68,7 +68,7 @@ def first_malformed(value: Any) -> Malformed | None:
 
 
 def _count_keys(value: Any) -> int:
-    """How many keys a value has at all depths. OverflowError if a number may be an integer that was rounded."""
+    """Count the keys of a value at all depths. Raises OverflowError if a number may be an integer that was rounded."""
     if type(value) is dict:
         count, inner = len(value), value.values()
     elif type(value) is list:
@@ -85,7 +85,7 @@ def _count_keys(value: Any) -> int:
 
 
 def _max_keys(data: bytes) -> int:
-    r"""An upper bound of the keys that valid JSON spells, and almost always their number.
+    r"""Return an upper bound of the number of keys in valid JSON, which is nearly always exact.
 
     A key ends on a quote before a colon. Within a text that quote has a backslash before it, and a key's own quote has
     one only if that backslash is itself escaped, so two of them count again. Any space before a colon counts too.
@@ -96,7 +96,7 @@ def _max_keys(data: bytes) -> int:
     count = data.count(b'":') + data.count(b" :")
     if b"\\" in data:
         count += data.count(b'\\\\":') - data.count(b'\\":')
-    # These stand between tokens only, and in most lines nowhere.
+    # These occur between tokens only, and in most lines not at all.
     return count + sum(data.count(space + b":") for space in (b"\t", b"\n", b"\r") if space in data)
 
 
@@ -111,12 +111,12 @@ def _parse_strictly(data: bytes) -> tuple[Any, bool]:
         irregular = True
         seen: set[str] = set()
         key = next(key for key, _ in pairs if key in seen or seen.add(key))
-        return Malformed("duplicate_key", f"the key {key[:40]!r} stands twice in one object", excerpt(result))
+        return Malformed("duplicate_key", f"the key {key[:40]!r} is twice in one object", excerpt(result))
 
     def constant_of(literal: str) -> float:
         nonlocal irregular
         if literal != "NaN":
-            raise ValueError(f"{literal} is no JSON")
+            raise ValueError(f"{literal} isn't valid JSON")
         irregular = True
         return math.nan
 

@@ -1,8 +1,8 @@
-"""Files that are one document each, in pieces where they are long.
+"""Files of one document each, cut into chunks if they are long.
 
-A document longer than LONGEST characters is cut into several, so that nothing has to hold a file of a gigabyte at once:
-after its last blank line within that length, else after its last line, else its last word. Laid end to end, the pieces are
-the document. Each is a row of its own, so the share held out of a single long file is a share of its pieces.
+A document of more than MAX_CHARACTERS characters is cut, so that no file of a gigabyte has to be in memory: after the last
+blank line within that length, else after the last line, else the last word. Concatenated, the chunks are the document. Each
+is a row of its own, so the held-out share of a single long file is a share of its chunks.
 """
 
 import io
@@ -15,14 +15,14 @@ from snaketune.corpus.reading.encodings import advice
 from snaketune.corpus.reading.formats import Opener
 from snaketune.corpus.rows import TEXT, Malformed
 
-# As many rows as a batch has, twice over, of four bytes per character, are still less than the 2 GB that Arrow holds in one.
+# Two batches of rows of this length, at four bytes per character, are below the 2 GB limit of an Arrow array.
 MAX_CHARACTERS = 250_000
-# A cut before the middle would make many short pieces of what happens to begin with a heading.
+# Cuts are in the second half only: a text that begins with headings would give many short chunks.
 SEPARATORS = ("\n\n", "\n", " ")
 
 
 def chunk_end(text: str) -> int:
-    """How much of a text its first piece takes.
+    """Return the length of the first chunk of a text.
 
     >>> chunk_end("word " * 60_000), chunk_end("word")
     (250000, 4)
@@ -37,13 +37,13 @@ def chunk_end(text: str) -> int:
 
 
 def read_text(opener: Opener, display_name: str) -> Iterator[RawRow]:
-    """A file that is one document, in pieces where it is long; each with the line that it begins on.
+    """Read a file that is one document, in chunks if it is long; each with the line that it begins on.
 
     Args:
-        opening: opens the file at its beginning.
-        shown: its name, for the log.
+        opener: opens the file at its beginning.
+        display_name: its name in the log.
     """
-    # Bytes that aren't UTF-8 survive as lone surrogates, so that they cost their piece and not the file.
+    # Bytes that aren't UTF-8 become lone surrogates, so that they make one chunk malformed instead of failing the file.
     with io.TextIOWrapper(opener(), encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
         text, line, chunks = "", 1, 0
         while True:
@@ -57,7 +57,7 @@ def read_text(opener: Opener, display_name: str) -> Iterator[RawRow]:
             yield RawRow("line", line, _checked(chunk))
             line += chunk.count("\n")
         if chunks > 1:
-            print(f"{display_name} is a long document, read in {chunks} pieces", flush=True)
+            print(f"{display_name} is a long document, read in {chunks} chunks", flush=True)
 
 
 def _checked(chunk: str) -> dict[str, Any] | Malformed:

@@ -1,7 +1,7 @@
 """Files and Hub datasets to raw rows, one at a time.
 
-All of them are streamed. A row that can't be read is handed on as the reason why; a file that can't be read, or breaks
-off in the middle, ends the stage, because nobody knows how much of it is missing.
+All of them are streamed. For a row that can't be read, the reason is yielded; a file that can't be read, or is cut off,
+fails the stage, because the number of missing rows is unknown.
 """
 
 import codecs
@@ -16,7 +16,7 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from snaketune.config.corpus_sources import HubDataset
-from snaketune.corpus.excerpts import printable, say
+from snaketune.corpus.excerpts import print_line, printable
 from snaketune.corpus.raw_rows import NAN_AS_NULL, RawRow, nan_as_null, without_nulls
 from snaketune.corpus.reading.archives import BadZipFile, is_tar, is_zip, tar_members, zip_members
 from snaketune.corpus.reading.csv_files import read_csv
@@ -42,7 +42,7 @@ READERS = {"json": read_json, "csv": read_csv, "parquet": read_parquet, "arrow":
 READ_ERRORS = (
     OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError, BadZipFile, pa.ArrowException
 )  # fmt: skip
-# What stands beside data in an archive.
+# Names of files in an archive that aren't data.
 NOT_DATA_NAMES = {"readme", "license", "licence", "copying", "notice", "changelog", "authors", "citation"}
 MAX_NAMES = 20
 
@@ -50,19 +50,19 @@ MAX_NAMES = 20
 def read_files(
     path: Path, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS
 ) -> Iterator[tuple[str, Iterator[RawRow]]]:
-    """The files in a file, each with its name and its rows: itself; or of an archive, those in a format that is read here.
+    """Yield name and rows of the file, or of each file in a supported format if it is an archive.
 
     Args:
         path: where it is.
-        shown: its name in messages, as the config has it.
+        display_name: its name in messages, as in the config.
         plain: whether a file in no other format is a text.
-        keys: what its source says of text files.
+        keys: keys of its source for text files.
     Raises:
-        SnaketuneError: missing, empty, cut off, or of no known format.
+        SnaketuneError: missing, empty, cut off, or in no supported format.
     """
     with _explained_errors(display_name):
         if path.exists() and not path.is_file():
-            what = "a folder; name the files in it" if path.is_dir() else "no regular file; write its rows to one"
+            what = "a folder; name the files in it" if path.is_dir() else "not a regular file; write its rows to one"
             raise SnaketuneError(f"{display_name} is {what}")
         opener = partial(open_decompressed, path)
         if is_zip(path):
@@ -85,14 +85,14 @@ def read_files(
     )
     if not read:
         raise SnaketuneError(
-            f"{display_name} holds no file that is read here, but {names or 'none at all'}; unpack it, and name its files"
+            f"{display_name} holds no file in a supported format ({names or 'it is empty'}); unpack it, and name its files"
         )
     if unread:
-        say(f"{display_name}: not read: {names}")
+        print_line(f"{display_name}: not read: {names}")
 
 
 def read_file(path: Path, display_name: str, *, plain: bool = False, keys: TextKeys = DEFAULT_KEYS) -> Iterator[RawRow]:
-    """Rows of one file, or of all files in an archive; see `read_files`."""
+    """Yield the rows of one file, or of all files in an archive; see `read_files`."""
     for _, rows in read_files(path, display_name, plain=plain, keys=keys):
         yield from rows
 
@@ -115,7 +115,7 @@ def _head(opener: Opener) -> bytes:
 
 
 def _in_utf8(opener: Opener, display_name: str, keys: TextKeys) -> tuple[Opener, bytes]:
-    """A file, in UTF-8 if it is a text, and how it begins."""
+    """Return an opener of a file, converted to UTF-8 if it is a text, and its first bytes."""
     head = _head(opener)
     if keys.encoding == UTF_8 or table_format(head):
         return opener, head
@@ -143,7 +143,7 @@ def _rows(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> Ite
 
 
 def _not_in_encoding(raws: Iterator[RawRow], encoding: str) -> Iterator[RawRow]:
-    """`raws`; where one isn't UTF-8, it wasn't in the encoding that it is read in."""
+    """Yield `raws`; name the source's encoding as the reason where a row isn't valid in it."""
     for raw in raws:
         if isinstance(raw.value, Malformed) and raw.value.reason == "not_utf8":
             raw = raw._replace(value=Malformed("not_utf8", wrong_encoding(encoding), raw.value.excerpt))
@@ -151,7 +151,7 @@ def _not_in_encoding(raws: Iterator[RawRow], encoding: str) -> Iterator[RawRow]:
 
 
 def _holds_data(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> bool:
-    """Whether a member of an archive is read: it is called as data is, or is data, and not about them."""
+    """Return True if a member of an archive is read: its suffix or content is that of data, and its name not a readme's."""
     path = PurePosixPath(display_name)
     if path.stem.lower() in NOT_DATA_NAMES or any(part.startswith((".", "__MACOSX")) for part in path.parts):
         return False
@@ -166,7 +166,7 @@ def _holds_data(opener: Opener, display_name: str, plain: bool, keys: TextKeys) 
 
 
 def _is_binary(head: bytes) -> bool:
-    """Whether what begins like this is no text in UTF-8; the last character may be cut."""
+    """Return True if a file that begins like this isn't text in UTF-8; the last character may be cut."""
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
@@ -175,10 +175,10 @@ def _is_binary(head: bytes) -> bool:
 
 
 def read_hub(hub: HubDataset) -> Iterator[RawRow]:
-    """Rows of a Hub dataset, through the cache of `datasets`.
+    """Yield the rows of a Hub dataset, through the cache of `datasets`.
 
     Raises:
-        SnaketuneError: it can't be had.
+        SnaketuneError: it can't be loaded.
     """
     from datasets import load_dataset
 
@@ -193,12 +193,12 @@ def read_hub(hub: HubDataset) -> Iterator[RawRow]:
         raise SnaketuneError(f"{hub_name(hub)} holds no rows; check its split")
     for number, row in enumerate(dataset, start=1):
         made = nan_as_null(row)
-        found = {column: without_nulls(value) for column, value in made.items()}
-        yield RawRow("row", number, found, () if made is row else NAN_AS_NULL)
+        columns = {column: without_nulls(value) for column, value in made.items()}
+        yield RawRow("row", number, columns, () if made is row else NAN_AS_NULL)
 
 
 def hub_name(hub: HubDataset) -> str:
-    """How messages and the quarantine call a Hub dataset.
+    """Return the name of a Hub dataset in messages and in the quarantine.
 
     >>> hub_name(HubDataset(path="openai/gsm8k", name="main", revision="main"))
     'openai/gsm8k (main, train) at main'

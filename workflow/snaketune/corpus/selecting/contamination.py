@@ -1,13 +1,14 @@
-"""Train rows that share an n-gram with what is evaluated on: to train on them is to train on the test.
+"""Contamination: train rows that share an n-gram with evaluation data.
 
-As Brown et al. (2020, "Language Models are Few-Shot Learners", appendix C) did with 13-grams: a row is dropped if any
-`n` words in a row of one of its turns are also in an evaluation text. An evaluation text of fewer than `n` words, and
-at least five, counts as a whole: it is found where a turn says just these words. System texts say nothing about a row
-and aren't compared, and short answers aren't looked for, because "Is there anything else I can do?" is no secret.
+As in Brown et al. (2020, "Language Models are Few-Shot Learners", appendix C) with 13-grams, a row is dropped if any `n`
+consecutive words of one of its turns are also in an evaluation text. An evaluation text of fewer than `n` words, and at least
+five, is matched as a whole: against turns of exactly these words. System texts aren't compared, because they are the same in
+many rows, and neither are short answers of evaluation data, because sentences like "Is there anything else I can do?" are
+common.
 
-That is what the config evaluates on, compared as rows are read, and then the corpus' own held-out rows, once it is known
-which they are. Every corpus has sayings and templates that many of its rows share; so of its own rows, what several
-prompts have in common doesn't count, and of short turns only the prompt does.
+Rows are compared with the evaluation data of the config as they are read, and with the corpus' own held-out rows once the
+split is known. Many rows of a corpus share phrases and templates. So for its own held-out rows, n-grams that several prompts
+share don't count, and of short turns only the prompt does.
 """
 
 import json
@@ -26,18 +27,17 @@ from snaketune.corpus.selecting.spool import ROWS_PER_BATCH, Spool
 from snaketune.corpus.selecting.words import compared_texts, split_words, windows, words_of
 from snaketune.stages.progress import progress
 
-# No corpus and no file in a folder is called so.
+# Can't be the name of a corpus, or of a folder and a file.
 OWN_HELD_OUT = "its own held-out rows"
 
 
 class Contamination:
-    """Hits and places of rows: written down inside `with`, as rows are read; read again when it is known which rows are
-    train rows."""
+    """Hits and locations of rows: recorded inside `with`, as rows are read; read again after the split."""
 
     def __init__(self, folder: Path, evaluation: list[EvaluationNgrams], *, n: int, own_held_out: bool):
         """Args:
-        folder: for what is written down.
-        own: whether train rows are compared with held-out rows too.
+        folder: where hits and locations are recorded.
+        own_held_out: whether train rows are compared with the corpus' held-out rows too.
         """
         self.folder, self.evaluations, self.n, self.own_held_out = folder, evaluation, n, own_held_out
 
@@ -51,12 +51,12 @@ class Contamination:
         self.locations.close()
 
     def append(self, turns: list[list[str]], locations: list[dict[str, Any]], hashes: np.ndarray, row: int) -> None:
-        """Compare one batch.
+        """Compare one batch of rows.
 
         Args:
             turns: for each row, the texts that are compared.
-            places: for each row, where it came from.
-            hashes: for each row, what its id is made of.
+            locations: for each row, file and line or row number.
+            hashes: uint64, for each row the hash that its id is made of.
             row: number of the first row of the batch.
         """
         if self.own_held_out:
@@ -75,12 +75,14 @@ class Contamination:
         prompt_hashes: np.ndarray,
         record: Path,
     ) -> tuple[np.ndarray, dict[str, int]]:
-        """Write the hits of train rows that are kept so far; these rows, and how many of them each evaluation hits.
+        """Write the hits of the remaining train rows to `record`.
 
         Args:
-            kept, held_out, hashes, drawn: for each row, whether it is kept so far, whether it is held out, what its id is
-                made of, and the number drawn for its prompt.
+            remaining, held_out, hashes, prompt_hashes: for each row, whether no earlier step dropped it, whether it is held
+                out, the hash that its id is made of, and the hash of its prompt.
             record: the file for the hits.
+        Returns:
+            bool[rows], True for contaminated rows; and by evaluation, the number of train rows with a hit.
         """
         train = remaining & ~held_out
         contaminated = np.zeros(len(remaining), bool)
@@ -109,8 +111,8 @@ class Contamination:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         if not self.own_held_out:
             return
-        # Caps come later, so that what they leave out can make up for what is dropped here; a row may be dropped for a
-        # held-out one that a cap leaves out.
+        # Caps are applied later, so that rows beyond a cap can replace rows dropped here; a row may be dropped for a
+        # held-out row that a cap drops.
         evaluation = EvaluationNgrams(OWN_HELD_OUT, _held_out_texts(spool, held_out, hashes, prompt_hashes), self.n)
         rows_of_batches = progress(
             _rows(spool, train), "comparing with held-out rows", "batches", -(-len(train) // ROWS_PER_BATCH)
@@ -126,7 +128,7 @@ class Contamination:
 
 
 def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The first hit of each row, which is enough to show: number of the row, and what is found where."""
+    """Yield the first hit of each row per evaluation: the index of the row, and the n-gram with its evaluation row."""
     texts = [text for row in turns for text in row]
     first = np.fromiter(accumulate(map(len, turns), initial=0), np.int64, len(turns) + 1)[:-1]
     words = words_of(texts) if evaluations else None
@@ -150,7 +152,7 @@ def _compare(evaluations: list[EvaluationNgrams], turns: list[list[str]]) -> Ite
 def _held_out_texts(
     spool: Spool, held_out: np.ndarray, hashes: np.ndarray, prompt_hashes: np.ndarray
 ) -> Iterator[EvaluationText]:
-    """Prompts and answers of held-out rows; of preferences, the prompts."""
+    """Yield prompts and answers of held-out rows; of preferences, the prompts."""
     for numbers, rows in _rows(spool, held_out):
         for number, row in zip(numbers.tolist(), rows):
             row_id, prompt = id_of(int(hashes[number])), int(prompt_hashes[number])
@@ -163,7 +165,7 @@ def _held_out_texts(
 
 
 def _rows(spool: Spool, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, list[dict[str, Any]]]]:
-    """For each batch, the numbers of the wanted rows in it, and these rows."""
+    """Yield, for each batch, the numbers of the wanted rows in it, and these rows."""
     start = 0
     for batch in spool.batches():
         in_batch = np.flatnonzero(wanted[start : start + batch.num_rows])

@@ -1,6 +1,6 @@
-"""What is evaluated on, as n-grams that no train row may hold: held-out rows of corpora, and data files of tasks.
+"""N-grams of evaluation data that no train row may contain: held-out rows of corpora, and data files of tasks.
 
-It is held in memory, 12 bytes per word and 40 for a moment while it is sorted.
+Takes 12 bytes of memory per word, and 40 bytes during sorting.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,12 +24,12 @@ TEXTS_PER_BATCH = 4096
 
 
 class EvaluationText(NamedTuple):
-    """A text that is evaluated on.
+    """A text of evaluation data.
 
     Attributes:
-        row: the row that it is in.
-        whole: whether it is looked for as a whole if it is too short for an n-gram.
-        prompt: the number of its prompt, where n-grams that several prompts have in common don't count.
+        row: the id or location of its row.
+        whole: whether it is matched as a whole if it is too short for an n-gram.
+        prompt: the hash of its prompt, where n-grams that several prompts share don't count.
     """
 
     row: str
@@ -39,7 +39,7 @@ class EvaluationText(NamedTuple):
 
 
 def texts_of_corpus(corpus: Artifact) -> Iterator[EvaluationText]:
-    """The prompts and answers of a corpus that are held out; of preferences, the prompts."""
+    """Yield the held-out prompts and answers of a corpus; of preferences, the prompts."""
     with pa.OSFile(str(corpus.file("held_out.arrow"))) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
@@ -50,7 +50,7 @@ def texts_of_corpus(corpus: Artifact) -> Iterator[EvaluationText]:
 
 
 def texts_of_file(path: Path) -> Iterator[EvaluationText]:
-    """All texts in a data file of a task, whatever its columns are called; of plain text, its lines."""
+    """Yield all texts in a data file of a task, in whatever columns; of plain text, its lines."""
     if {".txt", ".tsv"} & {*path.suffixes[-2:]}:
         with open_decompressed(path) as file:
             for number, line in enumerate(file, start=1):
@@ -77,7 +77,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class EvaluationNgrams:
-    """The n-grams of one corpus or file that is evaluated on, sorted, and which row each is of."""
+    """The sorted n-grams of one corpus or file of evaluation data, and the row of each."""
 
     def __init__(self, name: str, texts: Iterable[EvaluationText], n: int):
         self.name, self.n = name, n
@@ -104,7 +104,7 @@ class EvaluationNgrams:
         self.grams, self.owners = self.grams[~common], self.owners[~common]
 
     def hits(self, grams: np.ndarray) -> tuple[np.ndarray, list[str]]:
-        """Places of the n-grams that are evaluated on, and the row that each is of."""
+        """Return the positions of the n-grams that are in the evaluation data, and the evaluation row of each."""
         if not len(self.grams):
             return np.empty(0, np.int64), []
         nearest = np.minimum(np.searchsorted(self.grams, grams), len(self.grams) - 1)
@@ -113,7 +113,7 @@ class EvaluationNgrams:
 
 
 def load_evaluations(corpora: list[Artifact], files: list[Path], n: int) -> list[EvaluationNgrams]:
-    """All of it: held-out rows of corpora, and files; these by folder and name, since tasks call theirs alike."""
+    """Load held-out rows of corpora and task files; files are named with their folder, as many tasks use the same name."""
     return [
         *(EvaluationNgrams(corpus.manifest_path.parent.name, texts_of_corpus(corpus), n) for corpus in corpora),
         *(EvaluationNgrams(f"{path.parent.name}/{path.name}", texts_of_file(path), n) for path in files),

@@ -1,8 +1,8 @@
-"""Texts as words, and runs of words as 64-bit hashes: what near duplicates and contamination are found by.
+"""Words of texts, and n-grams of words as 64-bit hashes, for near duplicates and contamination.
 
-Words are lower-cased runs of letters, digits and underscores, so spacing doesn't tell texts apart; symbols count as
-words only where asked for. In languages written without spaces a word is a whole clause, and only longer passages
-match. Some 0.4 µs per word.
+Words are lower-cased runs of letters, digits and underscores, so spacing makes no difference; symbols count as words only
+where requested. In languages written without spaces a word is a whole clause, and only longer passages match. Takes about
+0.4 µs per word.
 
     words      the cat sat on the mat        n = 4
     windows    └── the cat sat on ──┘
@@ -24,7 +24,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class TextHashes(NamedTuple):
-    """Hashes that belong to texts: those of text `i` are `hashes[starts[i]:starts[i + 1]]`."""
+    """Hashes of texts: those of text `i` are `hashes[offsets[i]:offsets[i + 1]]`."""
 
     hashes: np.ndarray
     offsets: np.ndarray
@@ -35,13 +35,12 @@ class TextHashes(NamedTuple):
 
 
 def compared_texts(turns: list[Message]) -> list[str]:
-    """The texts that rows are compared by: what the system is told is the same in row after row, and would make them all
-    alike."""
+    """Return the texts that rows are compared by, without the system text, which is the same in many rows."""
     return [turn["content"] for turn in turns if turn["role"] != "system"]
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text.
+    """Split a text into words.
 
     >>> split_words("It's 4 o'clock.")
     ['it', 's', '4', 'o', 'clock']
@@ -50,7 +49,7 @@ def split_words(text: str) -> list[str]:
 
 
 def words_of(texts: list[str], *, symbols: bool = False) -> TextHashes:
-    """The hash of every word of every text; with `symbols`, those between words are words too."""
+    """Return the hash of every word of every text; with `symbols`, runs of symbols are words too."""
     find = (WORD_OR_SYMBOLS if symbols else WORD).findall
     words: list[str] = []
     offsets = [0]
@@ -62,7 +61,7 @@ def words_of(texts: list[str], *, symbols: bool = False) -> TextHashes:
 
 
 def windows(words: TextHashes, n: int) -> TextHashes:
-    """The hash of every `n` words in a row; of a shorter text, the one hash of all its words; of an empty one, none.
+    """Return the hash of every `n` consecutive words; of a shorter text, one hash of all its words; of an empty one, none.
 
     >>> windows(words_of(["a b c d", "a b", "?"]), 3).lengths.tolist()
     [2, 1, 0]
@@ -70,7 +69,7 @@ def windows(words: TextHashes, n: int) -> TextHashes:
     lengths = words.lengths
     counts = np.where(lengths >= n, lengths - n + 1, lengths > 0)
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    # Where the words of each window begin, and how many they are.
+    # The first word of each window, and the number of its words.
     starts = np.arange(offsets[-1]) + np.repeat(words.offsets[:-1] - offsets[:-1], counts)
     sizes = np.repeat(np.minimum(lengths, n), counts)
     hashes = np.zeros(len(starts), np.uint64)
@@ -84,7 +83,7 @@ def windows(words: TextHashes, n: int) -> TextHashes:
 
 
 def mix(numbers: np.ndarray) -> np.ndarray:
-    """Each 64-bit number scrambled so that all its bits depend on all of the input's (SplitMix64; Steele et al., 2014)."""
+    """Scramble each 64-bit number so that every output bit depends on every input bit (SplitMix64; Steele et al., 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))
