@@ -1,4 +1,4 @@
-"""What a preview says of files as people have them."""
+"""Previews of files like those that users have."""
 
 import json
 import re
@@ -26,22 +26,22 @@ from .awkward import AWKWARD, GOOD, turns, write_lines
 ROOT = Path(__file__).parents[2]
 
 
-def said_of(file: Path | str, *, colour: bool = False, **chosen) -> str:
+def preview_text(file: Path | str, *, colour: bool = False, **chosen) -> str:
     renderer = load_renderer(chosen.get("template"), chosen.get("tokenizer"))
     return "\n".join(as_text(preview_file(str(file), renderer), colour=colour))
 
 
-def strip_template(text: str) -> str:
-    """Facts that go on in another line in one."""
+def unwrap_lines(text: str) -> str:
+    """Join facts that continue on the next line."""
     return re.sub(r"\n {14}(?=\S)", " ", text)
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_what_is_said_of_an_awkward_file(name, tmp_path):
+def test_preview_of_an_awkward_file(name, tmp_path):
     make, expected = AWKWARD[name]
-    said = strip_template(said_of(make(tmp_path)))
+    output = unwrap_lines(preview_text(make(tmp_path)))
     for part in expected:
-        assert part in said, said
+        assert part in output, output
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_what_is_said_of_an_awkward_file(name, tmp_path):
         ),
     ],
 )
-def test_what_is_said_of_the_demo(name, expected):
-    said = strip_template(said_of(ROOT / f"resources/demo/{name}.jsonl"))
+def test_preview_of_the_demo(name, expected):
+    output = unwrap_lines(preview_text(ROOT / f"resources/demo/{name}.jsonl"))
     for part in expected:
-        assert part in said, said
-    assert "quarantined" not in said
-    assert "ignored" not in said
+        assert part in output, output
+    assert "quarantined" not in output
+    assert "ignored" not in output
 
 
 def entry_of(file: Path) -> str:
@@ -83,7 +83,7 @@ def entry_of(file: Path) -> str:
 
 
 @pytest.mark.parametrize("name", AWKWARD)
-def test_lines_for_the_config_are_a_config(name, tmp_path):
+def test_suggested_config_lines_are_valid(name, tmp_path):
     file = AWKWARD[name][0](tmp_path)
     rendered = entry_of(file)
     if name in ("one column missing", "pairs of which none is sound", "no data", "not there"):
@@ -92,13 +92,13 @@ def test_lines_for_the_config_are_a_config(name, tmp_path):
     config, _ = load(yaml.safe_load(rendered))
     (corpus,) = config.corpora.values()
     assert corpus.sources[0].files == (str(file),)
-    # What stands in comments can be taken over as it is.
+    # Comments can be uncommented as they are.
     decided = re.sub(r"(?m)^( +)# ", r"\1", rendered)
     config, _ = load(yaml.safe_load(decided))
     assert len(decided.splitlines()) == 5 + ("fields" in rendered) + ("encoding" in rendered) + rendered.count("#") // 2
 
 
-def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monkeypatch):
+def test_a_large_file_is_sampled(tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "MAX_ROWS", 30)
     conversations = [{"messages": turns(f"q{i}", "a" * 50)} for i in range(3000)]
     pairs = [{"prompt": "p", "chosen": str(i), "rejected": "r"} for i in range(3000)]
@@ -117,38 +117,38 @@ def test_a_large_file_is_read_at_its_beginning_and_here_and_there(tmp_path, monk
     preview = preview_file(str(file), load_renderer(None, None))
     assert len(read) == 31
     assert preview.rows_read == 30
-    said = strip_template("\n".join(as_text(preview, colour=False)))
-    assert "about 6,000 rows, of which the first 30 are read" in said
-    assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", said)
-    assert "wrong kind; about line" in said
+    output = unwrap_lines("\n".join(as_text(preview, colour=False)))
+    assert "about 6,000 rows, of which the first 30 are read" in output
+    assert re.search(r"further on  of 50 rows from the rest of the file, \d+ can't be used", output)
+    assert "wrong kind; about line" in output
 
 
-def test_long_rows_end_the_look_early(tmp_path, monkeypatch):
+def test_long_rows_end_the_preview_early(tmp_path, monkeypatch):
     monkeypatch.setattr(sample, "MAX_CHARACTERS", 10_000)
     file = write_lines(tmp_path / "long.jsonl", [{"messages": turns(f"{i}", "long " * 400)} for i in range(100)])
     preview = preview_file(str(file), load_renderer(None, None))
     assert preview.rows_read == 5
 
 
-def test_long_turns_are_shortened_and_say_by_how_much(tmp_path):
+def test_long_turns_are_shortened(tmp_path):
     file = write_lines(tmp_path / "long.jsonl", [{"messages": turns("word " * 1000, "yes")}])
-    said = said_of(file)
-    assert "[… 4,555 characters …]" in said
-    assert len(said) < 3000
+    output = preview_text(file)
+    assert "[… 4,555 characters …]" in output
+    assert len(output) < 3000
     many = shortened([TextSpan(text=str(number % 10), supervised=False) for number in range(500)])
     assert sum(span.omitted for span in many) == 500 - (len(many) - 1)
 
 
-def test_colours_show_what_is_supervised_and_hide_nothing(tmp_path):
+def test_colours_show_supervision_and_change_no_text(tmp_path):
     file = write_lines(tmp_path / "some.jsonl", GOOD[:1])
-    said = said_of(file, colour=True)
-    assert "\x1b[32ma0\x1b[0m" in said
-    assert "⟦" not in said
-    plain = re.sub(r"\x1b\[\d+m", "", said)
-    assert plain.replace("in green", "between ⟦ and ⟧") == said_of(file).replace("⟦a", "a").replace(">⟧", ">")
+    output = preview_text(file, colour=True)
+    assert "\x1b[32ma0\x1b[0m" in output
+    assert "⟦" not in output
+    plain = re.sub(r"\x1b\[\d+m", "", output)
+    assert plain.replace("in green", "between ⟦ and ⟧") == preview_text(file).replace("⟦a", "a").replace(">⟧", ">")
 
 
-def test_a_template_that_refuses_a_row_is_said_with_row_and_reason(tmp_path):
+def test_a_refused_row_is_reported_with_location_and_reason(tmp_path):
     template = tmp_path / "no_system.jinja"
     chatml = (ROOT / "resources/chat_templates/chatml.jinja").read_text(encoding="utf-8")
     template.write_text(
@@ -156,12 +156,12 @@ def test_a_template_that_refuses_a_row_is_said_with_row_and_reason(tmp_path):
         encoding="utf-8",
     )
     rows = [*GOOD, {"messages": [{"role": "system", "content": "s"}, *turns("q", "a")]}]
-    said = strip_template(said_of(write_lines(tmp_path / "some.jsonl", rows), template=template))
-    assert f"template    {template}" in said
-    told = "line 21: the chat template refuses a conversation: no system turn please"
-    assert "refused     1 of 21 rows by the chat template" in said
-    assert "`on_template_error: quarantine`" in said
-    assert told in said
+    output = unwrap_lines(preview_text(write_lines(tmp_path / "some.jsonl", rows), template=template))
+    assert f"template    {template}" in output
+    reason = "line 21: the chat template refuses a conversation: no system turn please"
+    assert "refused     1 of 21 rows by the chat template" in output
+    assert "`on_template_error: quarantine`" in output
+    assert reason in output
 
 
 def test_a_tokenizer_counts_tokens(tmp_path):
@@ -172,13 +172,13 @@ def test_a_tokenizer_counts_tokens(tmp_path):
     preview = preview_file(str(file), load_renderer(None, folder))
     expected = [len(ids.ids) for ids in load_renderer(None, folder).chat.encode([row["messages"] for row in GOOD])]
     assert preview.rendered.lengths.tolist() == expected
-    said = "\n".join(as_text(preview, colour=False))
-    assert "estimated" not in said
-    assert f"template    {folder}'s own" in strip_template(said)
-    assert "<|user|>" in said
+    output = "\n".join(as_text(preview, colour=False))
+    assert "estimated" not in output
+    assert f"template    {folder}'s own" in unwrap_lines(output)
+    assert "<|user|>" in output
 
 
-def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_path):
+def test_the_command_imports_no_torch_and_escapes_the_page(tmp_path):
     file = AWKWARD["a control sequence and a control token"][0](tmp_path)
     program = (
         "import sys; from snaketune.__main__ import main; status = main(sys.argv[1:]); "
@@ -195,7 +195,7 @@ def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_p
         str(tmp_path / "p/page.html"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    # One of the two isn't there.
+    # One of the two doesn't exist.
     assert done.returncode == 1 and not done.stderr
     assert done.stdout.splitlines()[-1] == "light"
     assert "\x1b" not in done.stdout
@@ -207,14 +207,14 @@ def test_the_command_imports_no_torch_and_writes_a_page_that_obeys_nothing(tmp_p
     assert "no.jsonl doesn&#39;t exist" in page
 
 
-def test_a_parquet_file_that_is_cut_off_is_said_to_be(tmp_path):
+def test_a_truncated_parquet_file_is_reported(tmp_path):
     file = tmp_path / "cut.parquet"
     write_table(pa.table({"question": [f"q{i}" for i in range(5000)], "answer": ["a"] * 5000}), file)
     file.write_bytes(file.read_bytes()[:6000])
-    assert "cut.parquet can't be read" in strip_template(said_of(file))
+    assert "cut.parquet can't be read" in unwrap_lines(preview_text(file))
 
 
-def test_a_corpus_of_two_tokenizers_is_looked_at_with_each(tmp_path, monkeypatch):
+def test_a_corpus_of_two_tokenizers_is_previewed_with_each(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = yaml.safe_load((ROOT / "config/config.yaml").read_text(encoding="utf-8"))
     config["tokenizers"]["other"] = config["tokenizers"]["demo"] | {
@@ -230,4 +230,4 @@ def test_a_template_that_the_tokenizer_stage_refuses_is_refused(tmp_path):
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}", encoding="utf-8")
     file = write_lines(tmp_path / "rows.jsonl", GOOD)
     with pytest.raises(SnaketuneError, match=r"silent\.jinja.*: .*the model would never stop"):
-        said_of(file, template=template)
+        preview_text(file, template=template)

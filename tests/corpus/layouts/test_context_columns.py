@@ -116,7 +116,7 @@ def test_read(raw, expected):
     "column", ["reasoning", "thinking", "cot", "reasoning_content", "chain_of_thought", "thinking_trajectories"]
 )
 @pytest.mark.parametrize("prompt", [{"prompt": "q", "response": "r"}, {"instruction": "q", "output": "r"}])
-def test_reasoning_stands_before_the_response(column, prompt):
+def test_reasoning_precedes_the_response(column, prompt):
     thought = ["t u"] if column == "thinking_trajectories" else "t u"
     assert compact(read(prompt | {column: thought})[1].messages) == f"U q|A {THOUGHT}r"
 
@@ -131,7 +131,7 @@ def test_pairs_and_labelled_completions_have_their_context():
     assert compact(read(labelled, "unpaired")[1].prompt) == "U q\n\nc"
 
 
-def test_rows_that_differ_there_alone_are_no_duplicates(make):
+def test_rows_that_differ_only_in_context_are_no_duplicates(make):
     rows = [
         {"question": "q", "context": f"c{i}", "options": [f"x{j}", "y"], "answer": "r"}
         for i in range(3)
@@ -183,7 +183,7 @@ def test_rows_that_differ_there_alone_are_no_duplicates(make):
         ({"question": " ", "context": "c", "answer": "r"}, CONVERSATIONS, "empty_turn", "turn 1"),
     ],
 )
-def test_what_cannot_be_read_as_text_is_refused_with_a_way_out(raw, kind, reason, says):
+def test_columns_without_text_are_refused_with_advice(raw, kind, reason, says):
     with pytest.raises(Malformed, match=f"^{reason}: .*{says}"):
         read(raw, kind)
     if kind == CONVERSATIONS and reason != "empty_turn":

@@ -1,4 +1,4 @@
-"""Trees of messages: the best path, ranked pairs, and what of a flat file becomes of which message."""
+"""Trees of messages: the best path, ranked pairs, and the result for each message of a flat file."""
 
 import random
 
@@ -86,7 +86,7 @@ def test_the_best_is_paired_with_each_that_ranks_below():
     assert reasons(read_all(rows, PREFERENCES)) == ["part", "row", "part", "row", "unpaired", "row"]
 
 
-def test_a_reply_that_lost_may_lead_on():
+def test_a_rejected_reply_may_have_replies():
     rows = [
         message(1, None, "q1"),
         message(2, 1, "a2", 0),
@@ -101,7 +101,7 @@ def test_a_reply_that_lost_may_lead_on():
         assert sorted(reasons(made)) == ["part"] * 4 + ["row"] * 2
 
 
-def test_deleted_messages_are_left_out_with_what_hangs_from_them():
+def test_deleted_messages_are_dropped_with_their_replies():
     rows = [row | {"deleted": row["message_id"] == "3", "text": row["text"]} for row in TREE]
     rows[2]["text"] = None
     made = read_all(rows)
@@ -113,18 +113,18 @@ def test_deleted_messages_are_left_out_with_what_hangs_from_them():
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_deleted_root_takes_its_tree_along(kind):
+def test_a_deleted_root_drops_its_tree(kind):
     rows = [TREE[0] | {"deleted": True}, *TREE[1:]]
     assert reasons(read_all(rows, kind)) == ["deleted"] * len(TREE)
     assert reasons(read_all(nested(rows), kind)) == ["deleted"]
 
 
 def test_a_tree_without_an_answer_or_a_ranking():
-    asked = [message(1, None, "q1"), message(2, 1, "a2"), message(3, None, "q3")]
-    assert reasons(read_all(asked)) == ["row", "part", "unanswered"]
-    assert reasons(read_all(asked, PREFERENCES)) == ["unpaired"] * 3
-    assert reasons(read_all(nested(asked))) == ["row", "unanswered"]
-    assert reasons(read_all(nested(asked), PREFERENCES)) == ["unpaired"] * 2
+    unanswered = [message(1, None, "q1"), message(2, 1, "a2"), message(3, None, "q3")]
+    assert reasons(read_all(unanswered)) == ["row", "part", "unanswered"]
+    assert reasons(read_all(unanswered, PREFERENCES)) == ["unpaired"] * 3
+    assert reasons(read_all(nested(unanswered))) == ["row", "unanswered"]
+    assert reasons(read_all(nested(unanswered), PREFERENCES)) == ["unpaired"] * 2
 
 
 def test_synthetic_messages_are_noted():
@@ -132,7 +132,7 @@ def test_synthetic_messages_are_noted():
     assert read_all(rows)[0].row.notes == read(nested(rows)[0])[1].notes == ("synthetic_message",)
 
 
-def test_labels_are_taken_along():
+def test_labels_are_copied():
     rows = [TREE[0] | {"task": "t"}, *TREE[1:3]]
     assert read_all(rows)[0].row.task == "t"
 
@@ -157,7 +157,7 @@ def test_labels_are_taken_along():
         ([message(1, None, "q1", True)], ["wrong_type"]),
     ],
 )
-def test_what_hangs_in_no_tree(kind, rows, expected):
+def test_messages_outside_of_trees(kind, rows, expected):
     assert reasons(read_all(rows, kind, layout="message-tree")) == expected
 
 
@@ -182,7 +182,7 @@ def test_a_rank_that_is_no_number_counts_as_none():
         ([{"role": "x", "text": "y"}], "unknown_role"),
     ],
 )
-def test_replies_that_are_none(replies, reason):
+def test_invalid_replies(replies, reason):
     with pytest.raises(Malformed, match=reason):
         read({"prompt": {"role": "prompter", "text": "q", "replies": replies}})
 

@@ -44,11 +44,11 @@ def test_labels_of_single_completions(spell):
         ("U q", "A x", True),
         ("U q", "A y", False),
     ]
-    # A bad completion is never taken for something to learn.
+    # A bad completion is never used as a conversation.
     assert reasons(read_all(raws, CONVERSATIONS)) == ["wrong_kind"] * 2
 
 
-def test_the_last_turn_of_a_labelled_conversation_is_what_is_labelled():
+def test_the_label_of_a_conversation_is_that_of_its_last_turn():
     raws = [
         {"system": "s", "messages": turns("U a", "A b", "U q", "A y"), "label": 0},
         {"system": "s", "messages": turns("U a", "A b", "U q", "A x"), "label": 1},
@@ -88,7 +88,7 @@ def test_completions_under_other_tools_are_no_pair():
     assert made[0].row.tools == '[{"type": "function", "function": {"name": "f", "parameters": {}}}]'
 
 
-def test_weights_make_no_other_prompt():
+def test_weights_do_not_change_the_prompt():
     raws = [{"messages": turns("U q", "A b", "U c", f"A {text}"), "label": text == "x"} for text in "xy"]
     raws[1]["messages"][1] |= {"weight": 0}
     assert reasons(read_all(raws, PREFERENCES)) == ["row", "part"]

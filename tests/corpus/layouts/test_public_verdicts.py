@@ -60,7 +60,7 @@ def test_verdicts_that_are_ties(verdict):
 
 
 @pytest.mark.parametrize("verdict", ["A>C", "C", ">", "A>B>A", "B A", "[[A", "A>B?"])
-def test_verdicts_that_are_none(verdict):
+def test_invalid_verdicts(verdict):
     with pytest.raises(Malformed, match="unknown_vote"):
         read(compared(verdict), PREFERENCES)
 
@@ -87,7 +87,7 @@ def test_answers_that_are_counted_from_zero():
 
 
 def test_verdicts_that_may_count_from_zero_are_refused():
-    # 0 for the first and 1 for the second, or 0 for a tie and 1 for the first: nothing in the file tells.
+    # 0 for the first and 1 for the second, or 0 for a tie and 1 for the first: the file doesn't show which.
     zero_or_one = [compared(0), compared(1), compared(0)]
     with pytest.raises(Malformed, match=r"ambiguous_votes: label .* 0 and 1.*never 2.*write A, B or tie"):
         read_all(zero_or_one, PREFERENCES)

@@ -1,4 +1,4 @@
-"""Repairs: what each mends, that it is noted, and that sound rows stay as they are."""
+"""Repairs: what each changes, that it is noted, and that valid rows aren't changed."""
 
 import pytest
 from hypothesis import given, settings
@@ -45,7 +45,7 @@ def test_each_alone(broken, repair, repaired):
                 read(raw, repair=(other,))
 
 
-def test_together_in_whatever_order():
+def test_all_in_any_order():
     raw = {"messages": turns("S s", "A hello", "U ", "U a", "A ", "U b", "A c", "A ", "A d", "U ", "U e")}
     row = read(raw, repair=ALL)[1]
     assert compact(row.messages) == "S s|U a\n\nb|A c\n\nd"
@@ -76,13 +76,13 @@ def test_completions_are_not_repaired(column):
         read({"prompt": "hi", "chosen": "x", "rejected": "y", column: " "}, PREFERENCES, repair=ALL)
 
 
-def test_sound_rows_stay_as_they_are():
+def test_valid_rows_are_not_changed():
     assert read({"messages": CHAT}, repair=ALL)[1] == read({"messages": CHAT})[1]
 
 
 @given(st.lists(st.sampled_from(["S s", "U u", "A a", "T t", "U ", "A ", "S "]), min_size=1, max_size=7))
 @settings(deadline=None, max_examples=300)
-def test_what_is_repaired_is_sound_and_stays_repaired(texts):
+def test_repaired_rows_are_valid_and_stay_repaired(texts):
     try:
         row = read({"messages": turns(*texts)}, repair=ALL)[1]
     except Malformed:

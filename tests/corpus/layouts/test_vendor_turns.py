@@ -1,4 +1,4 @@
-"""Conversations in the spellings of other interfaces, responses that are calls, and what `fields` map."""
+"""Conversations in the formats of other APIs, responses that are calls, and `fields`."""
 
 import json
 
@@ -15,11 +15,11 @@ def part(text):
     return {"parts": [{"text": text}]}
 
 
-def moss(**said):
+def moss(**texts):
     names = {"human": ("Human", "<|Human|>: {}<eoh>\n"), "thoughts": ("Inner Thoughts", "<|Inner Thoughts|>: {}<eot>\n"),
              "commands": ("Commands", "<|Commands|>: {}<eoc>\n"), "results": ("Tool Responses", "<|Results|>:\n{}<eor>\n"),
              "moss": ("MOSS", "<|MOSS|>: {}<eom>\n")}  # fmt: skip
-    return {key: frame.format(said.get(name, "None")) for name, (key, frame) in names.items()}
+    return {key: frame.format(texts.get(name, "None")) for name, (key, frame) in names.items()}
 
 
 READ = {
@@ -122,7 +122,7 @@ def test_any_column_may_be_the_conversation(value, expected):
     assert made.ignored == ("prompt", "response", "id")
 
 
-def test_texts_in_turns_are_refused_with_the_field_that_reads_them():
+def test_alternating_texts_are_refused_with_the_field_that_reads_them():
     with pytest.raises(Malformed, match=r"turn 1 holds str.*`fields.messages` names the column"):
         read({"conversations": ["a", "b"]})
     with pytest.raises(Malformed, match="missing_column: no column dialog"):
@@ -137,13 +137,13 @@ def test_context_and_reasoning_by_fields():
     assert compact(
         read(raw | {"s": "x"}, PREFERENCES, prompt="q", chosen="r", rejected="s", context="{docs}!")[1].prompt
     ) == ("U q\n\nc\nd!")
-    # With a layout of its own, in the place of the column that it would read.
+    # With its own layout, instead of the column that it would read.
     raw = {"question": "q", "answer": "r", "evidence": "e", "context": "id-7", "trace": "t"}
     (made,) = read_all([raw], context="evidence", reasoning="trace")
     assert compact(made.row.messages) == f"U q\n\ne|A {THOUGHT}r" and made.ignored == ("context",)
 
 
-def test_a_template_takes_a_list_line_by_line():
+def test_a_template_joins_lists_by_lines():
     raw = {"facts": ["a", 2], "q": "q", "r": "r", "bad": [{}]}
     assert compact(read(raw, prompt="Facts:\n{facts}\n{q}", response="r")[1].messages) == "U Facts:\na\n2\nq|A r"
     with pytest.raises(Malformed, match="bad holds list, expected a text, a number, or a list of them"):

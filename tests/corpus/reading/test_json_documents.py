@@ -1,4 +1,4 @@
-"""JSON that isn't quite lines or an array: NaN, lists of messages, splits in one object, objects one after another."""
+"""JSON that is neither plain lines nor an array: NaN, lists of messages, splits in one object, consecutive objects."""
 
 import json
 
@@ -95,7 +95,7 @@ def test_lists_of_messages_in_the_spelling_of_sharegpt(make):
 @pytest.mark.parametrize(
     "value", [[], [3], [TURNS[0], 3], [{"a": 1}], [{"message_id": 1, "parent_id": None, "role": "user", "text": "x"}]]
 )
-def test_other_lists_are_no_rows(tmp_path, value):
+def test_other_lists_are_not_rows(tmp_path, value):
     content = (json.dumps(value) + "\n").encode() * 2
     assert read_rows(tmp_path, "a.jsonl", content) == ["not_an_object"] * 2
 
@@ -117,7 +117,7 @@ def test_an_object_with_one_list_is_that_list(tmp_path, key):
 
 
 @pytest.mark.parametrize("train", [[1, 2], []])
-def test_a_row_with_a_column_called_train_is_a_row(tmp_path, train):
+def test_a_row_with_a_column_train_is_a_row(tmp_path, train):
     row = {"prompt": "x", "train": train, "messages": []}
     assert read_rows(tmp_path, "a.json", json.dumps(row).encode()) == [row]
 
@@ -140,9 +140,9 @@ def test_objects_on_one_line_among_others(tmp_path):
 
 def test_damage_among_objects_one_after_another(tmp_path):
     content = b'{\n"a": 1}\n{\n"a": 2,}\n{\n"a": 3}\n'
-    with pytest.raises(SnaketuneError, match=r"data/a\.json isn't whole JSON: row 2: "):
+    with pytest.raises(SnaketuneError, match=r"data/a\.json isn't valid JSON: row 2: "):
         read(tmp_path, "a.json", content)
-    with pytest.raises(SnaketuneError, match=r"isn't whole JSON: .*cut off; fetch it again"):
+    with pytest.raises(SnaketuneError, match=r"isn't valid JSON: .*cut off; fetch it again"):
         read(tmp_path, "a.json", content[:-4])
 
 

@@ -1,4 +1,4 @@
-"""JSON values: what the json module reads, and nothing that it would read in another way."""
+"""JSON values: the same as the json module reads, or an error."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_what_json_reads(value, spaces, ascii_only):
 
 @given(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=5), SPACES, st.integers(0, 3))
 @settings(deadline=None, max_examples=300)
-def test_every_key_that_stands_twice_is_found(pairs, spaces, depth):
+def test_every_duplicate_key_is_detected(pairs, spaces, depth):
     comma, colon = spaces
     try:
         spelled = comma.join(json.dumps(key) + colon + json.dumps(value, separators=spaces) for key, value in pairs)
@@ -92,11 +92,11 @@ def test_large_integers_are_exact(number):
         (b"[1] [2]", "not_json", "Extra data"),
     ],
 )
-def test_what_is_wrong_is_said_exactly(data, reason, says):
+def test_errors_are_exact(data, reason, says):
     with pytest.raises(Malformed, match=says) as error:
         parse(data)
     assert error.value.reason == reason
 
 
-def test_half_a_character_is_left_to_whoever_writes_it():
+def test_lone_surrogates_are_parsed():
     assert parse(rb'{"a": "\ud83d"}') == {"a": "\ud83d"}

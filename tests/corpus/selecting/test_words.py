@@ -1,4 +1,4 @@
-"""Texts as words, and runs of words."""
+"""Words of texts, and n-grams of words."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from snaketune.corpus.selecting.words import TextHashes, split_words, windows, w
 
 @settings(deadline=None)
 @given(st.lists(st.text("ab .", max_size=20), max_size=5), st.integers(1, 4))
-def test_windows_are_all_runs_of_words(texts, n):
+def test_windows_are_all_ngrams(texts, n):
     runs = windows(words_of(texts), n)
     expected = []
     for text in texts:

@@ -127,7 +127,9 @@ def _with_files(spec: CorpusSpec, files: list[Path]) -> Iterator[tuple[Source, l
     """
     expected = sum(len(source.files) for source in spec.sources)
     if len(files) != expected:
-        raise SnaketuneError(f"the corpus names {expected} files, --files gives {len(files)}; give the same, in order")
+        raise SnaketuneError(
+            f"the sources name {expected} files, --files has {len(files)}; pass the same files, in the same order"
+        )
     paths = iter(files)
     for source in spec.sources:
         yield source, [next(paths) for _ in source.files]

@@ -103,9 +103,8 @@ def _facts(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
     yield from _unused_rows(preview)
     if reading.repeated and reading.repeats:
         example = reading.repeats
-        what = f"what an earlier one says ({example.location} as {example.detail})"
-        summary = f"{_rows(reading.repeated)} with {what}; the first is used"
-        yield from _fact("repeated", summary)
+        what = f"such as {example.location}, which repeats {example.detail}; the first is used"
+        yield from _fact("repeated", f"{_rows(reading.repeated)}, {what}")
     if preview.rendered:
         yield from _tokens(preview.rendered, preview.lengths, preview.estimated)
         yield from _template(preview.rendered, reading)
@@ -139,7 +138,7 @@ def _reasons(label: str, reading: Reading, counts: Counter[str], about: str = ""
         yield from _fact(label, f"{_rows(count)}, {what}; {about}{example.location}{detail}")
         label = ""
     if len(counts) > REASONS_SHOWN:
-        yield from _fact("", f"and {len(counts) - REASONS_SHOWN} reasons more")
+        yield from _fact("", f"and {len(counts) - REASONS_SHOWN} more reasons")
 
 
 def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
@@ -162,7 +161,7 @@ def _files(preview: SourcePreview, paint: _Paint) -> Iterator[str]:
         if summary:
             yield paint(DIM, printable(summary))
     if len(preview.samples) > COLUMNS_SHOWN:
-        yield paint(DIM, f"and {len(preview.samples) - COLUMNS_SHOWN} files more")
+        yield paint(DIM, f"and {len(preview.samples) - COLUMNS_SHOWN} more files")
 
 
 def _listed(details: dict[str, str]) -> str:
@@ -197,7 +196,7 @@ def _template(rendered: RenderedRows, reading: Reading) -> Iterator[str]:
         yield from _fact("template", rendered.template)
     if rendered.control_text:
         rows = _rows(rendered.control_text)
-        yield from _fact("", f"{rows} in which a text holds what looks like a control token; there it stays text")
+        yield from _fact("", f"{rows} with text that looks like a control token; it stays text")
     if rendered.refused:
         summary = f"{len(rendered.refused):,} of {_rows(len(reading.rows))} by the chat template, which ends the tokenize stage"
         yield from _fact("refused", f"{summary}, or with `on_template_error: quarantine` of the tokenizer is dropped")

@@ -35,7 +35,7 @@ def in_call_order(items: list[Any], turns: list[Message], where: str) -> list[Me
                 if str(result) not in ids:
                     raise Malformed(
                         "unknown_tool_call",
-                        f"{where}, turn {i}: {RESULT_KEY} {str(result)[:40]!r} is of none of the calls before it "
+                        f"{where}, turn {i}: {RESULT_KEY} {str(result)[:40]!r} matches none of the calls before it "
                         f"({', '.join(ids)[:200]})",
                     )
             ordered += [turns[i] for i in sorted(range(number, end), key=lambda i: ids.index(str(results[i - number])))]

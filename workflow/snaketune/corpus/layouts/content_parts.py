@@ -80,7 +80,7 @@ def text_of(content: Any, where: str) -> str:
             text = _joined(text, calls_text(part.get("tool_calls") or part.get("value"), where))
         else:
             raise Malformed(
-                "unsupported_part", f"{where}: a part of type {str(kind)[:40]!r}, which text can't represent"
+                "unsupported_part", f"{where}: a part has the type {str(kind)[:40]!r}, which text can't represent"
             )
     return text
 
@@ -102,7 +102,7 @@ def _call(call: Any, where: str) -> str:
     function = call.get("function") or call if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
-        raise Malformed("bad_tool_call", f"{where}: a tool call without a name")
+        raise Malformed("bad_tool_call", f"{where}: a tool call has no name")
     arguments = next((function[key] for key in ARGUMENTS_KEYS if function.get(key) is not None), {})
     if isinstance(arguments, str):
         arguments = _loads(arguments, where)
@@ -135,5 +135,5 @@ def _joined(text: str, calls: str) -> str:
 def _part_text(part: dict[str, Any], keys: tuple[str, ...], where: str) -> str:
     value = next((part[key] for key in keys if part.get(key) is not None), None)
     if not isinstance(value, str):
-        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}")
+        raise Malformed("non_string_content", f"{where}: a part's text holds {kind_of(value)}, expected a text")
     return value

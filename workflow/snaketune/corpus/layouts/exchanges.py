@@ -66,7 +66,7 @@ def question_exchange(raw: Raw, speakers: Speakers = NO_SPEAKERS) -> Exchange:
     """Return prompt, response and notes from the columns in `PROMPT_AND_RESPONSE`."""
     columns = prompt_and_response(tuple(raw))
     if columns is None:
-        raise Malformed("missing_column", f"neither prompt and response nor question and answer; {columns_of(raw)}")
+        raise Malformed("missing_column", f"expected prompt and response, or question and answer; {columns_of(raw)}")
     prompt, response = columns
     question, answer = raw[prompt], raw[response]
     if isinstance(answer, bool) and response == "answer":

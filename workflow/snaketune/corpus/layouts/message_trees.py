@@ -148,12 +148,12 @@ def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
     speaker, text, rank = raw.get("role"), raw.get("text"), raw.get("rank")
     deleted = raw.get("deleted") is True
     if speaker is None:
-        raise Malformed("missing_speaker", "a message without a role")
+        raise Malformed("missing_speaker", "a message has no role")
     role = role_of(speaker, speakers) if isinstance(speaker, str) else None
     if role is None:
-        raise Malformed("unknown_role", f"a message by {str(speaker)[:40]!r}; map it with `speakers`")
+        raise Malformed("unknown_role", f"a message has the unknown role {str(speaker)[:40]!r}; map it with `speakers`")
     if not isinstance(text, str) and not deleted:
-        raise Malformed("non_string_content", f"the text of a message holds {kind_of(text)}")
+        raise Malformed("non_string_content", f"the text of a message holds {kind_of(text)}, expected a text")
     if isinstance(rank, float) and math.isnan(rank):
         rank = None
     if isinstance(rank, bool) or not isinstance(rank, (int, float, type(None))):
@@ -165,7 +165,7 @@ def _node(raw: Any, speakers: dict[str, str], number: int = 0) -> Node:
 def _identifier(raw: dict[str, Any], column: str) -> str | int:
     value = raw.get(column)
     if value is None:
-        raise Malformed("missing_column", f"a message without {column}")
+        raise Malformed("missing_column", f"a message has no {column}")
     if not isinstance(value, (str, int)):
         raise Malformed("wrong_type", f"{column} holds {kind_of(value)}, expected a text or a number")
     return value

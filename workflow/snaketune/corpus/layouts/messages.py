@@ -95,7 +95,9 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
             if isinstance(item, str)
             else ""
         )
-        raise Malformed("wrong_type", f"{where} holds {kind_of(item)}, expected who speaks and what{hint}")
+        raise Malformed(
+            "wrong_type", f"{where} holds {kind_of(item)}, expected an object with speaker and content{hint}"
+        )
     refuse_media(item, f"{where}: ")
     speaker_key, content_key = _keys(item)
     speaker = item[speaker_key] if speaker_key else ""
@@ -108,7 +110,9 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
         return {"role": "assistant", "content": calls_text(content, where)}
     role = role_of(speaker, speakers)
     if role is None:
-        raise Malformed("unknown_role", f"{where}: {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}")
+        raise Malformed(
+            "unknown_role", f"{where}: unknown {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}"
+        )
     if content_key is None and not any(item.get(key) for key in CALLS_KEYS):
         raise Malformed("missing_column", f"{where} has no content")
     return {"role": role, "content": content_of(item, content, role, where)}

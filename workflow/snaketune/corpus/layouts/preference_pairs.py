@@ -85,14 +85,16 @@ def _split_at_difference(chosen: list[Message], rejected: list[Message]) -> Pref
               └────────── prompt ─────────┘
     """
     if roles_and_texts(chosen) == roles_and_texts(rejected):
-        raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
+        raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same")
     shared = 0
     for ours, theirs in zip(roles_and_texts(chosen), roles_and_texts(rejected)):
         if ours != theirs:
             break
         shared += 1
     if not shared or any(turns[shared:] and turns[shared]["role"] == "user" for turns in (chosen, rejected)):
-        raise Malformed("different_prompts", f"chosen and rejected part ways at turn {shared + 1}, which is the user's")
+        raise Malformed(
+            "different_prompts", f"chosen and rejected differ from turn {shared + 1} on, which is the user's"
+        )
     return Preference(prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:])
 
 
@@ -106,5 +108,5 @@ def require_prompt(row: Preference, prompt: Any, speakers: Speakers) -> Preferen
         wanted = [] if prompt is None else turns_of(prompt, "prompt", speakers)
         contained = roles_and_texts(row.prompt)[: len(wanted)] == roles_and_texts(wanted)
     if not contained:
-        raise Malformed("different_prompts", "chosen and rejected are whole conversations without `prompt` in them")
+        raise Malformed("different_prompts", "chosen and rejected are whole conversations that don't contain `prompt`")
     return row

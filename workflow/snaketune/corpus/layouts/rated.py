@@ -42,7 +42,9 @@ def rated_pairs(
     """
     columns = _columns(raw)
     if columns is None:
-        raise Malformed("missing_column", f"no list of completions ({', '.join(COMPLETIONS)}) with a rating for each")
+        raise Malformed(
+            "missing_column", f"expected a list of completions ({', '.join(COMPLETIONS)}) with a rating for each"
+        )
     rated = _rated(raw, *columns)
     best = max(rating for _, rating in rated)
     first = next(text for text, rating in rated if rating == best)

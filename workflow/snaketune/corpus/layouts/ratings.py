@@ -56,7 +56,7 @@ def check_ratings(raw: dict[str, Any], margin: float = 0) -> None:
         raise Malformed(
             "rating_contradicts",
             f"{better} is {raw[better]}, {worse} is {raw[worse]}: the rejected completion is rated higher; swap them, or "
-            "leave the columns out if a lower rating is better",
+            "remove these columns if a lower rating is better",
         )
 
 

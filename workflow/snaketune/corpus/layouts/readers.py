@@ -133,7 +133,7 @@ def _pairs(raw: Raw, speakers: Speakers) -> Row:
         raise Malformed(
             "verdicts_as_completions",
             f"chosen and rejected, {chosen[:40]!r} and {rejected[:40]!r}, only name the better and the worse of the "
-            f"answers in {' and '.join(answers)}; rename chosen to winner, and take rejected out",
+            f"answers in {' and '.join(answers)}; rename chosen to winner, and remove rejected",
         )
     return _pair(raw, chosen, rejected, speakers)
 

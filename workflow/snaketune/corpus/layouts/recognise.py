@@ -89,7 +89,9 @@ def check_kind(layout: str, kind: str, raw: dict[str, Any]) -> None:
                 what = column if column not in LABEL_COLUMNS else "completion all the same"
                 hint = f"; set layout: {other} to read its {what}"
                 break
-    raise Malformed("wrong_kind", f"the row ({layout}) is one of {makes[0]}, the corpus holds {kind}{hint}")
+    raise Malformed(
+        "wrong_kind", f"rows of layout {layout} are for kind {makes[0]}, and the corpus is of kind {kind}{hint}"
+    )
 
 
 @lru_cache

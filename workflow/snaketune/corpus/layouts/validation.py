@@ -28,7 +28,7 @@ def _check_conversation(row: Conversation) -> None:
         raise Malformed("no_assistant_turn", f"none of the {len(turns)} turns is the assistant's")
     _check_turns(turns)
     if last != "assistant":
-        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so there is nothing to learn from it")
+        raise Malformed(f"ends_on_{last}", "the last turn isn't the assistant's, so it can't be trained on")
 
 
 def _check_completions(row: Preference | Unpaired) -> None:
@@ -45,7 +45,7 @@ def _check_completions(row: Preference | Unpaired) -> None:
         if turns[-1]["role"] != "assistant":
             raise Malformed(f"ends_on_{turns[-1]['role']}", f"the last turn of {name} isn't the assistant's")
     if isinstance(row, Preference) and roles_and_texts(row.chosen) == roles_and_texts(row.rejected):
-        raise Malformed("identical_chosen_and_rejected", "there is nothing to prefer")
+        raise Malformed("identical_chosen_and_rejected", "chosen and rejected are the same")
 
 
 def _check_turns(turns: list[Message], where: str = "") -> None:

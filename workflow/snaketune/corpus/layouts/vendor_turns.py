@@ -114,7 +114,7 @@ def sorted_by_number(turns: Any) -> list[Any]:
     """Return the values of an object whose keys are numbered, in order. Raises Malformed if they aren't numbered."""
     numbers = [NUMBER.fullmatch(key) for key in turns] if isinstance(turns, dict) else [None]
     if not numbers or None in numbers:
-        raise Malformed("wrong_type", f"found {kind_of(turns)}, expected turns that are numbered: turn_1, turn_2")
+        raise Malformed("wrong_type", f"found {kind_of(turns)}, expected an object of numbered turns: turn_1, turn_2")
     return [
         turn
         for _, turn in sorted(zip((int(number[1]) for number in numbers), turns.values()), key=lambda item: item[0])

@@ -92,13 +92,11 @@ def winner(raw: dict[str, Any]) -> int:
     # Annotators may differ. Two columns of one verdict can't: one of them is about something else.
     if len(votes) > 1 and not ANNOTATOR.fullmatch(columns[0]):
         values = ", ".join(f"{column} {raw[column]!r}" for column in columns)
-        raise Malformed("verdicts_differ", f"{values}: not the same verdict; keep one of the columns")
+        raise Malformed("verdicts_differ", f"{values}: the verdicts differ; keep one of the columns")
     (first, most), *others = votes.most_common(2)
     best = 0 if others and others[0][1] == most else first
     if best and (scores := _scores(raw)) and (scores[0] - scores[1]) * (2 * best - 3) > 0:
-        raise Malformed(
-            "rating_contradicts", f"the scores, {scores[0]:g} and {scores[1]:g}, say the opposite of {columns[0]}"
-        )
+        raise Malformed("rating_contradicts", f"the scores, {scores[0]:g} and {scores[1]:g}, contradict {columns[0]}")
     return best
 
 

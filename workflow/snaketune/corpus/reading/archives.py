@@ -205,7 +205,7 @@ def _tar_entries(file: BinaryIO, display_name: str) -> tuple[dict[str, _TarEntry
                     others.append(info.name)
     except tarfile.TarError as error:
         raise SnaketuneError(
-            f"{display_name} is a tar archive that{last} is damaged or cut off: {error}; fetch it again"
+            f"{display_name} is a tar archive that is damaged or cut off{last}: {error}; fetch it again"
         ) from None
     return entries, [name for name in others if name not in entries]
 

@@ -79,7 +79,7 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
     elif len(lists) > 1:
         raise SnaketuneError(
             f"{display_name} holds several arrays ({', '.join(lists)[:200]}); write each to a file of its own, "
-            f"or call one {SPLIT}"
+            f"or name one {SPLIT}"
         )
 
 

@@ -53,7 +53,7 @@ def read_json(opener: Opener, display_name: str, keys: TextKeys = DEFAULT_KEYS) 
             what = f"{error.detail}. It may be cut off; fetch it again"
             if error.reason == "not_utf8":
                 what = error.detail if keys.encoding == UTF_8 else wrong_encoding(keys.encoding)
-            raise SnaketuneError(f"{display_name} isn't whole JSON: {what}") from None
+            raise SnaketuneError(f"{display_name} isn't valid JSON: {what}") from None
         # JSON lines after all, and the first line is malformed.
         yield from _json_lines(opener)
 

@@ -139,7 +139,7 @@ def _rows(opener: Opener, display_name: str, plain: bool, keys: TextKeys) -> Ite
             for rows, row in enumerate(raws, start=1):  # noqa: B007
                 yield row
     if not rows:
-        raise SnaketuneError(f"{display_name} holds no rows; fetch it again, or take it out of the corpus")
+        raise SnaketuneError(f"{display_name} holds no rows; fetch it again, or remove it from the corpus")
 
 
 def _not_in_encoding(raws: Iterator[RawRow], encoding: str) -> Iterator[RawRow]:
