@@ -121,45 +121,47 @@ class Scan:
         seed, pattern = self.spec.split_seed, self.spec.answer_pattern
         clean = self.cleaner.clean if self.cleaner.active else None
         hashes, prompt_hashes, origins, known = self.hashes, self.prompt_hashes, self.origins, self.known_origins
-        made_rows, read = 0, counts.read
-        counted = _counted(progress(raws, name, "rows"), counts)
-        for made in _named(name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)):
-            made_rows += 1
-            row = made.row
+        results, read = 0, counts.read
+        counted = _count_raws(progress(raws, name, "rows"), counts)
+        for result in _with_file_name(
+            name, canonical_rows(counted, kind=self.spec.kind, source=source, repair=self.spec.repair)
+        ):
+            results += 1
+            row = result.row
             if row is None:
                 counts.joined += 1
-                _count(made.ignored, counts.ignored)
+                _count(result.ignored, counts.ignored)
                 continue
             try:
                 if isinstance(row, Malformed | Dropped):
                     raise row
-                if made.raw.notes:
-                    row.notes += made.raw.notes
+                if result.raw.notes:
+                    row.notes += result.raw.notes
                 if clean:
                     row = clean(row)
                 if pattern and row.answer is None:
                     _find_answer(row, pattern)
                 content = content_hash(row)
             except TooSlow as error:
-                raise SnaketuneError(f"{name}, {made.raw.unit} {made.raw.number}: {error}") from None
+                raise SnaketuneError(f"{name}, {result.raw.unit} {result.raw.number}: {error}") from None
             except Malformed as error:
-                self.quarantine.add(name, made.raw, error)
+                self.quarantine.add(name, result.raw, error)
                 counts.quarantined += 1
                 continue
             except Dropped as error:
                 counts.dropped[error.reason] += 1
                 continue
-            _count(made.ignored, counts.ignored)
-            _count(made.marks, counts.marked)
+            _count(result.ignored, counts.ignored)
+            _count(result.marks, counts.marked)
             hashes.append(content)
             prompt_hashes.append(prompt_hash(split_key(row.opening), seed))
-            origin = made.layout, row.notes
+            origin = result.layout, row.notes
             origins.append(known[origin] if origin in known else known.setdefault(origin, len(known)))
             self.batch.append(row)
-            self.locations.append((name, made.raw))
+            self.locations.append((name, result.raw))
             if len(self.batch) == ROWS_PER_BATCH:
                 self._flush()
-        counts.extra += made_rows - (counts.read - read)
+        counts.extra += results - (counts.read - read)
 
     def _flush(self) -> None:
         characters = self.spool.append(self.batch)
@@ -181,7 +183,7 @@ def _count(names: tuple[str, ...], ignored: Counter[str]) -> None:
         ignored[name if name in ignored or len(ignored) < MAX_NAMES else OTHER_NAMES] += 1
 
 
-def _name(source: Source) -> str:
+def _source_name(source: Source) -> str:
     more = f" and {len(source.files) - 1} more files" if len(source.files) > 1 else ""
     return hub_name(source.hub) if source.hub else f"{source.files[0]}{more}"
 
@@ -193,7 +195,7 @@ def _rows_of_each(names: Counter[str]) -> str:
 def _ignored_line(source: Source, ignored: Counter[str]) -> str:
     """Describe the columns and keys of a source that aren't read."""
     return (
-        f"{_name(source)}: ignored, because its layout doesn't read them: {_rows_of_each(ignored)}; to use one, "
+        f"{_source_name(source)}: ignored, because its layout doesn't read them: {_rows_of_each(ignored)}; to use one, "
         "map columns with `fields`"
     )
 
@@ -202,8 +204,8 @@ def _marked_line(source: Source, marked: Counter[str]) -> str:
     """Describe the rows of a source that are used although a column marks them as bad, and how to drop them."""
     column, _, value = marked.most_common(1)[0][0].partition(": ")
     return (
-        f"{_name(source)}: used although a column marks them as bad: {_rows_of_each(marked)}; to drop them, set the source's "
-        f"`where`, for instance `where: {column} != {value}`"
+        f"{_source_name(source)}: used although a column marks them as bad: {_rows_of_each(marked)}; to drop them, "
+        f"set the source's `where`, for instance `where: {column} != {value}`"
     )
 
 
@@ -218,7 +220,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _named(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
+def _with_file_name(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
     """Yield `rows`; add the name of the file to errors about the file as a whole."""
     try:
         yield from rows
@@ -226,7 +228,7 @@ def _named(name: str, rows: Iterable[RowResult]) -> Iterator[RowResult]:
         raise SnaketuneError(f"{name}: {error.detail}") from None
 
 
-def _counted(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
+def _count_raws(raws: Iterable[RawRow], counts: SourceCounts) -> Iterator[RawRow]:
     for raw in raws:
         counts.read += 1
         yield raw

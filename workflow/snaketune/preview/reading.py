@@ -84,10 +84,10 @@ def read_as(
     for sample in samples:
         used: set[int] = set()
         try:
-            for made in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
+            for result in canonical_rows(sample.raws, kind=kind, source=source, repair=repair):
                 name = sample.name if len(samples) > 1 else ""
-                if _add(reading, made, location_of(made.raw, name), cleaner, first):
-                    used.add(made.raw.number)
+                if _add(reading, result, location_of(result.raw, name), cleaner, first):
+                    used.add(result.raw.number)
         except Malformed as error:
             reading.trouble.append(f"{sample.name}: {error.detail}")
         reading.used += len(used)
@@ -131,9 +131,9 @@ def location_of(raw: RawRow, name: str) -> str:
     return f"{name}, {raw.unit} {raw.number}" if name else f"{raw.unit} {raw.number}"
 
 
-def _add(reading: Reading, made: RowResult, location: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
+def _add(reading: Reading, result: RowResult, location: str, cleaner: Cleaner, first: dict[int, str]) -> bool:
     """Count a row; return True if it is used."""
-    row = made.row
+    row = result.row
     try:
         if isinstance(row, Malformed | Dropped):
             raise row
@@ -151,14 +151,14 @@ def _add(reading: Reading, made: RowResult, location: str, cleaner: Cleaner, fir
         reading.dropped[error.reason] += 1
         reading.examples.setdefault(error.reason, Example(location=location))
         return False
-    for name in made.ignored:
+    for name in result.ignored:
         reading.ignored[name] += 1
-        if name not in reading.values and isinstance(made.raw.value, dict):
-            reading.values[name] = value_at(made.raw.value, name)
-    reading.marked.update(made.marks)
+        if name not in reading.values and isinstance(result.raw.value, dict):
+            reading.values[name] = value_at(result.raw.value, name)
+    reading.marked.update(result.marks)
     if row is None:
         return True
-    reading.layouts[made.layout] += 1
+    reading.layouts[result.layout] += 1
     reading.repairs.update(
         note.removeprefix(REPAIRED).replace("_", "-") for note in row.notes if note.startswith(REPAIRED)
     )
@@ -171,13 +171,13 @@ def _add(reading: Reading, made: RowResult, location: str, cleaner: Cleaner, fir
     return True
 
 
-def value_at(value: Any, name: str) -> Any:
+def value_at(row: Any, name: str) -> Any:
     """Return the first value of a column, or of a key within it, that isn't empty.
 
     >>> value_at({"messages": [{"role": "user"}, {"name": "Ann"}]}, "messages[].name")
     'Ann'
     """
-    values = [value]
+    values = [row]
     for part in name.split("."):
         key, lists = part.rstrip("[]"), part.count("[]")
         values = [value[key] for value in values if isinstance(value, dict) and key in value] or [

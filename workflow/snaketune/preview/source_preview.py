@@ -119,13 +119,13 @@ def preview_source(
     samples = samples_of(source, content.kind)
     reading = read_as(content.kind, source, samples, content.repair, content.cleaning)
     rows_read = sum(len(sample.raws) for sample in samples)
-    whole = f"{corpus}, source {number}" if len(content.sources) > 1 else corpus
+    label = f"{corpus}, source {number}" if len(content.sources) > 1 else corpus
     named = hub_name(source.hub) if source.hub else source.files[0]
     more = f" and {len(source.files) - 1} more" if len(source.files) > 1 else ""
     near, columns = _nearest(samples) if 2 * reading.quarantined[UNKNOWN_LAYOUT] > rows_read else ("", {})
     repairs, repaired = repairs_that_help(reading, source, samples)
     return SourcePreview(
-        name=f"{whole}: {named}{more}",
+        name=f"{label}: {named}{more}",
         samples=samples,
         reading=reading,
         why=f"as the config says; reads {_of(reading.used, rows_read)}",

@@ -135,14 +135,14 @@ def canonical_rows(
         yield result(raw, present, "message-tree", row, first=True)
 
 
-def _present(value: dict[str, Any]) -> Columns:
+def _present(row: dict[str, Any]) -> Columns:
     """Return the columns that aren't null, including those in an `input` that holds messages."""
-    inner = value.get("input")
-    if type(inner) is dict and "messages" in inner and inner.keys().isdisjoint(value):
-        value = {column: value for column, value in value.items() if column != "input"} | inner
-    if None in value.values():
-        value = {column: value for column, value in value.items() if value is not None}
-    return Columns(value)
+    inner = row.get("input")
+    if type(inner) is dict and "messages" in inner and inner.keys().isdisjoint(row):
+        row = {column: value for column, value in row.items() if column != "input"} | inner
+    if None in row.values():
+        row = {column: value for column, value in row.items() if value is not None}
+    return Columns(row)
 
 
 def _labelled(raw: Columns, present: Columns, source: Source) -> Labelled | Malformed:

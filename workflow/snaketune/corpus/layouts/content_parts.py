@@ -124,8 +124,8 @@ def think_block(reasoning: Any, where: str) -> str:
     """Return reasoning in the tags that most chat models are trained on, to be put before the answer; "" if there is none."""
     if not isinstance(reasoning, str):
         raise Malformed("non_string_content", f"{where}: reasoning holds {kind_of(reasoning)}, expected a text")
-    bare = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
-    return f"<think>\n{bare}\n</think>\n\n" if bare else ""
+    text = reasoning.strip().removeprefix("<think>").removesuffix("</think>").strip()
+    return f"<think>\n{text}\n</think>\n\n" if text else ""
 
 
 def _joined(text: str, calls: str) -> str:

@@ -46,17 +46,17 @@ def dialogue_turns(text: Any, where: str, speakers: Speakers) -> tuple[list[Mess
     framed = templated_conversation(text)
     if framed:
         return framed, strip_end_of_turns(framed)
-    before, roles_and_texts = _split_dialogue(text, speakers)
-    if _without_remarks(before) or not roles_and_texts:
+    before, tagged_texts = _split_dialogue(text, speakers)
+    if _without_remarks(before) or not tagged_texts:
         raise Malformed("not_a_dialogue", f"{where} doesn't begin with a speaker such as User 1:")
-    roles = _roles([name for name, _ in roles_and_texts], where, speakers)
+    roles = _roles([name for name, _ in tagged_texts], where, speakers)
     turns, notes = [], ()
-    for number, (name, text) in enumerate(roles_and_texts, start=1):
+    for number, (name, content) in enumerate(tagged_texts, start=1):
         # After the last turn, such a line may be part of it.
-        bare = _without_remarks(text, keep=1) if number < len(roles_and_texts) else text
-        if bare != text:
+        without_remarks = _without_remarks(content, keep=1) if number < len(tagged_texts) else content
+        if without_remarks != content:
             notes = ("removed_stage_direction",)
-        turns.append({"role": roles[name], "content": bare})
+        turns.append({"role": roles[name], "content": without_remarks})
     return turns, notes + strip_end_of_turns(turns)
 
 
@@ -64,8 +64,8 @@ def dialogue_column(raw: dict[str, Any], speakers: Speakers) -> str | None:
     """Return the first column whose text begins with one speaker and continues with another."""
     for column, value in raw.items():
         if isinstance(value, str):
-            before, roles_and_texts = _split_dialogue(value, speakers)
-            names = {name for name, _ in roles_and_texts if not _is_tool(name)}
+            before, tagged_texts = _split_dialogue(value, speakers)
+            names = {name for name, _ in tagged_texts if not _is_tool(name)}
             if (len(names) > 1 and not _without_remarks(before)) or templated_conversation(value):
                 return column
     return None
@@ -79,10 +79,10 @@ def _split_dialogue(text: str, speakers: Speakers) -> tuple[str, list[tuple[str,
     tag = _tag(tuple(speakers))
     if not speakers and any(_is_tool(mark["speaker"]) for mark in tag.finditer(text)):
         marks = _without_quoted_tools(list(tag.finditer(text)))
-        before, roles_and_texts = split_at_marks(text, marks)
+        before, tagged_texts = split_at_marks(text, marks)
     else:
-        before, roles_and_texts = split_at_speakers(text, tag)
-    return before, [(name.casefold(), content.strip()) for name, content in roles_and_texts]
+        before, tagged_texts = split_at_speakers(text, tag)
+    return before, [(name.casefold(), content.strip()) for name, content in tagged_texts]
 
 
 def _is_tool(speaker: str) -> bool:

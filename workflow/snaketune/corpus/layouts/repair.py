@@ -19,16 +19,16 @@ def repair_row(row: Row, repair: tuple[str, ...]) -> None:
     >>> row.messages, row.notes
     ([{'role': 'user', 'content': 'a\\n\\nb'}], ('repaired_merge_same_role',))
     """
-    whole = isinstance(row, Conversation)
-    turns = row.messages if whole else row.prompt
+    is_conversation = isinstance(row, Conversation)
+    turns = row.messages if is_conversation else row.prompt
     for name, step in STEPS.items():
-        if name not in repair or (name == "drop-trailing-user" and not whole):
+        if name not in repair or (name == "drop-trailing-user" and not is_conversation):
             continue
         repaired = step(turns)
         if len(repaired) != len(turns):
             turns = repaired
             row.notes += (f"repaired_{name.replace('-', '_')}",)
-    if whole:
+    if is_conversation:
         row.messages = turns
     else:
         row.prompt = turns

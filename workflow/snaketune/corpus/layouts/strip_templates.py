@@ -77,21 +77,21 @@ def strip_templates(row: Row) -> None:
         return
     if any(note.startswith("unwrapped_") for note in row.notes):
         return
-    bare: list[Message] = []
+    turns: list[Message] = []
     notes: list[str] = []
     for turn in row.opening:
         stripped = strip_template(turn["content"]) if turn["role"] == "user" else None
         if stripped is None:
-            bare.append(turn)
+            turns.append(turn)
             continue
-        inner, note = stripped
-        if len(inner) > 1 and any(earlier["role"] == "user" for earlier in bare):
+        inner_turns, note = stripped
+        if len(inner_turns) > 1 and any(earlier["role"] == "user" for earlier in turns):
             raise Malformed("baked_in_template", "a later turn of the user is in a chat template with several turns")
-        bare += inner
+        turns += inner_turns
         notes.append(note)
     if not notes:
         return
-    row.opening[:] = bare
+    row.opening[:] = turns
     for column in row.columns:
         notes += strip_end_of_turns(getattr(row, column))
     row.notes += tuple(dict.fromkeys(notes))
@@ -122,11 +122,11 @@ def strip_end_of_turns(turns: list[Message]) -> tuple[str, ...]:
 def _turns(template: Template, text: str, start: re.Match[str]) -> list[Message] | None:
     """Return the turns between the tags; None if a speaker is unknown or an input doesn't follow an instruction."""
     turns: list[Message] = []
-    if system := start.groupdict().get("system"):
-        turns.append({"role": "system", "content": system.strip()})
-    _, roles_and_texts = split_at_speakers(text, template.marks)
+    if system_text := start.groupdict().get("system"):
+        turns.append({"role": "system", "content": system_text.strip()})
+    _, tagged_texts = split_at_speakers(text, template.marks)
     before = ""
-    for speaker, content in roles_and_texts:
+    for speaker, content in tagged_texts:
         role, is_input = TEMPLATE_ROLES.get(speaker.lower()), speaker.lower() == "input" and before == "Instruction"
         content = _without_marks(template, content)
         before = speaker
@@ -159,9 +159,9 @@ def _without_marks(template: Template, content: str) -> str:
 
 def _is_clean(template: Template, turns: list[Message]) -> bool:
     """Return True if the turns alternate, all have text, and no tag of a template is left in any."""
-    roles_and_texts = turns[1:] if turns[0]["role"] == "system" else turns
+    after_system = turns[1:] if turns[0]["role"] == "system" else turns
     return (
-        all(turn["role"] == ("user", "assistant")[number % 2] for number, turn in enumerate(roles_and_texts))
+        all(turn["role"] == ("user", "assistant")[number % 2] for number, turn in enumerate(after_system))
         and all(turn["content"].strip() for turn in turns)
         and not any(template.special and SPECIAL_MARKS.search(turn["content"]) for turn in turns)
     )

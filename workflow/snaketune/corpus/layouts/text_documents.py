@@ -25,15 +25,15 @@ def documents(raws: Iterable[RawRow], column: str, row_filter: RowFilter) -> Ite
                 row = Conversation(messages=[{"role": TEXT, "content": text}], notes=notes)
                 yield RowResult(raw, TEXT, row, ignored)
                 ignored = ()
-        except (Malformed, Dropped) as why:
-            yield RowResult(raw, TEXT, why)
+        except (Malformed, Dropped) as error:
+            yield RowResult(raw, TEXT, error)
     row_filter.finish()
 
 
-def _chunks(value: dict[str, Any] | Malformed, column: str) -> list[tuple[str, tuple[str, ...]]]:
-    if isinstance(value, Malformed):
-        raise value
-    text = column_of({name: value for name, value in value.items() if value is not None}, column)
+def _chunks(row: dict[str, Any] | Malformed, column: str) -> list[tuple[str, tuple[str, ...]]]:
+    if isinstance(row, Malformed):
+        raise row
+    text = column_of({name: value for name, value in row.items() if value is not None}, column)
     if not isinstance(text, str):
         raise Malformed("wrong_type", f"{column} holds {kind_of(text)}, expected a text")
     if not text or text.isspace():

@@ -42,7 +42,7 @@ def transcript_turns(text: Any, where: str) -> list[Message]:
     """
     if not isinstance(text, str):
         raise Malformed("wrong_type", f"{where} holds {kind_of(text)}, expected a text")
-    before, roles_and_texts = split_at_speakers(text, TRANSCRIPT)
-    if before.strip() or not roles_and_texts:
+    before, tagged_texts = split_at_speakers(text, TRANSCRIPT)
+    if before.strip() or not tagged_texts:
         raise Malformed("not_a_transcript", f"{where} doesn't begin with Human: or Assistant:")
-    return [{"role": role_of(speaker), "content": content} for speaker, content in roles_and_texts]
+    return [{"role": role_of(speaker), "content": content} for speaker, content in tagged_texts]

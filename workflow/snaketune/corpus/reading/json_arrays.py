@@ -70,10 +70,10 @@ def document_rows(file: BinaryIO, display_name: str, start: bytes) -> Iterator[A
         yield _checked(value, irregular)
         return
     rest = yield from _elements(file, window[len(before) + 1 :])
-    around, irregular = parse_document(before + b"[]" + rest + file.read())
-    if irregular and first_malformed(around):
+    wrapper, irregular = parse_document(before + b"[]" + rest + file.read())
+    if irregular and first_malformed(wrapper):
         raise Malformed("not_json", "the object around the rows has a key twice")
-    lists = {key: value for key, value in around.items() if isinstance(value, list)}
+    lists = {key: value for key, value in wrapper.items() if isinstance(value, list)}
     if next(iter(lists)) == SPLIT:
         _log_unread_splits(lists, display_name)
     elif len(lists) > 1:

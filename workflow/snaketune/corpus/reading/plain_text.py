@@ -62,6 +62,6 @@ def read_text(opener: Opener, display_name: str) -> Iterator[RawRow]:
 
 def _checked(chunk: str) -> dict[str, Any] | Malformed:
     if not chunk.isascii() and any("\udc80" <= character <= "\udcff" for character in chunk):
-        why = f"the text isn't UTF-8; {advice(chunk.encode(errors='surrogateescape'))}"
-        return Malformed("not_utf8", why, chunk[:EXCERPT_LENGTH])
+        detail = f"the text isn't UTF-8; {advice(chunk.encode(errors='surrogateescape'))}"
+        return Malformed("not_utf8", detail, chunk[:EXCERPT_LENGTH])
     return {TEXT: chunk}

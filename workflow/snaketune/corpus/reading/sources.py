@@ -192,9 +192,9 @@ def read_hub(hub: HubDataset) -> Iterator[RawRow]:
     if not len(dataset):
         raise SnaketuneError(f"{hub_name(hub)} holds no rows; check its split")
     for number, row in enumerate(dataset, start=1):
-        made = nan_as_null(row)
-        columns = {column: without_nulls(value) for column, value in made.items()}
-        yield RawRow("row", number, columns, () if made is row else NAN_AS_NULL)
+        cleaned = nan_as_null(row)
+        columns = {column: without_nulls(value) for column, value in cleaned.items()}
+        yield RawRow("row", number, columns, () if cleaned is row else NAN_AS_NULL)
 
 
 def hub_name(hub: HubDataset) -> str:

@@ -46,8 +46,8 @@ def refuse(head: bytes, display_name: str) -> None:
     encoding = other_unicode(head)
     if encoding:
         raise SnaketuneError(
-            f"{display_name} is {encoding.upper()} and not UTF-8; set `encoding: {encoding}` of its source, or write it again in UTF-8: "
-            f"`iconv -f {encoding.upper()} -t UTF-8`"
+            f"{display_name} is {encoding.upper()} and not UTF-8; set `encoding: {encoding}` of its source, "
+            f"or write it again in UTF-8: `iconv -f {encoding.upper()} -t UTF-8`"
         )
     if head and not head.strip(b"\0"):
         raise SnaketuneError(

@@ -29,6 +29,6 @@ def copies_by_weight(hashes: np.ndarray, weight: float) -> np.ndarray:
     >>> copies_by_weight(np.arange(1000, dtype=np.uint64), 2.5).mean().round(1)
     np.float64(2.5)
     """
-    whole = math.floor(weight)
-    limit = np.uint64((weight - whole) * 2**64)
-    return (whole + (mix(hashes ^ WEIGHT_SALT) < limit)).astype(np.uint8)
+    integer = math.floor(weight)
+    limit = np.uint64((weight - integer) * 2**64)
+    return (integer + (mix(hashes ^ WEIGHT_SALT) < limit)).astype(np.uint8)
