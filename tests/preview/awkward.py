@@ -21,7 +21,7 @@ def turns(*contents: str) -> list[dict[str, str]]:
 
 
 def write_lines(path: Path, rows: Rows) -> Path:
-    """JSON lines; a text stands for a line as it is."""
+    """Write rows as JSON lines; a text is written as it is."""
     lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows)
     data = "".join(f"{line}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
@@ -137,7 +137,7 @@ AWKWARD: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
         _lines("marked.jsonl", [{"prompt": f"p{i}", "response": "r", "is_correct": i > 2} for i in range(9)]),
         [
             "is_correct: false (3 rows); `where: is_correct != false` drops such rows",
-            "# where: is_correct != false   # drops 3 of the 9 rows read",
+            "# where: is_correct != false   # drops 3 of the 9 sampled rows",
         ],
     ),
     "rows that aren't sound": (

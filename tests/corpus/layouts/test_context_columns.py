@@ -59,7 +59,7 @@ READ = {
         "U q|A r",
     ),
     "a link": ({"prompt": "q", "response": "r", "context": "https://example.org/a"}, "U q|A r"),
-    "a context that stands in the system turn": (
+    "a context that is in the system turn": (
         {"system": "Use this: c d e", "question": "q", "context": "c  d e", "answer": "r"},
         "S Use this: c d e|U q|A r",
     ),

@@ -14,7 +14,7 @@ def message(id_, parent, text, rank=None, **flags):
 
 
 #   q1 ── a2 (rank 1)
-#      ├─ a3 (rank 0) ── q5 (nobody answered)
+#      ├─ a3 (rank 0) ── q5 (unanswered)
 #      │              └─ q6 ── a7 (rank 1) ── q10
 #      │                    └─ a8 (rank 0)
 #      └─ a4 (no rank) ── q9

@@ -33,14 +33,14 @@ def entry(file: str, source: Source, reading: Reading, rows_read: int, repairs: 
         {"corpora": corpora}, sort_keys=False, default_flow_style=None, allow_unicode=True, width=10_000
     ).splitlines()
     for where, count in conditions(reading):
-        lines.append(f"      # where: {where}   # drops {count:,} of the {rows_read:,} rows read")
+        lines.append(f"      # where: {where}   # drops {count:,} of the {rows_read:,} sampled rows")
     if repaired:
         steps = ", ".join(repairs)
-        lines.append(f"    # repair: [{steps}]   # fixes {repaired:,} of the {rows_read:,} rows read")
+        lines.append(f"    # repair: [{steps}]   # fixes {repaired:,} of the {rows_read:,} sampled rows")
     share = reading.quarantined.total() / max(1, rows_read)
     if share > MAX_QUARANTINED:
         lines.append(
-            f"    # max_quarantined_fraction: {min(1.0, round(1.5 * share + 0.005, 2))}   # {share:.1%} of the rows read "
+            f"    # max_quarantined_fraction: {min(1.0, round(1.5 * share + 0.005, 2))}   # {share:.1%} of the sampled rows "
             f"can't be read, and more than {MAX_QUARANTINED:.0%} ends the corpus stage"
         )
     return "\n".join(lines)

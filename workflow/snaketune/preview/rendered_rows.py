@@ -106,7 +106,7 @@ class Renderer:
 
     def as_substitute_for(self, model: str) -> "Renderer":
         """Return this renderer, named as the substitute for a model's own template, which isn't available yet."""
-        return replace(self, template=f"{self.template}, in the place of {model}'s own, which isn't here yet")
+        return replace(self, template=f"{self.template}, instead of {model}'s own, which isn't available yet")
 
 
 def load_renderer(template: Path | None, tokenizer: Path | None) -> Renderer:

@@ -122,7 +122,7 @@ def _link(raws: list[dict[str, Any]], speakers: dict[str, str]) -> tuple[list[Me
     reachable = {node.number for node in _walk(roots + orphans, include_deleted=True)}
     for node in by_id.values():
         if node.number not in reachable:
-            outcomes[node.number] = Malformed("cyclic_tree", "its parent_ids form a cycle")
+            outcomes[node.number] = Malformed("cyclic_tree", "the parent_ids form a cycle")
     return outcomes, roots
 
 

@@ -111,7 +111,8 @@ def _turn(item: Any, where: str, speakers: Speakers) -> Message:
     role = role_of(speaker, speakers)
     if role is None:
         raise Malformed(
-            "unknown_role", f"{where}: unknown {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}"
+            "unknown_role",
+            f"{where}: unknown speaker {speaker[:40]!r}; map it with `speakers`, or use {', '.join(ROLES)}",
         )
     if content_key is None and not any(item.get(key) for key in CALLS_KEYS):
         raise Malformed("missing_column", f"{where} has no content")
